@@ -1,0 +1,95 @@
+"""Every error that this project raises on purpose, in one tree.
+
+    ClawError
+    ├── ConfigError               a setting is wrong; the sentence names it and says what works
+    │   └── ModelFileError        a model folder is missing, incomplete or corrupted
+    ├── RequestError              the client asked for something we cannot do (HTTP 4xx)
+    │   └── ContextLengthError    the prompt does not fit the model's context
+    ├── AlignmentError            token arrays that must agree in length do not: a bug, never padded
+    ├── LedgerError               the ledger cannot be opened, or holds another run
+    ├── JudgeError                the judge's endpoint failed for good
+    └── BackendError              a trainer or sampler failed
+        ├── SamplerError          one generation failed; the request may be tried again
+        └── StepError             an optimizer step failed: it is void
+
+Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
+"""
+
+from http import HTTPStatus
+
+
+class ClawError(Exception):
+    """Root of the tree. `str(error)` is a sentence that a user can act on."""
+
+
+class ConfigError(ClawError):
+    """A setting is wrong, or two settings exclude one another."""
+
+
+class ModelFileError(ConfigError):
+    """A model folder is missing, incomplete or corrupted."""
+
+
+class RequestError(ClawError):
+    """The request cannot be served as asked. Carries OpenAI's error fields."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """Prompt and reply do not fit; agents compact their history on this code and wording."""
+
+    def __init__(self, prompt_tokens: int, reply_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens; "
+            f"the prompt has {prompt_tokens} and {reply_tokens} were asked for the reply.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+
+class AlignmentError(ClawError):
+    """Arrays over the same tokens differ in length. Nothing is padded or cut to make them fit."""
+
+
+class LedgerError(ClawError):
+    """The ledger cannot be opened or written, or belongs to another model or method."""
+
+
+class JudgeError(ClawError):
+    """The judge could not be asked, after all retries."""
+
+
+class BackendError(ClawError):
+    """A trainer or a sampler failed."""
+
+
+class SamplerError(BackendError):
+    """One generation failed."""
+
+
+class StepError(BackendError):
+    """An optimizer step failed; the weights are suspect until a committed state is loaded."""
+
+
+def same_length(what: str, **arrays: object) -> int:
+    """Return the one length that all `arrays` share.
+
+    Raises:
+        AlignmentError: naming every length, when they differ.
+    """
+    lengths = {name: len(value) for name, value in arrays.items()}  # type: ignore[arg-type]
+    if len(set(lengths.values())) > 1:
+        raise AlignmentError(f"{what}: lengths differ: {lengths}")
+    return next(iter(lengths.values()))

@@ -1,0 +1,130 @@
+"""The narrow waist: what a backend must offer, and the holder of the policy that serves.
+
+Rule: a policy version is immutable. Publishing one is a new name and one assignment here; requests
+in flight keep the sampler that they read. Nothing in this file knows any backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from tinker_claw.types import (
+    Adam,
+    Capabilities,
+    Completion,
+    LossPass,
+    PolicyVersion,
+    SamplingParams,
+    StepReport,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Immutable weights that sample and score."""
+
+    ref: str
+    """Survives the process: `Trainer.open(ref)` gives these weights again."""
+
+    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
+        """Yield tokens as they are sampled; closing the iterator aborts the generation.
+
+        Raises:
+            SamplerError: the generation failed.
+        """
+        ...
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        """Draw n completions of one prompt, computing the prompt once where possible."""
+        ...
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        """Score `tokens[start:]`, and at each of those positions the ids in `targets` [M, k].
+
+        Raises, never pads.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Free what serving needs once requests in flight have ended. The ref stays valid."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """LoRA weights that learn."""
+
+    async def capabilities(self) -> Capabilities: ...
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        """Add up the gradients of all passes and take one optimizer step.
+
+        Raises:
+            StepError: the step is void and the weights are suspect; load a committed state.
+        """
+        ...
+
+    async def publish(self) -> Sampler:
+        """Freeze the present weights as a new, persistent sampler."""
+        ...
+
+    async def open(self, ref: str) -> Sampler:
+        """A sampler published earlier, perhaps by another process."""
+        ...
+
+    async def base(self) -> Sampler:
+        """The frozen base weights: judge and teacher."""
+        ...
+
+    async def save_state(self, name: str) -> str:
+        """Persist weights and optimizer; returns a ref for `load_state`."""
+        ...
+
+    async def load_state(self, ref: str) -> None: ...
+
+    async def export_adapter(self, directory: Path) -> None:
+        """Write the adapter in PEFT's format."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A version together with the sampler that serves it."""
+
+    version: PolicyVersion
+    sampler: Sampler
+
+
+class PolicyHolder:
+    """Holds the policy that answers. Readers take `current` once per request."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._current = policy
+
+    @property
+    def current(self) -> Policy:
+        return self._current
+
+    def swap(self, policy: Policy) -> Policy:
+        """Serve `policy` from now on; returns the one it replaces, for its owner to close."""
+        if policy.version.id <= self._current.version.id:
+            raise ValueError(
+                f"version {policy.version.id} is not newer than {self._current.version.id}"
+            )
+        replaced, self._current = self._current, policy
+        return replaced

@@ -1,0 +1,327 @@
+"""The words of the project as frozen records. Standard library only.
+
+Rule: `None` and 0 mean different things, and the line under a field says which. Token arrays over
+the same tokens are checked for length when a record is made; they are never padded or cut.
+
+Shapes: T = sampled tokens of a completion, P = prompt tokens, k = candidates per token,
+M = loss tokens of a datum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+from tinker_claw.errors import AlignmentError, same_length
+
+Message: TypeAlias = Mapping[str, Any]
+"""One chat message in OpenAI's shape, already validated by `wire`."""
+
+Tokens: TypeAlias = Sequence[int]
+
+LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
+MethodName = Literal["binary", "opd", "combine"]
+Vote = Literal[-1, 0, 1]
+
+HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
+"""How a hint stands at the end of the user's message in the teacher's prompt."""
+
+
+class Kind(StrEnum):
+    """Whether a turn may be trained on."""
+
+    MAIN = "main"
+    """A turn of the agent's own conversation with its user."""
+    SIDE = "side"
+    """Recap, title, compaction, evaluation ...: served and recorded, never trained."""
+
+
+class StopReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """The model sampled a stop token, which is part of the completion."""
+    LENGTH = "length"
+    """`max_tokens` was reached."""
+    ABORT = "abort"
+    """The client hung up. What was sampled is kept, and not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a completion is sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means argmax."""
+    top_p: float = 1.0
+    top_k: int | None = None
+    """Sample among the k likeliest tokens; None samples among all."""
+    seed: int | None = None
+    """None draws one from the operating system."""
+    stop_tokens: tuple[int, ...] = ()
+    student_topk: int = 0
+    """Capture the k likeliest candidates at every position while sampling (METHOD 5.3)."""
+
+    def unfit_because(self) -> str | None:
+        """Why a completion sampled like this is not trainable, or None (METHOD 5.8)."""
+        if self.temperature != 1.0:
+            return f"sampled at temperature {self.temperature:g}, not 1"
+        if self.top_p != 1.0:
+            return f"sampled at top_p {self.top_p:g}, not 1"
+        if self.top_k is not None:
+            return f"sampled at top_k {self.top_k}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """What a sampler has produced since the last chunk."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Nats, of the distribution the token was drawn from; untempered at temperature 0."""
+    topk_ids: tuple[tuple[int, ...], ...] = ()
+    topk_logprobs: tuple[tuple[float, ...], ...] = ()
+    stop_reason: StopReason | None = None
+    """Set on the last chunk and only there."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again; meaningful on the last chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Sampled tokens with everything that training needs and that cannot be had later."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    topk_ids: tuple[tuple[int, ...], ...]
+    """[T, k] the student's own likeliest candidates, or () when none were asked for."""
+    topk_logprobs: tuple[tuple[float, ...], ...]
+    stop_reason: StopReason
+    params: SamplingParams
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        same_length("completion", tokens=self.tokens, logprobs=self.logprobs)
+        if self.topk_ids or self.topk_logprobs:
+            same_length(
+                "completion top-k",
+                tokens=self.tokens,
+                topk_ids=self.topk_ids,
+                topk_logprobs=self.topk_logprobs,
+            )
+
+    @classmethod
+    def collect(
+        cls, chunks: Sequence[TokenChunk], params: SamplingParams, *, aborted: bool = False
+    ) -> Completion:
+        """Join the chunks of one stream; a stream that was cut short is `aborted`."""
+        last = chunks[-1].stop_reason if chunks else None
+        if last is None and not aborted:
+            raise AlignmentError("a stream ended without a stop reason")
+        return cls(
+            tokens=tuple(t for c in chunks for t in c.tokens),
+            logprobs=tuple(x for c in chunks for x in c.logprobs),
+            topk_ids=tuple(row for c in chunks for row in c.topk_ids),
+            topk_logprobs=tuple(row for c in chunks for row in c.topk_logprobs),
+            stop_reason=StopReason.ABORT if aborted else last or StopReason.ABORT,
+            params=params,
+            cached_tokens=chunks[-1].cached_tokens if chunks else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Logprobs of given tokens under some weights, from position `start` on, in nats."""
+
+    start: int
+    logprobs: tuple[float, ...]
+    """[len(tokens) - start] logprob of each token given all before it."""
+    targets: tuple[tuple[float, ...], ...] = ()
+    """[len(tokens) - start, k] logprobs at exactly the ids that were asked for, or ()."""
+    topk_ids: tuple[tuple[int, ...], ...] = ()
+    topk_logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One token record with its loss on the tail `tokens[start:]`; all before it carries none.
+
+    A backend shifts it by one: position `start - 1` predicts `tokens[start]`. Loss arrays have one
+    row per loss token, M = len(tokens) - start.
+    """
+
+    tokens: tuple[int, ...]
+    start: int
+    """Index of the first loss token, at least 1."""
+    logprobs: tuple[float, ...] = ()
+    """[M] behaviour logprobs q, for ppo, importance_sampling and cispo."""
+    advantages: tuple[float, ...] = ()
+    """[M], normalisation already applied: losses are sums."""
+    targets: tuple[tuple[int, ...], ...] = ()
+    """[M, K] ids for cross_entropy; () means the sampled tokens themselves, K = 1."""
+    weights: tuple[tuple[float, ...], ...] = ()
+    """[M, K] signed weights for cross_entropy."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start < len(self.tokens):
+            raise AlignmentError(f"datum: start {self.start} outside 1..{len(self.tokens) - 1}")
+        tail = self.tokens[self.start :]
+        for name in ("logprobs", "advantages", "targets", "weights"):
+            if rows := getattr(self, name):
+                same_length("datum", tail=tail, **{name: rows})
+
+
+@dataclass(frozen=True, slots=True)
+class LossPass:
+    """One forward-backward over some datums. Gradients of all passes of a step add up."""
+
+    loss: LossName
+    datums: tuple[Datum, ...]
+    config: Mapping[str, float] = field(default_factory=dict[str, float])
+    """For ppo and cispo: clip_low_threshold and clip_high_threshold, absolute ratios."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """One optimizer step (METHOD 5.12)."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+    """0 switches clipping off."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    losses: tuple[float, ...]
+    """One sum per pass."""
+    logprobs: tuple[tuple[tuple[float, ...], ...], ...]
+    """[pass][datum][M] the trainer's own logprobs of the sampled tokens, before the step."""
+    grad_norm: float | None
+    """Before clipping; None where the backend does not tell."""
+    tokens: int
+    """Tokens that went through forward and backward, over all passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do; a method's needs are compared with it before anything is served."""
+
+    model: str
+    losses: frozenset[str]
+    two_d_targets: bool
+    """cross_entropy takes [N, K] targets."""
+    student_topk: bool
+    """Samplers return their own top-k while sampling."""
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asked for."""
+
+    id: str
+    name: str
+    arguments: str
+    """Compact JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A completion as the agent sees it."""
+
+    text: str
+    reasoning: str | None = None
+    """None: there was no thinking block. "": there was an empty one."""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NextState:
+    """What arrived after a turn and judges it."""
+
+    role: Literal["user", "tool"]
+    text: str
+    """The user's words, or all tool results in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A captured turn as the ledger keeps it."""
+
+    id: int
+    session_id: int
+    index: int
+    kind: Kind
+    policy_version: int
+    prompt: tuple[int, ...]
+    completion: Completion
+    hint_at: int | None
+    """Index in `prompt` where a hint is spliced in; None when the user wrote nothing in it."""
+    request_text: str
+    """The user's last words before the reply."""
+    reply_text: str
+    """The reply as text, tool calls included, for the judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The majority of the votes, with the votes."""
+
+    votes: tuple[Vote | None, ...]
+    """None: an answer that could not be parsed."""
+    value: Vote | None
+    """None: no valid vote, hence no verdict. Never the same as 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class HintScores:
+    """What the teacher says about the sampled tokens, given one hint."""
+
+    hint: str
+    logprobs: tuple[float, ...]
+    """[T] of the sampled tokens, under the hinted prompt."""
+    targets: tuple[tuple[float, ...], ...] = ()
+    """[T, k] at the student's own candidates; () in token mode."""
+    overlap: int = 0
+    """Summed over positions: how many of the student's k candidates are in the teacher's top k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A turn with its training signal, ready to train."""
+
+    id: int
+    turn_id: int
+    session_id: int
+    policy_version: int
+    policy_step: int
+    """Optimizer steps of that version along the lineage, for staleness."""
+    prompt: tuple[int, ...]
+    completion: Completion
+    reward: Vote | None
+    """+1 or -1 from the verdict; None when the sample carries a hint only."""
+    teacher: HintScores | None
+    """None when there is no hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One set of serving weights. Ids only ever grow; a rollback is a new version."""
+
+    id: int
+    parent: int | None
+    step: int
+    """Optimizer steps since the base, along the lineage."""
+    state_ref: str | None
+    """Where weights and optimizer can be loaded from; None when this step was not saved."""
+    sampler_ref: str
