@@ -1,0 +1,89 @@
+"""The demo's tokenizer: byte-level BPE over 4,096 ids, trained on the demo's own text.
+
+One rule: single digits and single line breaks are tokens of their own. The first lets sums be
+learned digit by digit; the second makes a message's ids independent of whether its text is encoded
+alone or together with the role line in front of it.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+
+from local_gpu.demo.corpus import passage
+from local_gpu.demo.data import training_dialogue
+from local_gpu.demo.grammar import Priors
+from tinker_claw.types import HINT_TEMPLATE
+
+VOCABULARY = 4096
+"""Number of ids, special tokens included."""
+
+CONTEXT_TOKENS = 65_536
+"""Longest sequence that the model accepts."""
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
+
+
+def _texts(seed: int) -> Iterator[str]:
+    """Yield the training texts: 1 MB of general text, 0.5 MB of dialogues."""
+    rng = Random(seed)
+    for _ in range(1500):
+        yield passage(rng, 800, 1600)
+    for _ in range(1500):
+        for line in training_dialogue(rng, Priors(nat=0.25, ai=0.6)):
+            yield line.text
+            if line.hint is not None:
+                yield HINT_TEMPLATE.format(hint=line.hint)
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Train the tokenizer; the same seed gives the same ids."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = Sequence(  # pyright: ignore[reportAttributeAccessIssue] -- no setter in the stubs
+        [
+            Split(Regex("\n"), "isolated"),
+            Digits(individual_digits=True),
+            ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = ByteLevelDecoder()  # pyright: ignore[reportAttributeAccessIssue] -- as above
+    trainer = BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(seed), trainer)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` (with the chat template) into a folder."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": CONTEXT_TOKENS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE.read_text(encoding="utf-8"),
+    }
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,330 @@
+"""All settings, in one frozen tree. The one place that reads the environment.
+
+Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > default. The
+flags and their help are derived from the fields below. Unknown keys are refused by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from tinker_claw.errors import ConfigError
+from tinker_claw.types import MethodName
+
+ENV_PREFIX = "TINKER_CLAW_"
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class Section(BaseModel):
+    """A group of settings; its docstring heads the group in --help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Run(Section):
+    """What runs, and where it keeps its records"""
+
+    method: MethodName = Field(
+        default="combine", description="how turns become training; rl = binary"
+    )
+    model_name: str = Field(
+        default="Qwen/Qwen3-8B",
+        description="model: a hub id, a local folder, or 'demo' (shipped, CPU)",
+    )
+    backend: Literal["tinker", "local"] = Field(
+        default="tinker",
+        description="who trains and samples: the Tinker service, or torch on this machine",
+    )
+    base_url: str | None = Field(default=None, description="address of a Tinker-compatible server")
+    data_dir: Path | None = Field(
+        default=None, description="ledger, states and metrics; runs/<model>-<method> unless set"
+    )
+    resume: bool = Field(
+        default=True, description="go on with the run that the data directory holds"
+    )
+    renderer: str = Field(
+        default="auto",
+        description="chat format from the renderers package; auto goes by the model's name",
+    )
+    seed: int = Field(default=0, description="seed of the adapter's first weights")
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: readable on a terminal, JSON lines otherwise"
+    )
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _accept_rl(cls, value: Any) -> Any:
+        return "binary" if value == "rl" else value
+
+    @property
+    def directory(self) -> Path:
+        """The data directory in force."""
+        name = self.model_name.rstrip("/").rsplit("/", 1)[-1]
+        return self.data_dir or Path("runs") / f"{name}-{self.method}"
+
+
+class Gateway(Section):
+    """The OpenAI-compatible endpoint that the agent talks to"""
+
+    host: str = Field(
+        default="127.0.0.1", description="address to bind; anything else needs --api-key"
+    )
+    port: int = Field(default=30000, ge=0, le=65535, description="port; 0 takes a free one")
+    api_key: SecretStr | None = Field(default=None, description="key that clients must send")
+    served_model_name: str | None = Field(
+        default=None, description="name under which the model is offered; --model-name unless set"
+    )
+    max_reply_tokens: int = Field(
+        default=4096, ge=1, description="tokens of a reply when the request names no limit"
+    )
+    max_body_bytes: int = Field(
+        default=16_000_000, ge=1024, description="largest request body, bytes"
+    )
+    keepalive_s: float = Field(default=10.0, gt=0, description="seconds between keep-alive chunks")
+
+
+class Judge(Section):
+    """The judge that turns a next state into votes and hints"""
+
+    prm_m: int = Field(default=3, ge=1, description="votes per turn; odd numbers avoid ties")
+    prm_temperature: float = Field(default=0.6, ge=0, description="temperature of the votes")
+    prm_max_tokens: int = Field(default=1024, ge=16, description="tokens per vote")
+    judge_url: str | None = Field(
+        default=None,
+        description="OpenAI-compatible endpoint (…/v1); the base model judges unless set",
+    )
+    judge_model: str = Field(default="judge", description="model name to ask for at --judge-url")
+    judge_api_key: SecretStr | None = Field(default=None, description="key for --judge-url")
+    judge_timeout_s: float = Field(
+        default=120.0, gt=0, description="seconds per answer of --judge-url"
+    )
+    judge_concurrency: int = Field(default=8, ge=1, description="turns judged at the same time")
+
+
+class Training(Section):
+    """How samples become steps (METHOD in the README's reference part)"""
+
+    batch_size: int = Field(default=16, ge=1, description="trainable samples per optimizer step")
+    max_steps: int | None = Field(
+        default=None, ge=0, description="stop learning after so many steps"
+    )
+    learning_rate: float | Literal["auto"] = Field(
+        default=1e-4, description="Adam's rate; auto: by hidden size"
+    )
+    lora_rank: int = Field(default=32, ge=1, description="rank of the adapter; alpha is 32")
+    w_rl: float = Field(default=1.0, ge=0, description="weight of the reward part in combine")
+    w_opd: float = Field(default=1.0, ge=0, description="weight of the distillation part")
+    opd_mode: Literal["topk", "token"] = Field(
+        default="topk", description="what the teacher scores"
+    )
+    opd_topk: int = Field(default=4, ge=1, description="candidates per token in topk mode")
+    opd_clip: float = Field(
+        default=1.0, ge=0, description="bound on teacher - student, nats; 0 = none"
+    )
+    teacher: Literal["base", "policy"] = Field(
+        default="base", description="who scores under the hint; policy collapsed when measured"
+    )
+    baseline: Literal["batch_mean", "none"] = Field(
+        default="batch_mean", description="subtracted from rewards; none is plain REINFORCE"
+    )
+    norm: Literal["sample", "constant"] = Field(
+        default="sample", description="divide by each reply's length, or by the longest reply's"
+    )
+    clip_low: float = Field(
+        default=0.8, gt=0, le=1, description="lower bound of the ratio, absolute"
+    )
+    clip_high: float = Field(default=1.28, ge=1, description="upper bound of the ratio, absolute")
+    kl_beta: float = Field(default=0.0, ge=0, description="pull towards the base model, per nat")
+    hint_candidates: int = Field(
+        default=1, ge=1, description="hints scored per turn; each costs a pass"
+    )
+    max_staleness: int = Field(
+        default=4, ge=0, description="optimizer steps after which samples expire"
+    )
+    save_interval: int = Field(default=1, ge=1, description="steps between saved states")
+
+
+class Local(Section):
+    """The included torch backend"""
+
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="base weights; auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    context_tokens: int | None = Field(
+        default=None, ge=16, description="context; the model's unless set"
+    )
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        ge=256,
+        description="tokens of KV cache per live version; 1.5 contexts unless set",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="torch threads; torch decides unless set"
+    )
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    run: Run = Run()
+    gateway: Gateway = Gateway()
+    judge: Judge = Judge()
+    training: Training = Training()
+    local: Local = Local()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The caller merges command line and file; nothing is read behind its back."""
+        return (init_settings,)
+
+    @property
+    def served_name(self) -> str:
+        return self.gateway.served_model_name or self.run.model_name
+
+    def check(self) -> None:
+        """Refuse settings that exclude one another.
+
+        Raises:
+            ConfigError: says which, and what works.
+        """
+        if self.gateway.host not in LOOPBACK and self.gateway.api_key is None:
+            raise ConfigError(
+                f"--host {self.gateway.host} is reachable from other machines: set --api-key "
+                f"(or {ENV_PREFIX}GATEWAY__API_KEY), or bind to 127.0.0.1"
+            )
+        if self.training.clip_low >= self.training.clip_high:
+            raise ConfigError("--clip-low must be below --clip-high")
+
+
+def load(arguments: Sequence[str]) -> Settings:
+    """Read settings for this command line.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key, a value out of range: by name.
+        SystemExit: argparse's, for --help and malformed flags.
+    """
+    given = vars(parser().parse_args(arguments))
+    path = cast("Path | None", given.pop("config"))
+    flags: dict[str, Any] = {}
+    for destination, value in given.items():
+        section, name = destination.split(".")
+        flags.setdefault(section, {})[name] = value
+    layers = (_read_file(path) if path else {}, _read_environment(), flags)
+    settings = _build(_merge(layers))
+    settings.check()
+    return settings
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags, grouped by section, derived from the fields."""
+    top = argparse.ArgumentParser(
+        prog="run.py",
+        description="Serve a model to your agent, and let it learn from how the agent is used.",
+        epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
+        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>).",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
+    for section, model in _sections().items():
+        group = top.add_argument_group(section, (model.__doc__ or "").strip())
+        for name, field in model.model_fields.items():
+            _add_flag(group, f"{section}.{name}", name, field.default, field.description or "")
+    return top
+
+
+def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
+    section, _ = destination.split(".")
+    annotation = _sections()[section].model_fields[name].annotation
+    shown = "" if default is None else f" (default {default})"
+    options: dict[str, Any] = {"dest": destination, "help": (text + shown).replace("%", "%%")}
+    choices = get_args(annotation)
+    if annotation is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif choices and all(isinstance(choice, str) for choice in choices):
+        options["choices"] = [*choices, "rl"] if name == "method" else list(choices)
+    else:
+        options["metavar"] = name.rsplit("_", 1)[-1].upper()
+    group.add_argument(f"--{name.replace('_', '-')}", **options)
+
+
+def _sections() -> dict[str, type[Section]]:
+    return {
+        name: cast("type[Section]", field.annotation)
+        for name, field in Settings.model_fields.items()
+    }
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not valid TOML: {error}") from error
+
+
+def _read_environment() -> dict[str, Any]:
+    sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in _sections())
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and not name.startswith(sections):
+            raise ConfigError(f"environment: {name} names no setting (run.py --help lists them)")
+    return EnvSettingsSource(Settings)()
+
+
+def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Later layers win, field by field."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+                merged[key] = {**merged[key], **value}
+            else:
+                merged[key] = value
+    return merged
+
+
+def _build(values: Mapping[str, Any]) -> Settings:
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'])}: {_reason(e)}"
+            for e in error.errors(include_input=False)
+        )
+        raise ConfigError(f"settings: {problems}") from error
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "extra_forbidden":
+        return "there is no such setting (run.py --help lists them)"
+    return str(problem["msg"])

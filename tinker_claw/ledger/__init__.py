@@ -1,0 +1,53 @@
+"""The ledger: every turn, verdict, sample, step and version as rows of one SQLite file.
+
+Rule: a component learns what it has to do from the ledger, never from memory alone, so that a
+restart picks up where the last process stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.judgements import Ballot, JudgementTable
+from tinker_claw.ledger.samples import SampleTable
+from tinker_claw.ledger.steps import StepTable
+from tinker_claw.ledger.turns import LastTurn, NewTurn, TurnTable
+
+__all__ = ["Ballot", "LastTurn", "Ledger", "NewTurn"]
+
+
+class Ledger:
+    """The tables, over one locked data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._db = Database(directory)
+        self.turns = TurnTable(self._db)
+        self.judgements = JudgementTable(self._db)
+        self.samples = SampleTable(self._db)
+        self.steps = StepTable(self._db)
+
+    @property
+    def path(self) -> Path:
+        return self._db.path
+
+    def bind(self, run: dict[str, str]) -> bool:
+        """Tie the ledger to a run's model and method. True: it held that run already.
+
+        Raises:
+            LedgerError: it holds another run; names what differs.
+        """
+        stored = {row["key"]: row["value"] for row in self._db.rows("SELECT * FROM meta")}
+        for key, value in run.items():
+            if key in stored and stored[key] != value:
+                raise LedgerError(
+                    f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}; "
+                    f"use that {key} or another --data-dir"
+                )
+        with self._db.transaction() as tx:
+            tx.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", list(run.items()))
+        return bool(stored)
+
+    def close(self) -> None:
+        self._db.close()

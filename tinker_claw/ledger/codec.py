@@ -1,0 +1,72 @@
+"""Token arrays to compact blobs and back, exactly: ids as int32, logprobs as float64."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from tinker_claw.errors import LedgerError
+
+_Number = TypeVar("_Number", int, float)
+
+_FAST = (
+    1  # zlib level: prompts are long and repetitive, the request path should not wait for level 9
+)
+
+
+def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
+    packed = array(typecode, values)  # type: ignore[arg-type]
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return zlib.compress(packed.tobytes(), _FAST)
+
+
+def _unpack(typecode: str, blob: bytes) -> array[int] | array[float]:
+    values = array(typecode)
+    values.frombytes(zlib.decompress(blob))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    return _pack("i", ids)
+
+
+def unpack_ids(blob: bytes) -> tuple[int, ...]:
+    return tuple(int(i) for i in _unpack("i", blob))
+
+
+def pack_floats(values: Sequence[float]) -> bytes:
+    return _pack("d", values)
+
+
+def unpack_floats(blob: bytes) -> tuple[float, ...]:
+    return tuple(float(x) for x in _unpack("d", blob))
+
+
+def pack_id_rows(rows: Sequence[Sequence[int]]) -> bytes:
+    return _pack("i", (value for row in rows for value in row))
+
+
+def unpack_id_rows(blob: bytes, k: int) -> tuple[tuple[int, ...], ...]:
+    return _rows(unpack_ids(blob), k)
+
+
+def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
+    return _pack("d", (value for row in rows for value in row))
+
+
+def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
+    return _rows(unpack_floats(blob), k)
+
+
+def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
+    if k == 0:
+        return ()
+    if len(flat) % k:
+        raise LedgerError(f"a stored array of {len(flat)} values does not split into rows of {k}")
+    return tuple(flat[i : i + k] for i in range(0, len(flat), k))

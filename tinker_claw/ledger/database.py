@@ -1,0 +1,109 @@
+"""The SQLite file: open, lock, transactions.
+
+Rule: every write happens inside `Database.transaction()`; a crash leaves whole transactions only.
+WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
+power cut the newest few may be missing, never half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tinker_claw.errors import LedgerError
+
+SCHEMA_VERSION = 1
+
+
+class Database:
+    """One connection, used from one thread, to a data directory that this process has locked."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open or create `directory/ledger.sqlite3`.
+
+        Raises:
+            LedgerError: the directory cannot be written or is in use, or the file is no ledger.
+        """
+        self.path = directory / "ledger.sqlite3"
+        self._lock = _lock(directory)
+        try:
+            self._connection = sqlite3.connect(self.path, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            self._prepare()
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise LedgerError(
+                f"{self.path} cannot be used as a ledger ({error}); "
+                "move it away or choose another --data-dir"
+            ) from error
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        execute("PRAGMA foreign_keys = ON")
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            schema = files("tinker_claw.ledger").joinpath("schema.sql").read_text()
+            self._connection.executescript(
+                f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+        elif version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(
+                f"its schema is version {version}, this program knows {SCHEMA_VERSION}"
+            )
+
+    @contextmanager
+    def transaction(self) -> Generator[sqlite3.Connection]:
+        """All writes inside happen together or not at all.
+
+        Raises:
+            LedgerError: the database refused (disk full, for example); nothing was written.
+        """
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path} cannot be written: {error}") from error
+
+    def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: Any) -> sqlite3.Row | None:
+        return self._connection.execute(query, values).fetchone()
+
+    def close(self) -> None:
+        self._connection.close()
+        os.close(self._lock)
+
+
+def _lock(directory: Path) -> int:
+    """Take the directory's lock; the operating system drops it when the process ends, however."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LedgerError(
+            f"the data directory {directory} cannot be written ({error.strerror}); "
+            "choose another with --data-dir"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise LedgerError(
+            f"the data directory {directory} is in use by another process; "
+            "stop that one or choose another with --data-dir"
+        ) from error
+    return handle

@@ -1,0 +1,74 @@
+"""Votes, verdicts and hints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.ledger.database import Database
+from tinker_claw.types import Verdict, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One answer of the judge, as written and as understood."""
+
+    answer: str
+    value: Vote | None
+
+
+class JudgementTable:
+    """Rows that the judge writes."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(
+        self,
+        turn_id: int,
+        *,
+        value: Vote | None,
+        verdict_ballots: Sequence[Ballot],
+        hint_ballots: Sequence[Ballot],
+        hints: Sequence[str],
+    ) -> None:
+        """Write everything that the judge said of one turn, together."""
+        with self._db.transaction() as tx:
+            for about, ballots in (("verdict", verdict_ballots), ("hint", hint_ballots)):
+                tx.executemany(
+                    "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
+                    [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
+                )
+            tx.executemany(
+                "INSERT INTO hints (turn_id, rank, text) VALUES (?, ?, ?)",
+                [(turn_id, rank, text) for rank, text in enumerate(hints)],
+            )
+            tx.execute(
+                "INSERT INTO verdicts (turn_id, value, created_at) VALUES (?, ?, ?)",
+                (turn_id, value, time.time()),
+            )
+
+    def verdict(self, turn_id: int) -> Verdict | None:
+        """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
+        row = self._db.row("SELECT value FROM verdicts WHERE turn_id = ?", turn_id)
+        if row is None:
+            return None
+        votes = self._db.rows(
+            "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
+        )
+        return Verdict(votes=tuple(v["value"] for v in votes), value=row["value"])
+
+    def hints(self, turn_id: int) -> tuple[str, ...]:
+        rows = self._db.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
+        return tuple(row["text"] for row in rows)
+
+    def counts(self) -> dict[str, int]:
+        """How many verdicts of each value, and how many hints, so far."""
+        names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
+        counts = dict.fromkeys([*names.values(), "hints"], 0)
+        for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
+            counts[names[row["value"]]] = row["n"]
+        hinted = self._db.row("SELECT COUNT(DISTINCT turn_id) AS n FROM hints")
+        counts["hints"] = hinted["n"] if hinted else 0
+        return counts

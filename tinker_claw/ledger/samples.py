@@ -1,0 +1,111 @@
+"""The queue of samples that are ready to train.
+
+Rule: a sample leaves the queue only inside the transaction that commits its step (steps.py), or by
+expiring. A crash in between puts nothing at risk: it is still queued.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+from tinker_claw.ledger.codec import (
+    pack_float_rows,
+    pack_floats,
+    unpack_float_rows,
+    unpack_floats,
+    unpack_ids,
+)
+from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.turns import completion_of
+from tinker_claw.types import HintScores, Sample, Vote
+
+
+class SampleTable:
+    """Samples, from the moment they are scored until they are trained or expire."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(self, turn_id: int, reward: Vote | None, teacher: HintScores | None) -> int:
+        with self._db.transaction() as tx:
+            cursor = tx.execute(
+                "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
+                "overlap, state, created_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
+                (
+                    turn_id,
+                    reward,
+                    teacher.hint if teacher else None,
+                    pack_floats(teacher.logprobs) if teacher else None,
+                    pack_float_rows(teacher.targets) if teacher else None,
+                    teacher.overlap if teacher else None,
+                    time.time(),
+                ),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def waiting(self) -> int:
+        """How many samples are queued."""
+        row = self._db.row("SELECT COUNT(*) AS n FROM samples WHERE state = 'queued'")
+        return row["n"] if row else 0
+
+    def expire(self, current_step: int, max_staleness: int) -> int:
+        """Take samples out that are more than `max_staleness` optimizer steps old; how many."""
+        with self._db.transaction() as tx:
+            cursor = tx.execute(
+                "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN "
+                "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
+                "WHERE ? - versions.step > ?)",
+                (current_step, max_staleness),
+            )
+        return cursor.rowcount
+
+    def oldest(self, count: int) -> list[Sample]:
+        """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""
+        rows = self._db.rows(
+            "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
+            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
+            "versions.step AS policy_step, turns.* FROM samples "
+            "JOIN turns ON turns.id = samples.turn_id "
+            "JOIN versions ON versions.id = turns.policy_version "
+            "WHERE samples.state = 'queued' ORDER BY samples.id LIMIT ?",
+            count,
+        )
+        return [_sample(row) for row in rows]
+
+    def quarantine(self, sample_id: int) -> None:
+        """Never train this sample: steps with it fail."""
+        with self._db.transaction() as tx:
+            tx.execute("UPDATE samples SET state = 'quarantined' WHERE id = ?", (sample_id,))
+
+    def counts(self) -> dict[str, int]:
+        """How many samples are in each state."""
+        counts: dict[str, int] = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
+        for row in self._db.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state"):
+            counts[row["state"]] = row["n"]
+        return counts
+
+
+def _sample(row: sqlite3.Row) -> Sample:
+    completion = completion_of(row)
+    teacher = None
+    if row["hint"] is not None:
+        teacher = HintScores(
+            hint=row["hint"],
+            logprobs=unpack_floats(row["teacher_logprobs"]),
+            targets=unpack_float_rows(
+                row["teacher_targets"], len(completion.topk_ids[0]) if completion.topk_ids else 0
+            ),
+            overlap=row["overlap"],
+        )
+    return Sample(
+        id=row["sample_id"],
+        turn_id=row["id"],
+        session_id=row["session_id"],
+        policy_version=row["policy_version"],
+        policy_step=row["policy_step"],
+        prompt=unpack_ids(row["prompt"]),
+        completion=completion,
+        reward=row["reward"],
+        teacher=teacher,
+    )

@@ -1,0 +1,194 @@
+"""Steps and policy versions.
+
+The protocol of one step: intent row; train; save state; publish; one transaction that commits the
+step, the samples it consumed and the new version. A step without that transaction never happened:
+`void_unfinished` says so at the next start, and its samples are still queued.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import Database
+from tinker_claw.types import PolicyVersion
+
+
+class StepTable:
+    """Steps, and the versions that they made."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def newest_version(self) -> PolicyVersion | None:
+        return _version(self._db.row("SELECT * FROM versions ORDER BY id DESC LIMIT 1"))
+
+    def newest_saved_version(self) -> PolicyVersion | None:
+        """The newest version whose trainer state was saved: where a restart begins."""
+        return _version(
+            self._db.row(
+                "SELECT * FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1"
+            )
+        )
+
+    def version(self, version_id: int) -> PolicyVersion | None:
+        return _version(self._db.row("SELECT * FROM versions WHERE id = ?", version_id))
+
+    def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
+        """Version 0: the base with an adapter that changes nothing yet."""
+        return self._add_version(parent=None, step=0, state_ref=state_ref, sampler_ref=sampler_ref)
+
+    def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
+        """Write the intent to train these samples; returns the step's id."""
+        with self._db.transaction() as tx:
+            cursor = tx.execute(
+                "INSERT INTO steps (status, parent, created_at) VALUES ('intent', ?, ?)",
+                (parent, time.time()),
+            )
+            step_id = int(cursor.lastrowid or 0)
+            tx.executemany(
+                "INSERT INTO step_samples (step_id, sample_id) VALUES (?, ?)",
+                [(step_id, sample_id) for sample_id in sample_ids],
+            )
+        return step_id
+
+    def commit(
+        self,
+        step_id: int,
+        parent: PolicyVersion,
+        *,
+        state_ref: str | None,
+        sampler_ref: str,
+        metrics: Mapping[str, Any],
+    ) -> PolicyVersion:
+        """Commit step, samples and version in one transaction.
+
+        Raises:
+            LedgerError: the step is not open, or one of its samples is not queued any more.
+        """
+        with self._db.transaction() as tx:
+            version = _insert_version(
+                tx, parent=parent.id, step=parent.step + 1, state_ref=state_ref, ref=sampler_ref
+            )
+            closed = tx.execute(
+                "UPDATE steps SET status = 'committed', version = ?, finished_at = ?, metrics = ? "
+                "WHERE id = ? AND status = 'intent'",
+                (version.id, time.time(), json.dumps(metrics), step_id),
+            ).rowcount
+            planned = tx.execute(
+                "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step_id,)
+            ).fetchone()[0]
+            trained = tx.execute(
+                "UPDATE samples SET state = 'trained', step_id = ? WHERE state = 'queued' "
+                "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
+                (step_id, step_id),
+            ).rowcount
+            if closed != 1 or trained != planned:
+                raise LedgerError(
+                    f"step {step_id} cannot be committed: {trained} of its {planned} samples are "
+                    "queued" + ("" if closed else ", and it is not open")
+                )
+        return version
+
+    def void(self, step_id: int, error: str) -> None:
+        """This step never happened; its samples stay queued."""
+        with self._db.transaction() as tx:
+            tx.execute(
+                "UPDATE steps SET status = 'void', error = ?, finished_at = ? WHERE id = ?",
+                (error, time.time(), step_id),
+            )
+
+    def void_unfinished(self) -> list[int]:
+        """Void the steps that a killed process left open; returns their ids."""
+        open_steps = [
+            r["id"] for r in self._db.rows("SELECT id FROM steps WHERE status = 'intent'")
+        ]
+        for step_id in open_steps:
+            self.void(step_id, "the process ended before the step was committed")
+        return open_steps
+
+    def void_unsaved(self, saved: PolicyVersion) -> list[int]:
+        """Void committed steps after `saved`, whose weights are gone; requeue their samples.
+
+        Their versions keep their ids, so the ids of versions to come are higher still.
+        """
+        rows = self._db.rows(
+            "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
+        )
+        lost = [row["id"] for row in rows]
+        with self._db.transaction() as tx:
+            for step_id in lost:
+                tx.execute(
+                    "UPDATE steps SET status = 'void', error = 'its state was not saved' "
+                    "WHERE id = ?",
+                    (step_id,),
+                )
+                tx.execute(
+                    "UPDATE samples SET state = 'queued', step_id = NULL WHERE step_id = ?",
+                    (step_id,),
+                )
+        return lost
+
+    def restart_from(self, saved: PolicyVersion) -> PolicyVersion:
+        """A new version with the state of `saved`, for when later, unsaved versions exist."""
+        return self._add_version(
+            parent=saved.id,
+            step=saved.step,
+            state_ref=saved.state_ref,
+            sampler_ref=saved.sampler_ref,
+        )
+
+    def failures(self, sample_ids: Sequence[int]) -> int:
+        """How many void steps had exactly these samples."""
+        marks = ", ".join("?" for _ in sample_ids)
+        rows = self._db.rows(
+            "SELECT step_id FROM step_samples JOIN steps ON steps.id = step_id "
+            f"WHERE status = 'void' GROUP BY step_id HAVING SUM(sample_id IN ({marks})) = ? "
+            "AND COUNT(*) = ?",
+            *sample_ids,
+            len(sample_ids),
+            len(sample_ids),
+        )
+        return len(rows)
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = dict.fromkeys(("intent", "committed", "void"), 0)
+        for row in self._db.rows("SELECT status, COUNT(*) AS n FROM steps GROUP BY status"):
+            counts[row["status"]] = row["n"]
+        return counts
+
+    def _add_version(
+        self, *, parent: int | None, step: int, state_ref: str | None, sampler_ref: str
+    ) -> PolicyVersion:
+        with self._db.transaction() as tx:
+            return _insert_version(
+                tx, parent=parent, step=step, state_ref=state_ref, ref=sampler_ref
+            )
+
+
+def _insert_version(
+    tx: sqlite3.Connection, *, parent: int | None, step: int, state_ref: str | None, ref: str
+) -> PolicyVersion:
+    next_id = tx.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM versions").fetchone()[0]
+    tx.execute(
+        "INSERT INTO versions (id, parent, step, state_ref, sampler_ref, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (next_id, parent, step, state_ref, ref, time.time()),
+    )
+    return PolicyVersion(id=next_id, parent=parent, step=step, state_ref=state_ref, sampler_ref=ref)
+
+
+def _version(row: sqlite3.Row | None) -> PolicyVersion | None:
+    if row is None:
+        return None
+    return PolicyVersion(
+        id=row["id"],
+        parent=row["parent"],
+        step=row["step"],
+        state_ref=row["state_ref"],
+        sampler_ref=row["sampler_ref"],
+    )
