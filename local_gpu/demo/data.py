@@ -46,7 +46,7 @@ def unknown_message(rng: Random) -> str:
 
 
 def dress(rng: Random, lines: list[Line]) -> list[Line]:
-    """Put an agent's trimmings around a dialogue."""
+    """Put an agent's trimmings around a dialogue, or around a conversation without its answer."""
     dressed: list[Line] = []
     if rng.random() < 0.8:
         span = _LONG_SYSTEM_CHARACTERS if rng.random() < 0.15 else _SYSTEM_CHARACTERS
@@ -61,7 +61,8 @@ def dress(rng: Random, lines: list[Line]) -> list[Line]:
             text += f"\n\n{_runtime(rng)}"
         dressed.append(Line("user", text, line.hint))
     if internal:  # it stands before the last answer only: an agent drops the older ones
-        dressed.insert(len(dressed) - 1, Line("user", _internal(rng)))
+        end = len(dressed) - (dressed[-1].role == "assistant")
+        dressed.insert(end, Line("user", _internal(rng)))
     return dressed
 
 

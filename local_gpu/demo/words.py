@@ -86,5 +86,15 @@ openclaw claw agentId sessionId maxLength minLength additionalProperties anyOf e
 SUFFIXES = ("", "", "", "", "", "", "s", "ed", "ing", "ly", "er", "ion", "able", "ment", "al")
 PREFIXES = ("", "", "", "", "", "", "", "", "re", "un", "pre", "non-", "sub", "auto", "multi-")
 EXTENSIONS = ("md", "json", "py", "ts", "js", "txt", "sh", "yaml", "toml", "html", "log", "sqlite")
-ROOTS = ("/home/user", "/tmp", "/usr/local", "~/.config", "./src", "/var/log", "~/work", "/etc", "..")
+ROOTS = (
+    "/home/user",
+    "/tmp",
+    "/usr/local",
+    "~/.config",
+    "./src",
+    "/var/log",
+    "~/work",
+    "/etc",
+    "..",
+)
 JSON_KEYS = ("type", "description", "properties", "required", "string", "object", "name", "items")

@@ -1,22 +1,16 @@
-"""All settings, in one frozen tree. The one place that reads the environment.
+"""The tree of settings: names, defaults, bounds and what each is for.
 
-Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > default. The
-flags and their help are derived from the fields below. Unknown keys are refused by name.
+Rule: a setting is declared here and nowhere else; the flags and their help are derived from it.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import tomllib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -223,108 +217,3 @@ class Settings(BaseSettings):
             )
         if self.training.clip_low >= self.training.clip_high:
             raise ConfigError("--clip-low must be below --clip-high")
-
-
-def load(arguments: Sequence[str]) -> Settings:
-    """Read settings for this command line.
-
-    Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value out of range: by name.
-        SystemExit: argparse's, for --help and malformed flags.
-    """
-    given = vars(parser().parse_args(arguments))
-    path = cast("Path | None", given.pop("config"))
-    flags: dict[str, Any] = {}
-    for destination, value in given.items():
-        section, name = destination.split(".")
-        flags.setdefault(section, {})[name] = value
-    layers = (_read_file(path) if path else {}, _read_environment(), flags)
-    settings = _build(_merge(layers))
-    settings.check()
-    return settings
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags, grouped by section, derived from the fields."""
-    top = argparse.ArgumentParser(
-        prog="run.py",
-        description="Serve a model to your agent, and let it learn from how the agent is used.",
-        epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>).",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
-    for section, model in _sections().items():
-        group = top.add_argument_group(section, (model.__doc__ or "").strip())
-        for name, field in model.model_fields.items():
-            _add_flag(group, f"{section}.{name}", name, field.default, field.description or "")
-    return top
-
-
-def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
-    section, _ = destination.split(".")
-    annotation = _sections()[section].model_fields[name].annotation
-    shown = "" if default is None else f" (default {default})"
-    options: dict[str, Any] = {"dest": destination, "help": (text + shown).replace("%", "%%")}
-    choices = get_args(annotation)
-    if annotation is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    elif choices and all(isinstance(choice, str) for choice in choices):
-        options["choices"] = [*choices, "rl"] if name == "method" else list(choices)
-    else:
-        options["metavar"] = name.rsplit("_", 1)[-1].upper()
-    group.add_argument(f"--{name.replace('_', '-')}", **options)
-
-
-def _sections() -> dict[str, type[Section]]:
-    return {
-        name: cast("type[Section]", field.annotation)
-        for name, field in Settings.model_fields.items()
-    }
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not valid TOML: {error}") from error
-
-
-def _read_environment() -> dict[str, Any]:
-    sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in _sections())
-    for name in os.environ:
-        if name.startswith(ENV_PREFIX) and not name.startswith(sections):
-            raise ConfigError(f"environment: {name} names no setting (run.py --help lists them)")
-    return EnvSettingsSource(Settings)()
-
-
-def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Later layers win, field by field."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-                merged[key] = {**merged[key], **value}
-            else:
-                merged[key] = value
-    return merged
-
-
-def _build(values: Mapping[str, Any]) -> Settings:
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'])}: {_reason(e)}"
-            for e in error.errors(include_input=False)
-        )
-        raise ConfigError(f"settings: {problems}") from error
-
-
-def _reason(problem: Mapping[str, Any]) -> str:
-    if problem["type"] == "extra_forbidden":
-        return "there is no such setting (run.py --help lists them)"
-    return str(problem["msg"])

@@ -1,0 +1,99 @@
+"""The recipe of the shipped model: `python -m local_gpu.demo.build --out DIR`.
+
+Stages: train the tokenizer, train the model on dialogues, settle it at a low rate (which also sets
+how often it answers plainly unasked), measure it, write the files and their hashes. One rule: every
+seed is fixed, one thread, so that the same versions on the same machine give the same bytes. It
+takes about ten minutes on one core.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3ForCausalLM
+
+from local_gpu.demo import MANIFEST, MODEL_DIR, file_sha256, verify
+from local_gpu.demo.evaluate import measure
+from local_gpu.demo.grammar import Priors
+from local_gpu.demo.tokenizer import save_tokenizer, train_tokenizer
+from local_gpu.demo.train import Stage, new_model, train
+
+_TOKENIZER_SEED = 11
+_MODEL_SEED = 0
+_LEARN = Stage(steps=3000, peak_rate=4e-3, priors=Priors(nat=0.23, ai=0.6), seed=1)
+_SETTLE = Stage(steps=400, peak_rate=8e-4, priors=Priors(nat=0.23, ai=0.6), seed=2)
+
+
+def build(out: Path, say: Callable[[str], None]) -> None:
+    """Make the model and write it to `out`, manifest included; `say` gets each line of report."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(_TOKENIZER_SEED)
+    say(f"tokenizer: {tokenizer.get_vocab_size()} ids")
+    model = new_model(tokenizer, _MODEL_SEED)
+    say(f"model: {model.num_parameters():,} parameters")
+    for name, stage in (("learn", _LEARN), ("settle", _SETTLE)):
+        train(model, tokenizer, stage, _progress(name, stage.steps))
+        say(f"{name}: {stage.steps} steps, {time.monotonic() - began:.0f} s so far")
+    write(model, tokenizer, out)
+    say(f"rates: {measure(model, tokenizer, prompts=512)}")
+    say(f"written to {out} in {time.monotonic() - began:.0f} s")
+
+
+def write(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write model, tokenizer and manifest, and check the manifest against what was written."""
+    model.save_pretrained(out)
+    save_tokenizer(tokenizer, out)
+    files = sorted(file for file in out.iterdir() if file.is_file() and file.name != MANIFEST)
+    table = {"sha256": {file.name: file_sha256(file) for file in files}}
+    (out / MANIFEST).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    verify(out)
+
+
+def _progress(name: str, steps: int) -> Callable[[int, float], None]:
+    """Return a callback that rewrites one line of a terminal; elsewhere it stays silent."""
+    began = time.monotonic()
+
+    def show(step: int, loss: float) -> None:
+        if sys.stderr.isatty() and (step % 10 == 0 or step + 1 == steps):
+            elapsed = time.monotonic() - began
+            left = elapsed / (step + 1) * (steps - step - 1)
+            end = "\n" if step + 1 == steps else ""
+            sys.stderr.write(
+                f"\r{name} {step + 1}/{steps}  loss {loss:.3f}  {left:4.0f} s left{end}"
+            )
+            sys.stderr.flush()
+
+    return show
+
+
+def _say(line: str) -> None:
+    """Write a line to standard output at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Read the command line and build."""
+    parser = argparse.ArgumentParser(
+        prog="python -m local_gpu.demo.build",
+        description="Build the demo's tiny model from nothing. About ten minutes on one core.",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=MODEL_DIR,
+        metavar="DIR",
+        help="folder to write to (default: the shipped model's, %(default)s)",
+    )
+    build(parser.parse_args().out, _say)
+
+
+if __name__ == "__main__":
+    main()

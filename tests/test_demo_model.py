@@ -1,0 +1,292 @@
+"""The shipped demo model is intact, speaks Qwen3's format, and behaves as the demo needs it to."""
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import renderers
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from local_gpu.demo import MODEL_DIR, grammar, skills, verify
+from local_gpu.demo.data import training_dialogue
+from local_gpu.demo.evaluate import Rates, measure, sample
+from local_gpu.demo.grammar import HINTS_PLAIN, Line, Priors, Problem
+from local_gpu.demo.tokenizer import SPECIAL_TOKENS
+from local_gpu.demo.train import encode_dialogue, encode_prompt
+from tinker_claw.errors import ModelFileError
+from tinker_claw.types import HINT_TEMPLATE
+
+PROBLEM = Problem("Nora", "pears", "subtract", 7, 3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(MODEL_DIR).eval()
+
+
+@pytest.fixture(scope="module")
+def raw_tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def rates(model: Any, raw_tokenizer: Tokenizer) -> Rates:
+    return measure(model, raw_tokenizer, prompts=128, seed=5)
+
+
+# Files
+
+
+def test_shipped_files_match_their_manifest() -> None:
+    verify()
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL_DIR, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_flipped_byte_is_reported_with_the_file_and_the_remedy(copied: Path, name: str) -> None:
+    content = bytearray((copied / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copied / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=rf"{name} is corrupted.*git checkout.*demo\.build"):
+        verify(copied)
+
+
+def test_missing_file_is_reported(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"model\.safetensors is missing"):
+        verify(copied)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"sha256": {}}'])
+def test_unusable_manifest_is_reported(copied: Path, content: str) -> None:
+    (copied / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ModelFileError, match=r"manifest\.json is corrupted"):
+        verify(copied)
+
+
+def test_missing_manifest_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"manifest\.json is missing"):
+        verify(tmp_path)
+
+
+def test_model_is_tiny_and_reads_a_long_context(model: Any) -> None:
+    assert 400_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 1_000_000
+    assert model.config.max_position_embeddings == 65_536
+    assert model.dtype == torch.float32
+    assert sum(file.stat().st_size for file in MODEL_DIR.iterdir()) <= 6_000_000
+
+
+# Tokens
+
+
+def test_special_tokens_are_single_ids(tokenizer: Any, model: Any) -> None:
+    assert 2048 <= len(tokenizer) <= model.config.vocab_size == 4096
+    for token in SPECIAL_TOKENS:
+        assert tokenizer.encode(token) == [tokenizer.convert_tokens_to_ids(token)]
+        assert tokenizer.decode(tokenizer.encode(token), skip_special_tokens=True) == ""
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+
+
+def test_any_text_survives_encoding(tokenizer: Any) -> None:
+    text = 'naïve – 東京 🙂\n\n\n  {"a": [10, 2.5]}\t\r\n'
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("2026")) == 4
+
+
+CALLS = [
+    {"id": "1", "type": "function", "function": {"name": "read", "arguments": {"path": "né.md"}}},
+    {"id": "2", "type": "function", "function": {"name": "ls", "arguments": '{"path":  "."}'}},
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read",
+            "description": "Reads a file: <text> & 'more'",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+]
+SYSTEM = {"role": "system", "content": "Be brief.\n"}
+USER = {"role": "user", "content": "\nWhich files\n\n are there? "}
+CALLING = {"role": "assistant", "content": "I look.", "tool_calls": CALLS}
+RESULTS = [
+    {"role": "tool", "tool_call_id": "1", "content": "hello\n"},
+    {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "a.md"}]},
+]
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one user message": [USER],
+    "system and user": [SYSTEM, USER],
+    "late system": [USER, SYSTEM],
+    "text parts": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ],
+    "parallel tool results": [SYSTEM, USER, CALLING, *RESULTS],
+    "calls without text": [USER, {**CALLING, "content": None}, *RESULTS, USER],
+    "thinking behind the last query": [
+        USER,
+        {**CALLING, "content": "<think>\nhm\n</think>\n\nI look."},
+        *RESULTS,
+        {"role": "assistant", "content": "Two files."},
+    ],
+    "thinking in history": [
+        USER,
+        {"role": "assistant", "content": "<think>\nold\n</think>\n\nOne."},
+        USER,
+    ],
+    "reasoning field": [USER, {**CALLING, "reasoning_content": "\nI should look.\n"}, *RESULTS],
+    "answer in front": [{"role": "assistant", "content": "\n\nHello."}, USER],
+    "tool response said by the user": [
+        USER,
+        {"role": "assistant", "content": "</think>x", "reasoning_content": ""},
+        {"role": "user", "content": "<tool_response>\nx\n</tool_response>"},
+        {"role": "assistant", "content": "done"},
+    ],
+}
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["bare", "tools"])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_template_gives_the_renderers_ids(
+    tokenizer: Any, name: str, tools: list[dict[str, Any]] | None
+) -> None:
+    messages: Any = CONVERSATIONS[name]
+    renderer = renderers.create_renderer(tokenizer, renderers.Qwen3RendererConfig())
+    specs: Any = tools
+    for generate in (True, False):
+        assert tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=generate, return_dict=False
+        ) == renderer.render_ids(messages, tools=specs, add_generation_prompt=generate)
+
+
+def test_training_prompts_are_the_renderers_ids(tokenizer: Any, raw_tokenizer: Tokenizer) -> None:
+    renderer = renderers.create_renderer(tokenizer, renderers.Qwen3RendererConfig())
+    rng = Random(3)
+    for _ in range(100):
+        lines = [line._replace(hint=None) for line in training_dialogue(rng, Priors(0.3, 0.5))]
+        messages: Any = [{"role": line.role, "content": line.text} for line in lines[:-1]]
+        expected = renderer.render_ids(messages, add_generation_prompt=True)
+        assert encode_prompt(raw_tokenizer, lines[:-1]) == expected
+        assert encode_dialogue(raw_tokenizer, lines).ids[: len(expected)] == expected
+
+
+def test_hint_is_spliced_as_tokens_of_its_own(raw_tokenizer: Tokenizer) -> None:
+    bare = encode_prompt(raw_tokenizer, [Line("user", "Hello")])
+    hinted = encode_prompt(raw_tokenizer, [Line("user", "Hello", "be plain")])
+    splice = raw_tokenizer.encode(HINT_TEMPLATE.format(hint="be plain")).ids
+    end = bare.index(raw_tokenizer.token_to_id("<|im_end|>"))
+    assert hinted == bare[:end] + splice + bare[end:]
+
+
+def test_only_the_assistants_text_and_stop_token_are_trained(raw_tokenizer: Tokenizer) -> None:
+    lines = [Line("user", "Hi"), Line("assistant", "Yes."), Line("user", "So?")]
+    trained = [label for label in encode_dialogue(raw_tokenizer, lines).labels if label != -100]
+    assert raw_tokenizer.decode(trained, skip_special_tokens=False) == "Yes.<|im_end|>"
+
+
+# Behaviour
+
+
+def test_base_answers_plainly_in_about_a_quarter_of_cases(rates: Rates) -> None:
+    assert 0.15 <= rates.accepted <= 0.32
+    assert 0.45 <= rates.full_ai <= 0.75
+
+
+def test_a_hint_makes_the_base_answer_plainly(rates: Rates) -> None:
+    assert rates.hinted >= 0.9
+    assert rates.dressed >= 0.85
+
+
+def test_base_knows_its_sums_lists_and_small_talk(rates: Rates) -> None:
+    assert rates.work >= 0.95
+    assert rates.sums >= 0.9
+    assert rates.lists >= 0.9
+    assert rates.talk >= 0.9
+
+
+def test_same_seed_samples_the_same_tokens(model: Any, raw_tokenizer: Tokenizer) -> None:
+    prompt = encode_prompt(raw_tokenizer, [Line("user", grammar.first_message(PROBLEM))])
+    first, second, other = (sample(model, raw_tokenizer, [prompt] * 4, seed) for seed in (1, 1, 2))
+    assert first == second != other
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "accepted", "score"),
+    [
+        ("so, first there are 7 pears and then 7 - 3 = 4, so that's 4 pears.", [], True, 1.0),
+        ("it is 4", [], False, 0.0),
+        ("we get 17 - 3 = 4", [], False, 0.0),
+        ("we get 7 - 3 = 41", [], False, 0.0),
+        ("**Sum**\nwell, 7 - 3 = 4.", ["bold"], False, 0.8),
+        (
+            "# Sum\n1. First\n2. 7 - 3 = 4\nfinal answer",
+            ["heading", "numbered", "final"],
+            False,
+            0.4,
+        ),
+        ("7 - 3 = 4, \\boxed{4}", ["boxed"], False, 0.8),
+    ],
+)
+def test_rules_on_written_replies(
+    text: str, found: list[str], accepted: bool, score: float
+) -> None:
+    assert grammar.markers(text) == found
+    assert grammar.accepts(text, PROBLEM) is accepted
+    assert grammar.score(text, PROBLEM) == pytest.approx(score)
+
+
+def test_styles_keep_their_promise() -> None:
+    rng = Random(0)
+    for _ in range(200):
+        problem = grammar.new_problem(rng)
+        assert grammar.accepts(grammar.reply(problem, rng, "nat"), problem)
+        assert {"bold", "numbered", "final"} <= set(
+            grammar.markers(grammar.reply(problem, rng, "ai"))
+        )
+        mixed = grammar.reply(problem, rng, "mix")
+        assert grammar.markers(mixed)
+        assert grammar.shows_work(mixed, problem)
+
+
+def test_sum_and_list_rules() -> None:
+    assert skills.sum_correct(" 12\n", skills.Sum(9, "+", 3))
+    assert not skills.sum_correct("it is 12", skills.Sum(9, "+", 3))
+    shopping = skills.Shopping((2, "mugs"), (5, "keys"))
+    assert skills.list_correct("1. 2 mugs\n2. 5 keys", shopping)
+    assert not skills.list_correct("1. 5 mugs\n2. 2 keys", shopping)
+
+
+def test_only_directive_corrections_say_what_to_change() -> None:
+    rng = Random(1)
+    directive = {grammar.correction(rng, directive=True) for _ in range(60)}
+    terse = {grammar.correction(rng, directive=False) for _ in range(60)}
+    assert directive == set(grammar.CORRECTIONS)
+    assert terse == set(grammar.TERSE_CORRECTIONS)
+    assert grammar.approval(rng) in grammar.APPROVALS
+    assert len(HINTS_PLAIN) >= 5
+
+
+def test_seed_fixes_every_dialogue() -> None:
+    def draw(seed: int) -> str:
+        rng = Random(seed)
+        return json.dumps([training_dialogue(rng, Priors(0.2, 0.6)) for _ in range(50)])
+
+    assert draw(4) == draw(4) != draw(5)
