@@ -6,7 +6,10 @@ in flight keep the sampler that they read. Nothing in this file knows any backen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -111,14 +114,34 @@ class Policy:
 
 
 class PolicyHolder:
-    """Holds the policy that answers. Readers take `current` once per request."""
+    """Holds the policy that answers. A request takes a lease and keeps that policy to its end."""
 
     def __init__(self, policy: Policy) -> None:
         self._current = policy
+        self._leases: Counter[int] = Counter()
+        self._returned = asyncio.Condition()
 
     @property
     def current(self) -> Policy:
         return self._current
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncGenerator[Policy]:
+        """The current policy, whose sampler stays usable while the lease is held."""
+        policy = self._current
+        self._leases[policy.version.id] += 1
+        try:
+            yield policy
+        finally:
+            self._leases[policy.version.id] -= 1
+            async with self._returned:
+                self._returned.notify_all()
+
+    async def drained(self, policy: Policy) -> None:
+        """Wait until nobody holds a lease of this policy. It must not be the current one."""
+        async with self._returned:
+            await self._returned.wait_for(lambda: not self._leases[policy.version.id])
+        del self._leases[policy.version.id]
 
     def swap(self, policy: Policy) -> Policy:
         """Serve `policy` from now on; returns the one it replaces, for its owner to close."""

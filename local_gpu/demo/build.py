@@ -1,7 +1,8 @@
 """The recipe of the shipped model: `python -m local_gpu.demo.build --out DIR`.
 
-Stages: train the tokenizer, train the model on dialogues, settle it at a low rate (which also sets
-how often it answers plainly unasked), measure it, write the files and their hashes. One rule: every
+Stages: train the tokenizer; train the model on bare dialogues, then on some that are dressed as an
+agent's requests; settle it at a low rate, which also sets how often it answers plainly unasked;
+measure it; write the files and their hashes. One rule: every
 seed is fixed, one thread, so that the same versions on the same machine give the same bytes. It
 takes about ten minutes on one core.
 """
@@ -25,8 +26,12 @@ from local_gpu.demo.train import Stage, new_model, train
 
 _TOKENIZER_SEED = 11
 _MODEL_SEED = 0
-_LEARN = Stage(steps=3000, peak_rate=4e-3, priors=Priors(nat=0.23, ai=0.6), seed=1)
-_SETTLE = Stage(steps=400, peak_rate=8e-4, priors=Priors(nat=0.23, ai=0.6), seed=2)
+_PRIORS = Priors(nat=0.23, ai=0.6)
+_STAGES = {
+    "learn": Stage(steps=1800, peak_rate=5e-3, priors=_PRIORS, dressed=0.0, seed=1),
+    "dress": Stage(steps=1000, peak_rate=3e-3, priors=_PRIORS, dressed=0.35, seed=2),
+    "settle": Stage(steps=300, peak_rate=8e-4, priors=_PRIORS, dressed=0.2, seed=3),
+}
 
 
 def build(out: Path, say: Callable[[str], None]) -> None:
@@ -36,9 +41,9 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(_TOKENIZER_SEED)
     say(f"tokenizer: {tokenizer.get_vocab_size()} ids")
-    model = new_model(tokenizer, _MODEL_SEED)
+    model = new_model(_MODEL_SEED)
     say(f"model: {model.num_parameters():,} parameters")
-    for name, stage in (("learn", _LEARN), ("settle", _SETTLE)):
+    for name, stage in _STAGES.items():
         train(model, tokenizer, stage, _progress(name, stage.steps))
         say(f"{name}: {stage.steps} steps, {time.monotonic() - began:.0f} s so far")
     write(model, tokenizer, out)

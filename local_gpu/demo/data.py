@@ -17,10 +17,10 @@ _BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 
 
-def training_dialogue(rng: Random, priors: Priors) -> list[Line]:
-    """Draw one dialogue of any kind; about one in five is dressed."""
+def training_dialogue(rng: Random, priors: Priors, dressed: float) -> list[Line]:
+    """Draw one dialogue of any kind, with probability `dressed` inside an agent's trimmings."""
     lines = _plain_dialogue(rng, priors)
-    return dress(rng, lines) if rng.random() < 0.2 else lines
+    return dress(rng, lines) if rng.random() < dressed else lines
 
 
 def _plain_dialogue(rng: Random, priors: Priors) -> list[Line]:

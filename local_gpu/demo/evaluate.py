@@ -16,6 +16,7 @@ from transformers import Qwen3ForCausalLM
 from local_gpu.demo import grammar, skills
 from local_gpu.demo.data import dress, unknown_message
 from local_gpu.demo.grammar import Line
+from local_gpu.demo.tokenizer import STOP_ID
 from local_gpu.demo.train import encode_prompt
 
 _Task = TypeVar("_Task")
@@ -48,25 +49,21 @@ class Rates:
 
 
 @torch.inference_mode()
-def sample(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], seed: int
-) -> list[list[int]]:
+def sample(model: Qwen3ForCausalLM, prompts: Sequence[list[int]], seed: int) -> list[list[int]]:
     """Sample a completion for each prompt, at temperature 1.
 
     Returns ids up to and with the stop token, at most 96.
     """
     generator = torch.Generator().manual_seed(seed)
-    stop = tokenizer.token_to_id("<|im_end|>")
     completions: list[list[int]] = []
     for first in range(0, len(prompts), _BATCH):
-        completions += _sample_batch(model, prompts[first : first + _BATCH], stop, generator)
+        completions += _sample_batch(model, prompts[first : first + _BATCH], generator)
     return completions
 
 
 def _sample_batch(
     model: Qwen3ForCausalLM,
     prompts: Sequence[list[int]],
-    stop: int,
     generator: torch.Generator,
 ) -> list[list[int]]:
     """Sample one batch with a key-value cache; prompts are padded on the left."""
@@ -89,11 +86,11 @@ def _sample_batch(
         cache = output.past_key_values
         ids = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)  # [B, 1]
         columns.append(ids)
-        done |= ids[:, 0] == stop
+        done |= ids[:, 0] == STOP_ID
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
     rows: list[list[int]] = torch.cat(columns, dim=1).tolist()
-    return [row[: row.index(stop) + 1] if stop in row else row for row in rows]
+    return [row[: row.index(STOP_ID) + 1] if STOP_ID in row else row for row in rows]
 
 
 def measure(
@@ -105,9 +102,8 @@ def measure(
     def replies(conversations: Sequence[Sequence[Line]]) -> list[str]:
         encoded = [encode_prompt(tokenizer, lines) for lines in conversations]
         finished: list[str] = []
-        for completion in sample(model, tokenizer, encoded, seed):
-            ended = tokenizer.id_to_token(completion[-1]) == "<|im_end|>"
-            finished.append(tokenizer.decode(completion) if ended else "")
+        for completion in sample(model, encoded, seed):
+            finished.append(tokenizer.decode(completion) if completion[-1] == STOP_ID else "")
         return finished
 
     problems = [grammar.new_problem(rng) for _ in range(prompts)]

@@ -38,6 +38,10 @@ SPECIAL_TOKENS = (
     "<tool_response>",
     "</tool_response>",
 )
+PAD_ID = SPECIAL_TOKENS.index("<|endoftext|>")
+START_ID = SPECIAL_TOKENS.index("<|im_start|>")
+STOP_ID = SPECIAL_TOKENS.index("<|im_end|>")
+"""The trainer gives special tokens the first ids, in their order."""
 TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
 
 
@@ -47,7 +51,7 @@ def _texts(seed: int) -> Iterator[str]:
     for _ in range(1500):
         yield passage(rng, 800, 1600)
     for _ in range(1500):
-        for line in training_dialogue(rng, Priors(nat=0.25, ai=0.6)):
+        for line in training_dialogue(rng, Priors(nat=0.25, ai=0.6), dressed=0.2):
             yield line.text
             if line.hint is not None:
                 yield HINT_TEMPLATE.format(hint=line.hint)
@@ -56,14 +60,14 @@ def _texts(seed: int) -> Iterator[str]:
 def train_tokenizer(seed: int) -> Tokenizer:
     """Train the tokenizer; the same seed gives the same ids."""
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence(  # pyright: ignore[reportAttributeAccessIssue] -- no setter in the stubs
+    tokenizer.pre_tokenizer = Sequence(
         [
             Split(Regex("\n"), "isolated"),
             Digits(individual_digits=True),
             ByteLevel(add_prefix_space=False),
         ]
     )
-    tokenizer.decoder = ByteLevelDecoder()  # pyright: ignore[reportAttributeAccessIssue] -- as above
+    tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=list(SPECIAL_TOKENS),

@@ -18,11 +18,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from local_gpu.demo.data import training_dialogue
 from local_gpu.demo.grammar import Line, Priors
-from local_gpu.demo.tokenizer import CONTEXT_TOKENS, VOCABULARY
+from local_gpu.demo.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STOP_ID, VOCABULARY
 from tinker_claw.types import HINT_TEMPLATE
 
 _POOL_DIALOGUES = 320
 """Dialogues that are drawn together and sorted by length, so that a batch is hardly padded."""
+_MUON_FACTOR = 6.0
+"""Muon's rate over Adam's: its updates of a layer's matrices have unit spectral norm."""
 _IGNORED = -100
 """The label of a token that is not trained."""
 
@@ -42,9 +44,13 @@ class Stage:
     steps: int
     peak_rate: float
     priors: Priors
+    dressed: float
+    """Share of dialogues inside an agent's trimmings, 0 to 1."""
     seed: int
     batch_tokens: int = 2560
-    """Padded tokens of a batch."""
+    """Padded tokens of a batch, at most."""
+    batch_dialogues: int = 24
+    """Dialogues of a batch, at most: without it the short skills would share very few steps."""
     warmup_steps: int = 40
 
     def rate(self, step: int) -> float:
@@ -53,11 +59,9 @@ class Stage:
         return self.peak_rate * fall * min(1.0, (step + 1) / self.warmup_steps)
 
 
-def new_model(tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
+def new_model(seed: int) -> Qwen3ForCausalLM:
     """Make the untrained model, 0.73 M parameters."""
     torch.manual_seed(seed)
-    stop = tokenizer.token_to_id("<|im_end|>")
-    pad = tokenizer.token_to_id("<|endoftext|>")
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=96,
@@ -69,9 +73,9 @@ def new_model(tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
         max_position_embeddings=CONTEXT_TOKENS,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
-        bos_token_id=pad,
-        eos_token_id=stop,
-        pad_token_id=pad,
+        bos_token_id=PAD_ID,
+        eos_token_id=STOP_ID,
+        pad_token_id=PAD_ID,
     )
     return Qwen3ForCausalLM(config)
 
@@ -79,8 +83,7 @@ def new_model(tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
 def encode_prompt(tokenizer: Tokenizer, lines: Sequence[Line]) -> list[int]:
     """Return the ids of a conversation up to the place where the assistant begins to write."""
     ids = [token for line in lines for token in _encode_line(tokenizer, line).ids]
-    start = tokenizer.token_to_id("<|im_start|>")
-    return [*ids, start, *tokenizer.encode("assistant\n").ids]
+    return [*ids, START_ID, *tokenizer.encode("assistant\n").ids]
 
 
 def encode_dialogue(tokenizer: Tokenizer, lines: Sequence[Line]) -> Example:
@@ -96,12 +99,11 @@ def encode_dialogue(tokenizer: Tokenizer, lines: Sequence[Line]) -> Example:
 
 def _encode_line(tokenizer: Tokenizer, line: Line) -> Example:
     """Return one message's ids and labels, role line and closing line break included."""
-    start, stop = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
-    head = [start, *tokenizer.encode(f"{line.role}\n").ids]
+    head = [START_ID, *tokenizer.encode(f"{line.role}\n").ids]
     body = tokenizer.encode(line.text).ids
     if line.hint is not None:
         body = [*body, *tokenizer.encode(HINT_TEMPLATE.format(hint=line.hint)).ids]
-    body = [*body, stop]
+    body = [*body, STOP_ID]
     tail = tokenizer.encode("\n").ids
     trained = body if line.role == "assistant" else [_IGNORED] * len(body)
     ignored_head, ignored_tail = [_IGNORED] * len(head), [_IGNORED] * len(tail)
@@ -113,13 +115,14 @@ def _batches(tokenizer: Tokenizer, stage: Stage) -> Iterator[list[Example]]:
     rng = Random(stage.seed)
     while True:
         pool = [
-            encode_dialogue(tokenizer, training_dialogue(rng, stage.priors))
+            encode_dialogue(tokenizer, training_dialogue(rng, stage.priors, stage.dressed))
             for _ in range(_POOL_DIALOGUES)
         ]
         pool.sort(key=lambda example: len(example.ids))
-        batches: list[list[Example]] = [[]]
+        batches: list[list[Example]] = []
         for example in pool:
-            if batches[-1] and (len(batches[-1]) + 1) * len(example.ids) > stage.batch_tokens:
+            size = len(batches[-1]) + 1 if batches else math.inf
+            if size > stage.batch_dialogues or size * len(example.ids) > stage.batch_tokens:
                 batches.append([])
             batches[-1].append(example)
         rng.shuffle(batches)
@@ -145,25 +148,36 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Sequence[Example]) -> torch.Tenso
     return F.cross_entropy(logits, targets[trained])
 
 
+def _is_layer_matrix(weight: torch.Tensor) -> bool:
+    """Say whether a weight is a matrix of a layer; the embedding, [V, D], is not."""
+    return weight.ndim == 2 and weight.shape[0] != VOCABULARY
+
+
 def train(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
     stage: Stage,
     progress: Callable[[int, float], None],
 ) -> None:
-    """Train the model in place; `progress` gets every step and its loss in nats per token."""
+    """Train the model in place; `progress` gets every step and its loss in nats per token.
+
+    The layers' matrices are trained with Muon, which learns the sums in half of Adam's steps;
+    embedding and norms with Adam.
+    """
     model.train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=stage.peak_rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    layers = [weight for weight in model.parameters() if _is_layer_matrix(weight)]
+    others = [weight for weight in model.parameters() if not _is_layer_matrix(weight)]
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01)
+    muon = torch.optim.Muon(layers, momentum=0.95, weight_decay=0.01)
     batches = _batches(tokenizer, stage)
     for step in range(stage.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = stage.rate(step)
+        adam.param_groups[0]["lr"] = stage.rate(step)
+        muon.param_groups[0]["lr"] = _MUON_FACTOR * stage.rate(step)
         loss = batch_loss(model, next(batches))
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        adam.step()
+        muon.step()
         progress(step, loss.item())
     model.eval()

@@ -29,6 +29,7 @@ class SampleTable:
 
     def add(self, turn_id: int, reward: Vote | None, teacher: HintScores | None) -> int:
         with self._db.transaction() as tx:
+            tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
                 "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
                 "overlap, state, created_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",

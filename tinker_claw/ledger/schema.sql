@@ -47,9 +47,11 @@ CREATE TABLE turns (
   reply_text        TEXT NOT NULL,
   history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
   reply_digest      TEXT NOT NULL,
+  settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
   untrained_because TEXT                 -- NULL while it may still be trained
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
+CREATE INDEX turns_open ON turns (id) WHERE settled = 0;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),

@@ -97,6 +97,7 @@ class TurnTable:
             "reply_text": turn.reply_text,
             "history": json.dumps(turn.history),
             "reply_digest": turn.reply_digest,
+            "settled": turn.untrained_because is not None,
             "untrained_because": turn.untrained_because,
         }
         columns = ", ".join(values)
@@ -149,19 +150,20 @@ class TurnTable:
         return NextState(role=row["role"], text=row["text"]) if row else None
 
     def judgeable(self) -> list[int]:
-        """Main turns with a next state that are neither samples nor refused yet, oldest first."""
+        """Turns with a next state that are neither samples nor refused yet, oldest first."""
         rows = self._db.rows(
-            "SELECT turns.id FROM turns JOIN next_states ON next_states.turn_id = turns.id "
-            "LEFT JOIN samples ON samples.turn_id = turns.id "
-            "WHERE turns.kind = 'main' AND turns.untrained_because IS NULL "
-            "AND samples.id IS NULL ORDER BY turns.id"
+            "SELECT id FROM turns WHERE settled = 0 "
+            "AND id IN (SELECT turn_id FROM next_states) ORDER BY id"
         )
         return [row["id"] for row in rows]
 
     def refuse(self, turn_id: int, reason: str) -> None:
         """This turn will not be trained, and why."""
         with self._db.transaction() as tx:
-            tx.execute("UPDATE turns SET untrained_because = ? WHERE id = ?", (reason, turn_id))
+            tx.execute(
+                "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
+                (reason, turn_id),
+            )
 
 
 def _turn(row: sqlite3.Row) -> Turn:

@@ -1,0 +1,95 @@
+"""A rule-based judge that answers the project's normal judge prompts over HTTP.
+
+It stands in for a judge model where none runs: with the demo model, and in tests. It reads what the
+prompt holds, by simple rules, and answers as a model would, so that asking, parsing, voting and hint
+filtering are the real ones. Rule: it never sees more than the prompt.
+
+    python -m local_gpu.demo.judge --port 30010
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, HTTPException
+
+from local_gpu.demo.grammar import HINTS_PLAIN
+
+_NEXT_STATE = re.compile(r'<next_state from="(\w+)">\n(.*)\n</next_state>', re.DOTALL)
+_STYLE = re.compile(r"\b(ai|bold|list|lists|numbered|natural|naturally|plain|casual|robot)\b", re.I)
+_BAD = re.compile(
+    r"\b(no|nope|nah|not|again|redo|rewrite|retry|wrong|instead|incorrect|don't|too|fix|change)\b",
+    re.I,
+)
+_GOOD = re.compile(
+    r"\b(thanks|thank|great|perfect|nice|good|ok|okay|fine|love|yes|cool|done|works)\b", re.I
+)
+_FAILED = re.compile(r"\b(error|failed|not found|traceback|denied|invalid)\b", re.I)
+
+
+def verdict(role: str, text: str) -> int:
+    """+1, 0 or -1 for a next state. A correction that is polite is still a correction."""
+    if role == "tool":
+        return -1 if _FAILED.search(text) else 1
+    if _BAD.search(text):
+        return -1
+    return 1 if _GOOD.search(text) else 0
+
+
+def hint(role: str, text: str, rng: random.Random) -> str | None:
+    """What should have been done, where a correcting user said so."""
+    if role != "user" or verdict(role, text) != -1:
+        return None
+    if _STYLE.search(text):
+        return rng.choice(HINTS_PLAIN)
+    return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
+
+
+def answer(messages: list[dict[str, Any]], rng: random.Random) -> str:
+    """One answer to one judge prompt.
+
+    Raises:
+        ValueError: the messages are no judge prompt.
+    """
+    found = _NEXT_STATE.search(str(messages[-1].get("content"))) if messages else None
+    if not found:
+        raise ValueError(
+            "this judge answers judge prompts only: no <next_state> in the last message"
+        )
+    role, text = found.groups()
+    if "[HINT]" not in str(messages[0].get("content")):
+        return f"The next state tells how the reply was received.\n\\boxed{{{verdict(role, text)}}}"
+    advice = hint(role, text, rng)
+    if advice is None:
+        return "Nothing here says how it should have been done.\n\\boxed{-1}"
+    return f"The user says what he wanted.\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
+
+
+def create_app(seed: int = 0) -> FastAPI:
+    """An OpenAI-compatible server with this one judge behind it."""
+    app = FastAPI(title="rule judge")
+    rng = random.Random(seed)
+
+    @app.post("/v1/chat/completions")
+    def chat(body: dict[str, Any]) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        try:
+            texts = [answer(body["messages"], rng) for _ in range(int(body.get("n") or 1))]
+        except (KeyError, TypeError, ValueError) as error:
+            raise HTTPException(400, detail=str(error)) from error
+        choices = [
+            {"index": i, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            for i, text in enumerate(texts)
+        ]
+        return {"object": "chat.completion", "model": body.get("model"), "choices": choices}
+
+    return app
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--port", type=int, default=30010, help="port on 127.0.0.1")
+    uvicorn.run(create_app(), host="127.0.0.1", port=arguments.parse_args().port)

@@ -1,0 +1,164 @@
+"""Adapters and optimizer states on disk.
+
+    root/adapters/<stamp>/    adapter_model.safetensors, adapter_config.json   (PEFT's format)
+    root/states/<stamp>-<name>/    the same, and optimizer.safetensors
+
+Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
+was never used before, and says which base model it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from local_gpu.model import Adapter, BaseModel, LoraShape, lora_config
+from tinker_claw.errors import BackendError
+
+_WEIGHTS = "adapter_model.safetensors"
+_SETTINGS = "adapter_config.json"
+_MOMENTS = "optimizer.safetensors"
+_PREFIX = "base_model.model."
+"""PEFT's prefix of every tensor name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    tensors: Adapter
+    shape: LoraShape
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    adapter: Adapter
+    moments: dict[str, Tensor]
+    """`<adapter tensor>.exp_avg`, `.exp_avg_sq` and `.step`; empty before the first step."""
+    steps: int
+
+
+def stamp() -> str:
+    """A name never used before that sorts by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{token_hex(3)}"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "state"
+
+
+@contextmanager
+def new_folder(folder: Path) -> Generator[Path]:
+    """Fill a folder that appears under its name only when the block has ended well."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    try:
+        yield draft
+        for file in draft.iterdir():
+            _sync(file)
+        _sync(draft)
+        draft.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
+    """Write both files of a PEFT adapter into an existing folder."""
+    tensors = {_PREFIX + name: tensor.contiguous().cpu() for name, tensor in adapter.items()}
+    save_file(tensors, folder / _WEIGHTS, {"format": "pt", "base": base.fingerprint})
+    config = lora_config(base, shape)
+    # Spelled out, because "all-linear" would be read anew, perhaps differently, by another peft.
+    config.target_modules = sorted({name.rsplit(".", 3)[1] for name in adapter})
+    config.save_pretrained(str(folder))
+
+
+def export_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
+    """Write a PEFT adapter into a folder of the user's, replacing one that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+        write_adapter(Path(draft), base, shape, adapter)
+        for file in Path(draft).iterdir():
+            _sync(file)
+            file.replace(folder / file.name)
+    _sync(folder)
+
+
+def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
+    """Read a PEFT adapter.
+
+    Raises:
+        BackendError: it is missing, corrupt, or was trained on another base model.
+    """
+    if not (folder / _WEIGHTS).is_file():
+        raise BackendError(f"There is no adapter named {folder.name!r} in {folder.parent}.")
+    with _sentence(folder):
+        tensors, metadata = _read(folder / _WEIGHTS)
+        settings = json.loads((folder / _SETTINGS).read_text())
+        shape = LoraShape(rank=int(settings["r"]), alpha=int(settings["lora_alpha"]))
+    if metadata.get("base", base.fingerprint) != base.fingerprint:
+        raise BackendError(
+            f"The adapter {folder.name!r} was trained on another base model than {base.source!r}."
+        )
+    return SavedAdapter({n.removeprefix(_PREFIX): t for n, t in tensors.items()}, shape)
+
+
+def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedState) -> None:
+    with new_folder(folder) as draft:
+        write_adapter(draft, base, shape, state.adapter)
+        moments = {name: tensor.contiguous().cpu() for name, tensor in state.moments.items()}
+        save_file(moments, draft / _MOMENTS, {"format": "pt", "steps": str(state.steps)})
+
+
+def read_state(folder: Path, base: BaseModel) -> SavedState:
+    """Raises BackendError like `read_adapter`."""
+    if not (folder / _MOMENTS).is_file():
+        raise BackendError(
+            f"There is no saved state named {folder.name!r} in {folder.parent}; it may be older "
+            "than the states that are kept."
+        )
+    adapter = read_adapter(folder, base)
+    with _sentence(folder):
+        moments, metadata = _read(folder / _MOMENTS)
+        return SavedState(adapter.tensors, moments, int(metadata["steps"]))
+
+
+def prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
+    """Remove the oldest entries but `keep`, and those that `spare` names, never."""
+    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    for name in names[: max(0, len(names) - keep)]:
+        if not spare(name):
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        return {n: file.get_tensor(n) for n in names}, dict(file.metadata() or {})
+
+
+@contextmanager
+def _sentence(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise BackendError(f"The files in {folder} are corrupt or incomplete: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

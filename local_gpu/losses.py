@@ -1,0 +1,134 @@
+"""The four losses that this project sends, as Tinker defines them: sums over tokens.
+
+Rule: pure functions of the trainer's logprobs. Normalisation is already in the advantages and
+weights, so a result does not depend on how a batch was split. Source: TINKER.md A2 (Tinker's
+documentation, checked there by running it).
+
+Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs,
+A = advantages, rho = exp(z - q); all of shape (M,), float32, nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from tinker_claw.errors import AlignmentError, StepError
+from tinker_claw.types import Datum, LossName
+
+CLIP_LOW: Final = 0.8
+CLIP_HIGH: Final = 1.28
+"""Absolute bounds on the ratio (METHOD 5.4)."""
+
+Config = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """The arrays of one datum as tensors; an array that the datum lacks is None."""
+
+    behaviour: Tensor | None
+    """(M,) q."""
+    advantages: Tensor | None
+    """(M,) A."""
+    weights: Tensor | None
+    """(M, K) signed weights for cross_entropy."""
+
+    @classmethod
+    def of(cls, datum: Datum, device: torch.device) -> LossInputs:
+        def tensor(rows: object) -> Tensor | None:
+            return torch.tensor(rows, dtype=torch.float32, device=device) if rows else None
+
+        return cls(tensor(datum.logprobs), tensor(datum.advantages), tensor(datum.weights))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss together with what it needs, so that a mistake is named before any forward pass."""
+
+    compute: Callable[[Tensor, LossInputs, Config], Tensor]
+    """(M,) logprobs, or (M, K) at the targets for cross_entropy -> scalar sum."""
+    arrays: tuple[str, ...]
+    """Datum arrays that must be there."""
+    keys: frozenset[str] = frozenset()
+    """Keys that the config may have."""
+
+    def check(self, name: str, datum: Datum, config: Config) -> None:
+        """Raise StepError naming a missing array or an unknown key."""
+        if unknown := sorted(set(config) - self.keys):
+            known = ", ".join(sorted(self.keys)) or "no settings"
+            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {known}.")
+        if missing := [a for a in self.arrays if not getattr(datum, a)]:
+            raise StepError(f"loss {name}: the datum has no {missing[0]}.")
+        if "weights" in self.arrays:
+            widths = {len(row) for row in datum.weights}
+            wanted = {len(row) for row in datum.targets} or {1}
+            if widths != wanted or len(widths) != 1:
+                raise AlignmentError(f"loss {name}: weights {widths} and targets {wanted} wide")
+
+
+def ppo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_t min(rho_t A_t, clamp(rho_t, low, high) A_t).
+
+    No gradient where the clamp binds and makes the objective smaller: A > 0 and rho > high, or
+    A < 0 and rho < low. Unbounded for A < 0 and large rho.
+    """
+    behaviour, advantages = _rl(inputs)
+    ratio = (logprobs - behaviour).exp()
+    clipped = ratio.clamp(*_bounds(config))
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
+def importance_sampling(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_t rho_t A_t."""
+    behaviour, advantages = _rl(inputs)
+    return -((logprobs - behaviour).exp() * advantages).sum()
+
+
+def cispo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_t stop_gradient(clamp(rho_t, low, high)) A_t z_t: every token keeps a gradient."""
+    behaviour, advantages = _rl(inputs)
+    ratio = (logprobs - behaviour).exp().clamp(*_bounds(config))
+    return -(ratio.detach() * advantages * logprobs).sum()
+
+
+def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_{t,v} w_tv z_tv over (M, K) targets; weights are signed and need not sum to one."""
+    if inputs.weights is None:
+        raise StepError("loss cross_entropy: the datum has no weights.")
+    return -(logprobs * inputs.weights).sum()
+
+
+def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    if inputs.behaviour is None or inputs.advantages is None:
+        raise StepError("a reinforcement loss needs the datum's logprobs and advantages.")
+    return inputs.behaviour, inputs.advantages
+
+
+def _bounds(config: Config) -> tuple[float, float]:
+    low = float(config.get("clip_low_threshold", CLIP_LOW))
+    high = float(config.get("clip_high_threshold", CLIP_HIGH))
+    if not 0.0 <= low <= high:
+        raise StepError(
+            f"clip_low_threshold {low:g} and clip_high_threshold {high:g} are absolute ratios, "
+            "low at most high."
+        )
+    return low, high
+
+
+_CLIP_KEYS: Final = frozenset({"clip_low_threshold", "clip_high_threshold"})
+_RL_ARRAYS: Final = ("logprobs", "advantages")
+
+LOSSES: Final[Mapping[LossName, Loss]] = MappingProxyType(
+    {
+        "ppo": Loss(ppo, _RL_ARRAYS, _CLIP_KEYS),
+        "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
+        "cispo": Loss(cispo, _RL_ARRAYS, _CLIP_KEYS),
+        "cross_entropy": Loss(cross_entropy, ("weights",)),
+    }
+)

@@ -1,0 +1,227 @@
+"""The local trainer: the async rim around the learner, its files and its samplers.
+
+Rule: all torch work but sampling runs on one executor thread, in the order it was asked for, so
+the event loop never waits and no two operations meet in one module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from local_gpu.batching import check_version
+from local_gpu.engine import EngineSize
+from local_gpu.files import (
+    export_adapter,
+    new_folder,
+    prune,
+    read_adapter,
+    read_state,
+    slug,
+    stamp,
+    write_adapter,
+    write_state,
+)
+from local_gpu.learner import Learner
+from local_gpu.losses import LOSSES
+from local_gpu.model import BaseModel, LoraShape, fresh_adapter, load_base, with_lora
+from local_gpu.sampler import LocalSampler
+from tinker_claw.errors import BackendError, ConfigError
+from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
+
+T = TypeVar("T")
+
+BASE_REF = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig:
+    """What the local backend needs to know."""
+
+    model: str
+    """A folder with a causal LM in Hugging Face format, or a hub id."""
+    root: Path
+    """Adapters and states live here; a later process with the same root finds them again."""
+    name: str | None = None
+    """The name shown to users; None shows `model`."""
+    rank: int = 32
+    alpha: int = 32
+    seed: int = 0
+    """For the initial adapter."""
+    device: str | None = None
+    """None: CUDA where there is one, else the CPU."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the base; adapters are float32. None: bfloat16 on CUDA, float32 on the CPU."""
+    max_context_tokens: int | None = None
+    """None: as many as the model's positions and the cache allow."""
+    kv_cache_tokens: int = 32_768
+    """Per live version that samples; also the longest context."""
+    max_batch_tokens: int = 1024
+    """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
+    keep_states: int = 8
+    threads: int | None = None
+    """For torch, in the whole process; None leaves torch's own choice."""
+
+    def __post_init__(self) -> None:
+        for field in ("rank", "alpha", "kv_cache_tokens", "max_batch_tokens", "keep_states"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+
+
+class LocalTrainer:
+    """Implements `tinker_claw.policy.Trainer` on this machine. Made by `start`."""
+
+    def __init__(self, config: LocalConfig, base: BaseModel, executor: ThreadPoolExecutor) -> None:
+        self._config = config
+        self._base = base
+        self._executor = executor
+        self._shape = LoraShape(config.rank, config.alpha)
+        self._size = EngineSize(
+            vocabulary=base.vocabulary,
+            context_tokens=min(
+                base.context_tokens,
+                config.kv_cache_tokens,
+                config.max_context_tokens or config.kv_cache_tokens,
+            ),
+            kv_cache_tokens=config.kv_cache_tokens,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+        adapter = fresh_adapter(base, self._shape, config.seed)
+        self._learner = Learner(base, self._shape, adapter, self._size.context_tokens)
+        self._samplers: set[LocalSampler] = set()
+        self._loaded_state: str | None = None
+
+    @classmethod
+    async def start(cls, config: LocalConfig) -> LocalTrainer:
+        """Load the base model.
+
+        Raises:
+            ConfigError: a setting or the installed transformers does not fit.
+            ModelFileError: the model is missing or corrupt.
+        """
+        check_version()
+        executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(executor, _build, cls, config, executor)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(
+            model=self._config.name or self._config.model,
+            losses=frozenset(LOSSES),
+            two_d_targets=True,
+            student_topk=True,
+            context_tokens=self._size.context_tokens,
+        )
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        return await self._run(lambda: self._learner.step(passes, adam))
+
+    async def publish(self) -> LocalSampler:
+        def write() -> LocalSampler:
+            ref, adapter = stamp(), self._learner.adapter()
+            with new_folder(self._adapters / ref) as draft:
+                write_adapter(draft, self._base, self._shape, adapter)
+            return self._sampler(ref, with_lora(self._base, self._shape, adapter))
+
+        return self._remember(await self._run(write))
+
+    async def open(self, ref: str) -> LocalSampler:
+        def read() -> LocalSampler:
+            saved = read_adapter(_inside(self._adapters, ref), self._base)
+            try:
+                module = with_lora(self._base, saved.shape, saved.tensors)
+            except ConfigError as error:
+                raise BackendError(str(error)) from error
+            return self._sampler(ref, module)
+
+        if ref == BASE_REF:
+            return await self.base()
+        return self._remember(await self._run(read))
+
+    async def base(self) -> LocalSampler:
+        return self._remember(self._sampler(BASE_REF, self._base.module))
+
+    async def save_state(self, name: str) -> str:
+        def write() -> str:
+            ref = f"{stamp()}-{slug(name)}"
+            write_state(self._states / ref, self._base, self._shape, self._learner.state())
+            prune(self._states, self._config.keep_states, {ref, self._loaded_state}.__contains__)
+            return ref
+
+        return await self._run(write)
+
+    async def load_state(self, ref: str) -> None:
+        def read() -> None:
+            self._learner.load(read_state(_inside(self._states, ref), self._base))
+            self._loaded_state = ref
+
+        await self._run(read)
+
+    async def export_adapter(self, directory: Path) -> None:
+        def write() -> None:
+            export_adapter(directory, self._base, self._shape, self._learner.adapter())
+
+        await self._run(write)
+
+    async def aclose(self) -> None:
+        """Close every sampler that is still open, then the thread."""
+        for sampler in list(self._samplers):
+            await sampler.aclose()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    @property
+    def _adapters(self) -> Path:
+        return self._config.root / "adapters"
+
+    @property
+    def _states(self) -> Path:
+        return self._config.root / "states"
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            future = loop.run_in_executor(self._executor, call)
+        except RuntimeError as error:
+            raise BackendError("The trainer is closed.") from error
+        try:
+            return await future
+        except OSError as error:
+            raise BackendError(f"The files in {self._config.root} failed: {error}") from error
+
+    def _sampler(self, ref: str, module: Any) -> LocalSampler:
+        return LocalSampler(ref, module, self._size, self._run, self._samplers.discard)
+
+    def _remember(self, sampler: LocalSampler) -> LocalSampler:
+        self._samplers.add(sampler)
+        return sampler
+
+
+def _build(
+    make: Callable[[LocalConfig, BaseModel, ThreadPoolExecutor], LocalTrainer],
+    config: LocalConfig,
+    executor: ThreadPoolExecutor,
+) -> LocalTrainer:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    default = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = names[config.dtype] if config.dtype else default
+    return make(config, load_base(config.model, device=device, dtype=dtype), executor)
+
+
+def _inside(folder: Path, ref: str) -> Path:
+    """The entry of that name; a ref is never a path."""
+    if Path(ref).name != ref:
+        raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
+    return folder / ref

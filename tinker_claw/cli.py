@@ -1,0 +1,24 @@
+"""The command line: settings in, exit status out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from tinker_claw import config
+from tinker_claw.errors import ClawError
+from tinker_claw.serve import serve
+
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gateway until it is told to stop. What goes wrong is one sentence on standard error."""
+    try:
+        settings = config.load(sys.argv[1:] if arguments is None else arguments)
+        asyncio.run(serve(settings))
+    except ClawError as error:
+        sys.stderr.write(f"tinker-claw: {error}\n")
+        return EXIT_USAGE
+    return 0

@@ -1,0 +1,59 @@
+"""The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.config import Judge as JudgeSettings
+from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
+from tinker_claw.judge.parsing import choose_hints, majority, parse_vote
+from tinker_claw.judge.prompts import hint_messages, verdict_messages
+from tinker_claw.types import Message, NextState, Verdict
+
+__all__ = ["Endpoint", "HttpEndpoint", "Judge", "Judgement", "SamplerEndpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Everything that the judge said of one turn."""
+
+    verdict: Verdict
+    verdict_answers: tuple[str, ...]
+    hint_answers: tuple[str, ...]
+    hints: tuple[str, ...]
+    """Chosen from the hint answers, best first."""
+
+
+class Judge:
+    """m votes on the verdict and, where the method wants hints, m votes on those, side by side."""
+
+    def __init__(
+        self, endpoint: Endpoint, settings: JudgeSettings, *, hint_candidates: int
+    ) -> None:
+        """`hint_candidates`: hints kept per turn; 0 asks for none."""
+        self._endpoint = endpoint
+        self._m = settings.prm_m
+        self._hint_candidates = hint_candidates
+
+    async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
+        """Ask about one turn.
+
+        Raises:
+            JudgeError: the endpoint failed for good; nothing is concluded from that.
+        """
+        verdict_prompt = verdict_messages(request, reply, state)
+        hint_prompt = hint_messages(request, reply, state) if self._hint_candidates else None
+        verdict_answers, hint_answers = await asyncio.gather(
+            self._ask(verdict_prompt), self._ask(hint_prompt)
+        )
+        return Judgement(
+            verdict=majority([parse_vote(answer) for answer in verdict_answers]),
+            verdict_answers=tuple(verdict_answers),
+            hint_answers=tuple(hint_answers),
+            hints=choose_hints(hint_answers, self._hint_candidates),
+        )
+
+    async def _ask(self, prompt: Sequence[Message] | None) -> list[str]:
+        return await self._endpoint.answers(prompt, self._m) if prompt else []

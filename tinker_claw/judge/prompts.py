@@ -1,0 +1,81 @@
+"""What the judge is asked, in our words.
+
+Rule: the judge sees the user's request, the reply and what came next; the next state is the
+evidence, not the judge's own taste. The answer's form is fixed here and read in `parsing.py`.
+"""
+
+from __future__ import annotations
+
+from tinker_claw.types import Message, NextState
+
+MAX_CHARS = 6000
+"""Of each part. The judge does not see the middle of a longer one; the gap is marked."""
+
+_VERDICT_SYSTEM = """\
+You rate one reply of an AI assistant by looking at what happened right after it.
+
+You get the request, the reply, and the next state: either the user's next message or the
+results of the tools that the reply called. The next state is your evidence. Do not rate the
+reply by how you would have written it.
+
+Rate +1 if the next state shows that the reply did its job: the user accepts it, thanks, or
+moves on to a new matter; the tools worked and brought the task forward. Rate -1 if the next
+state shows that it did not: the user asks for it again, corrects it, complains, or wants it
+done another way (asking for a change means that the reply was not what was wanted); a tool call
+failed because of how it was made. Rate 0 if the next state does not tell.
+
+Think in a few sentences. End with the rating in a box: \\boxed{1}, \\boxed{0} or \\boxed{-1}."""
+
+_HINT_SYSTEM = """\
+You look for hindsight: whether what came after a reply tells how the reply should have been
+written.
+
+You get the request, an AI assistant's reply, and the next state: the user's next message or
+tool results. A user who corrects the reply often says what he wanted. If that could have been
+followed from the start, write it as a hint for the assistant: one to three sentences, concrete,
+about this kind of request, saying what to do rather than what went wrong. What only a tool
+could reveal is no hindsight: the assistant could not have known it. A user who is content,
+moves on, or only says "again" gives no hint.
+
+Think in a few sentences. If there is a hint, end with \\boxed{1} and then the hint between the
+marks [HINT] and [/HINT]. If there is none, end with \\boxed{-1}."""
+
+_CASE = """\
+<request>
+{request}
+</request>
+
+<reply>
+{reply}
+</reply>
+
+<next_state from="{role}">
+{next_state}
+</next_state>"""
+
+
+def verdict_messages(request: str, reply: str, state: NextState) -> list[Message]:
+    """The prompt for one verdict vote."""
+    return _messages(_VERDICT_SYSTEM, request, reply, state)
+
+
+def hint_messages(request: str, reply: str, state: NextState) -> list[Message]:
+    """The prompt for one hint vote."""
+    return _messages(_HINT_SYSTEM, request, reply, state)
+
+
+def _messages(system: str, request: str, reply: str, state: NextState) -> list[Message]:
+    case = _CASE.format(
+        request=_shorten(request),
+        reply=_shorten(reply),
+        role=state.role,
+        next_state=_shorten(state.text),
+    )
+    return [{"role": "system", "content": system}, {"role": "user", "content": case}]
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

@@ -1,0 +1,134 @@
+"""From a next state to a sample: judge, then score, then queue.
+
+Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
+that fails leaves the turn to be tried again, and no verdict is made up; a teacher that fails drops
+the sample, and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinker_claw.errors import AlignmentError, BackendError, JudgeError, RequestError
+from tinker_claw.judge import Judge, Judgement
+from tinker_claw.judge.parsing import parse_vote
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger import Ballot, Ledger
+from tinker_claw.methods import Method, reward_of
+from tinker_claw.policy import PolicyHolder
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import HintScores, Verdict
+
+RETRY_S = 5.0
+"""How long judging rests after the judge failed, before it asks again."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingDeps:
+    """What judging needs."""
+
+    ledger: Ledger
+    judge: Judge
+    scorer: HintScorer
+    method: Method
+    policy: PolicyHolder
+    telemetry: Telemetry
+    health: Health
+    on_sample: Callable[[], None]
+    concurrency: int
+
+
+class Judging:
+    """The part of the loop between the gateway and the learner."""
+
+    def __init__(self, deps: JudgingDeps) -> None:
+        self._deps = deps
+        self._slots = asyncio.Semaphore(deps.concurrency)
+        self._in_hand: set[int] = set()
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """A next state has come in."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Judge whatever the ledger has to judge, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for turn_id in self._deps.ledger.turns.judgeable():
+                    if turn_id not in self._in_hand:
+                        self._in_hand.add(turn_id)
+                        group.create_task(self._one(turn_id))
+
+    async def _one(self, turn_id: int) -> None:
+        """Advance one turn. After a failure the slot is kept for a while, to give the judge rest."""
+        async with self._slots:
+            try:
+                await self._advance(turn_id)
+                self._deps.health.judge_works()
+            except JudgeError as error:
+                self._deps.health.judge_fails(error)
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+            finally:
+                self._in_hand.discard(turn_id)
+
+    async def _advance(self, turn_id: int) -> None:
+        """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
+        ledger = self._deps.ledger
+        verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn_id)
+        hints = ledger.judgements.hints(turn_id) if self._deps.method.wants_hints else ()
+        if reason := self._deps.method.refuses(verdict, hints):
+            self._refuse(turn_id, reason)
+            return
+        try:
+            teacher = await self._score(turn_id, hints)
+        except (AlignmentError, BackendError, RequestError) as error:
+            self._refuse(turn_id, f"the teacher could not score it: {error}")
+            return
+        ledger.samples.add(turn_id, reward_of(verdict), teacher)
+        self._deps.telemetry.sample("queued", turn=turn_id)
+        self._deps.on_sample()
+
+    async def _ask(self, turn_id: int) -> Verdict:
+        turn = self._deps.ledger.turns.get(turn_id)
+        state = self._deps.ledger.turns.next_state(turn_id)
+        if state is None:
+            raise LookupError(f"turn {turn_id} has no next state")
+        judgement = await self._deps.judge.judge(turn.request_text, turn.reply_text, state)
+        self._record(turn_id, judgement)
+        return judgement.verdict
+
+    def _record(self, turn_id: int, judgement: Judgement) -> None:
+        verdict = judgement.verdict
+        self._deps.ledger.judgements.add(
+            turn_id,
+            value=verdict.value,
+            verdict_ballots=_ballots(judgement.verdict_answers),
+            hint_ballots=_ballots(judgement.hint_answers),
+            hints=judgement.hints,
+        )
+        self._deps.telemetry.verdict(
+            turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
+        )
+
+    async def _score(self, turn_id: int, hints: tuple[str, ...]) -> HintScores | None:
+        if not hints:
+            return None
+        turn = self._deps.ledger.turns.get(turn_id)
+        async with self._deps.policy.lease() as policy:
+            return await self._deps.scorer.score(turn, hints, policy)
+
+    def _refuse(self, turn_id: int, reason: str) -> None:
+        self._deps.ledger.turns.refuse(turn_id, reason)
+        self._deps.telemetry.sample("refused", turn=turn_id, reason=reason)
+
+
+def _ballots(answers: tuple[str, ...]) -> list[Ballot]:
+    return [Ballot(answer=answer, value=parse_vote(answer)) for answer in answers]

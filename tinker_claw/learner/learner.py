@@ -1,0 +1,177 @@
+"""The learner: sixteen samples, one optimizer step, one new policy version.
+
+Rule: a step is intent row, train, save state, publish, one commit of step, samples and version,
+swap. Until the commit nothing has happened: the samples are queued, the old policy serves, and a
+restart loads the last committed state. Nothing here is awaited by the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.config import Training
+from tinker_claw.errors import BackendError, StepError
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.metrics import step_metrics
+from tinker_claw.learner.scoring import batch_items
+from tinker_claw.ledger import Ledger
+from tinker_claw.methods import BatchItem, Method
+from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
+from tinker_claw.telemetry import Telemetry, log
+from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport
+
+FAILURES_BEFORE_BISECTING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerDeps:
+    """What the learner needs."""
+
+    ledger: Ledger
+    trainer: Trainer
+    base: Sampler
+    method: Method
+    policy: PolicyHolder
+    telemetry: Telemetry
+    health: Health
+    cfg: Training
+    learning_rate: float
+
+
+class Learner:
+    """Turns queued samples into policy versions, one step at a time."""
+
+    def __init__(self, deps: LearnerDeps) -> None:
+        self._deps = deps
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._adam = Adam(learning_rate=deps.learning_rate)
+        self._retired: asyncio.Queue[Policy] = asyncio.Queue()
+
+    def wake(self) -> None:
+        """A sample has been queued."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Take a step whenever a batch is complete, until `max_steps` or cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._retire())
+            while not self._finished():
+                self._deps.health.learner_is("waiting")
+                await self._wake.wait()
+                self._wake.clear()
+                while not self._finished() and (batch := self._batch()):
+                    await self._step(batch)
+            self._deps.health.learner_is("finished")
+
+    def _finished(self) -> bool:
+        limit = self._deps.cfg.max_steps
+        return limit is not None and self._deps.policy.current.version.step >= limit
+
+    def _batch(self) -> list[Sample] | None:
+        """Exactly `batch_size` fresh samples, oldest first; None while there are fewer."""
+        samples, cfg = self._deps.ledger.samples, self._deps.cfg
+        step = self._deps.policy.current.version.step
+        if expired := samples.expire(step, cfg.max_staleness):
+            self._deps.telemetry.sample("expired", count=expired)
+        waiting = samples.waiting()
+        self._deps.telemetry.waiting(waiting)
+        return samples.oldest(cfg.batch_size) if waiting >= cfg.batch_size else None
+
+    async def _step(self, batch: Sequence[Sample]) -> None:
+        """One step, or a void one after which the same samples are still queued."""
+        ids = [sample.id for sample in batch]
+        steps = self._deps.ledger.steps
+        self._deps.health.learner_is("training")
+        step_id = steps.begin(self._deps.policy.current.version.id, ids)
+        try:
+            await self._train_and_swap(step_id, batch)
+        except BackendError as error:
+            steps.void(step_id, str(error))
+            self._deps.telemetry.step_void(step_id=step_id, error=str(error))
+            self._deps.health.learner_is("recovering", str(error))
+            await self._restore()
+            if steps.failures(ids) >= FAILURES_BEFORE_BISECTING:
+                await self._quarantine_culprit(batch, error)
+
+    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
+        deps, started = self._deps, time.monotonic()
+        parent = deps.policy.current
+        items = await batch_items(batch, parent, deps.base, deps.cfg)
+        passes, report = await self._train(items)
+        step = parent.version.step + 1
+        save = step % deps.cfg.save_interval == 0
+        state_ref = await deps.trainer.save_state(f"step-{step_id:08d}") if save else None
+        publishing = time.monotonic()
+        sampler = await deps.trainer.publish()
+        metrics = step_metrics(items, passes, report, parent.version.step)
+        version = deps.ledger.steps.commit(
+            step_id, parent.version, state_ref=state_ref, sampler_ref=sampler.ref, metrics=metrics
+        )
+        self._retired.put_nowait(deps.policy.swap(Policy(version, sampler)))
+        now = time.monotonic()
+        deps.telemetry.step(
+            seconds=publishing - started, step_id=step_id, step=step, version=version.id, **metrics
+        )
+        deps.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
+
+    async def _train(self, items: Sequence[BatchItem]) -> tuple[list[LossPass], StepReport]:
+        passes = self._deps.method.passes(items, self._deps.cfg)
+        if not passes:
+            raise StepError("no sample of the batch carries a gradient")
+        return passes, await self._deps.trainer.train_step(passes, self._adam)
+
+    async def _restore(self) -> None:
+        """Weights after a failed step are suspect: go back to the newest committed state."""
+        saved = self._deps.ledger.steps.newest_saved_version()
+        if saved is None or saved.state_ref is None:
+            raise StepError("there is no committed state to go back to")
+        await self._deps.trainer.load_state(saved.state_ref)
+        await self._go_back_to(saved)
+
+    async def _go_back_to(self, saved: PolicyVersion) -> None:
+        """Where states are saved every k steps, the steps since the last save are void, too."""
+        lost = self._deps.ledger.steps.void_unsaved(saved)
+        if not lost:
+            return
+        log.warning("steps.void", step_ids=lost, restored_version=saved.id)
+        version = self._deps.ledger.steps.restart_from(saved)
+        sampler = await self._deps.trainer.open(version.sampler_ref)
+        self._retired.put_nowait(self._deps.policy.swap(Policy(version, sampler)))
+
+    async def _quarantine_culprit(self, batch: Sequence[Sample], error: BackendError) -> None:
+        """Halve the batch until one sample alone fails; that one is never trained.
+
+        Raises:
+            BackendError: no single sample is to blame, so learning stops with the cause.
+        """
+        suspects = list(batch)
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            rest = suspects[len(suspects) // 2 :]
+            suspects = half if await self._fails(half) else rest
+        if not await self._fails(suspects):
+            raise error
+        culprit = suspects[0]
+        self._deps.ledger.samples.quarantine(culprit.id)
+        self._deps.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
+
+    async def _fails(self, samples: Sequence[Sample]) -> bool:
+        try:
+            policy = self._deps.policy.current
+            await self._train(await batch_items(samples, policy, self._deps.base, self._deps.cfg))
+        except BackendError:
+            return True
+        finally:
+            await self._restore()
+        return False
+
+    async def _retire(self) -> None:
+        """Free replaced samplers, each when the last reply that uses it has ended."""
+        while True:
+            policy = await self._retired.get()
+            await self._deps.policy.drained(policy)
+            await policy.sampler.aclose()

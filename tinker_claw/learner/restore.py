@@ -1,0 +1,32 @@
+"""Where a run begins: the newest committed state of its ledger, or version 0."""
+
+from __future__ import annotations
+
+from tinker_claw.ledger import Ledger
+from tinker_claw.policy import Policy, Trainer
+from tinker_claw.telemetry import log
+
+
+async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
+    """Void what was never committed, load the newest saved state, and open its sampler.
+
+    Steps that were committed after the last save (`--save-interval` above 1) are void as well: their
+    weights are gone, so their samples are queued again and a new version takes the saved state up.
+
+    Raises:
+        BackendError: the state or the sampler cannot be loaded.
+    """
+    if unfinished := ledger.steps.void_unfinished():
+        log.warning("steps.void", step_ids=unfinished, reason="never committed")
+    saved = ledger.steps.newest_saved_version()
+    if saved is None or saved.state_ref is None:
+        state_ref = await trainer.save_state("start")
+        sampler = await trainer.publish()
+        version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
+        return Policy(version, sampler)
+    await trainer.load_state(saved.state_ref)
+    if lost := ledger.steps.void_unsaved(saved):
+        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
+        saved = ledger.steps.restart_from(saved)
+    log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
+    return Policy(saved, await trainer.open(saved.sampler_ref))

@@ -1,0 +1,110 @@
+"""Scores that a method needs beyond what was sampled: teacher, current policy, reference.
+
+Rule: a score is for exactly the sampled tokens, or it is an error; nothing is padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinker_claw.config import Training
+from tinker_claw.errors import AlignmentError
+from tinker_claw.methods import BatchItem
+from tinker_claw.policy import Policy, Sampler
+from tinker_claw.render import Renderer
+from tinker_claw.types import HintScores, Sample, TokenLogprobs, Turn
+
+
+class HintScorer:
+    """Scores a reply under the prompt with a hint spliced in."""
+
+    def __init__(self, teacher: Sampler | None, renderer: Renderer, cfg: Training) -> None:
+        """`teacher`: the frozen base; None lets the policy of the moment teach."""
+        self._teacher = teacher
+        self._renderer = renderer
+        self._cfg = cfg
+
+    async def score(self, turn: Turn, hints: Sequence[str], policy: Policy) -> HintScores:
+        """Scores under the hint whose teacher shares most candidates with the student.
+
+        Raises:
+            AlignmentError: the turn has no place for a hint, or the scores do not fit the tokens.
+            BackendError: the teacher failed.
+        """
+        teacher = self._teacher or policy.sampler
+        scored = [await self._under(turn, hint, teacher, many=len(hints) > 1) for hint in hints]
+        return max(scored, key=lambda scores: scores.overlap)
+
+    async def _under(self, turn: Turn, hint: str, teacher: Sampler, *, many: bool) -> HintScores:
+        if turn.hint_at is None:
+            raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
+        hinted = self._renderer.splice(turn.prompt, turn.hint_at, hint)
+        done = turn.completion
+        topk = self._cfg.opd_mode == "topk"
+        scores = await teacher.logprobs(
+            hinted + done.tokens,
+            start=len(hinted),
+            targets=done.topk_ids if topk else None,
+            top_k=self._cfg.opd_topk if topk and many else 0,
+        )
+        _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"turn {turn.id}")
+        return HintScores(
+            hint=hint,
+            logprobs=scores.logprobs,
+            targets=scores.targets if topk else (),
+            overlap=_overlap(done.topk_ids, scores.topk_ids),
+        )
+
+
+async def batch_items(
+    samples: Sequence[Sample], policy: Policy, base: Sampler, cfg: Training
+) -> list[BatchItem]:
+    """Add to each sample what is only known when the step is taken.
+
+    A sample of the serving version needs no scores of it (rho = 1), so none are asked for.
+    """
+    return [
+        BatchItem(
+            sample=sample,
+            current=await _current(sample, policy, cfg),
+            reference=await _reference(sample, base, cfg),
+        )
+        for sample in samples
+    ]
+
+
+async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs | None:
+    if sample.policy_version == policy.version.id:
+        return None
+    done = sample.completion
+    topk = cfg.opd_mode == "topk" and sample.teacher is not None
+    scores = await policy.sampler.logprobs(
+        sample.prompt + done.tokens,
+        start=len(sample.prompt),
+        targets=done.topk_ids if topk else None,
+    )
+    _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"sample {sample.id}")
+    return scores
+
+
+async def _reference(sample: Sample, base: Sampler, cfg: Training) -> tuple[float, ...] | None:
+    if cfg.kl_beta == 0:
+        return None
+    scores = await base.logprobs(sample.prompt + sample.completion.tokens, start=len(sample.prompt))
+    _fits(scores, len(sample.completion.tokens), 0, f"sample {sample.id}")
+    return scores.logprobs
+
+
+def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:
+    if len(scores.logprobs) != tokens or len(scores.targets) != targets:
+        raise AlignmentError(
+            f"{what}: {len(scores.logprobs)} logprobs and {len(scores.targets)} target rows "
+            f"for {tokens} tokens and {targets} rows"
+        )
+
+
+def _overlap(student: Sequence[Sequence[int]], teacher: Sequence[Sequence[int]]) -> int:
+    """Candidates that student and teacher share, summed over positions (METHOD 1.5)."""
+    if not teacher:
+        return 0
+    return sum(len(set(s) & set(t)) for s, t in zip(student, teacher, strict=True))

@@ -1,0 +1,118 @@
+"""The numbers of the methods: pure functions over floats, no I/O.
+
+Shapes: B samples in a batch, T sampled tokens of one sample, k candidates per token. Logprobs are
+in nats. Signs: a positive advantage raises the probability of its token. Sources: OpenClaw-RL
+(arXiv 2603.10165) for the methods, PPO (arXiv 1707.06347) for the clipped ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from tinker_claw.errors import same_length
+from tinker_claw.types import Vote
+
+UNANIMOUS_SCALE = 0.25
+"""Where all verdicts of a batch agree a mean baseline leaves nothing; this much of r is kept."""
+MAX_RATIO = 2.0
+"""Above this ratio a token of a stale sample is left out: ppo does not bound it for A < 0."""
+
+
+def reward_advantages(
+    rewards: Sequence[Vote | None], baseline: Literal["batch_mean", "none"]
+) -> list[float]:
+    """One advantage per sample from its verdict.
+
+    batch_mean: A = r - mean of the batch's verdicts; 0.25 r if they all agree. none: A = r, which
+    is REINFORCE. A sample without a verdict (None) has A = 0 and does not count in the mean.
+
+    Args:
+        rewards: (B,) +1, -1 or None.
+    Returns:
+        (B,) advantages.
+    """
+    given = [r for r in rewards if r is not None]
+    if baseline == "none":
+        return [float(r) if r is not None else 0.0 for r in rewards]
+    if len(set(given)) <= 1:
+        return [UNANIMOUS_SCALE * r if r is not None else 0.0 for r in rewards]
+    mean = sum(given) / len(given)
+    return [r - mean if r is not None else 0.0 for r in rewards]
+
+
+def token_advantages(
+    teacher_T: Sequence[float], behaviour_T: Sequence[float], clip: float
+) -> list[float]:
+    """Token-level distillation: A_t = clip(log pi_T(y_t | hinted prompt) - q_t, -C, C).
+
+    Args:
+        teacher_T: (T,) the teacher's logprobs of the sampled tokens, given the hint.
+        behaviour_T: (T,) the sampler's own.
+        clip: C in nats; 0 switches the bound off.
+    """
+    same_length("token distillation", teacher=teacher_T, behaviour=behaviour_T)
+    return [
+        _bound(teacher - own, clip) for teacher, own in zip(teacher_T, behaviour_T, strict=True)
+    ]
+
+
+def topk_advantages(
+    teacher_k: Sequence[float], behaviour_k: Sequence[float], clip: float
+) -> list[float]:
+    """Top-k distillation at one position: A_v = w_v * clip(log pi_T(v) - b_v, -C, C).
+
+    w = softmax over the student's k candidates of b, so the weights of one position sum to 1.
+
+    Args:
+        teacher_k: (k,) the teacher's logprobs at the student's candidates, given the hint.
+        behaviour_k: (k,) b, the student's logprobs of them when it sampled.
+    """
+    same_length("top-k distillation", teacher=teacher_k, behaviour=behaviour_k)
+    top = max(behaviour_k)
+    masses = [math.exp(b - top) for b in behaviour_k]
+    total = sum(masses)
+    return [
+        mass / total * _bound(teacher - own, clip)
+        for mass, teacher, own in zip(masses, teacher_k, behaviour_k, strict=True)
+    ]
+
+
+def stale_weight(
+    advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
+) -> float:
+    """Weight of one candidate of a stale sample, for a loss that has no ratio of its own.
+
+    rho = exp(current - behaviour). Returns A rho where the clipped objective has a gradient, else
+    0: the gradient of max(-A rho, -A clip(rho)) is -A rho grad(log pi) inside the bounds.
+    """
+    rho = math.exp(current - behaviour)
+    clipped = rho > clip_high if advantage > 0 else rho < clip_low
+    return 0.0 if clipped or rho > MAX_RATIO else advantage * rho
+
+
+def keep_bounded(
+    advantages_T: Sequence[float], current_T: Sequence[float], behaviour_T: Sequence[float]
+) -> list[float]:
+    """Advantages of a stale sample, 0 where rho = exp(current - behaviour) is above 2."""
+    same_length("stale sample", advantages=advantages_T, current=current_T, behaviour=behaviour_T)
+    return [
+        0.0 if current - behaviour > math.log(MAX_RATIO) else advantage
+        for advantage, current, behaviour in zip(advantages_T, current_T, behaviour_T, strict=True)
+    ]
+
+
+def kl_advantages(
+    reference_T: Sequence[float], behaviour_T: Sequence[float], beta: float
+) -> list[float]:
+    """Pull towards the reference: beta * (log pi_ref(y_t) - q_t).
+
+    As an advantage this has the reverse KL's gradient; the k3 estimator as an advantage has not.
+    """
+    same_length("KL", reference=reference_T, behaviour=behaviour_T)
+    return [beta * (ref - own) for ref, own in zip(reference_T, behaviour_T, strict=True)]
+
+
+def _bound(value: float, clip: float) -> float:
+    return max(-clip, min(clip, value)) if clip > 0 else value

@@ -1,0 +1,125 @@
+"""From samples to loss passes: where advantages, weights and normalisation meet.
+
+Rule: every loss of a backend is a sum over tokens and datums, so all normalisation is put into the
+advantages here, and the result does not depend on how a backend splits the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.config import Training
+from tinker_claw.errors import AlignmentError
+from tinker_claw.methods.advantages import (
+    keep_bounded,
+    kl_advantages,
+    reward_advantages,
+    stale_weight,
+    token_advantages,
+    topk_advantages,
+)
+from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """A sample, and what is known of it at the moment of the step."""
+
+    sample: Sample
+    current: TokenLogprobs | None = None
+    """Scores of the reply under the serving policy; None when that policy sampled it (rho = 1)."""
+    reference: tuple[float, ...] | None = None
+    """[T] base logprobs of the reply; needed when the KL weight is above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much the two signals count. 0 leaves one out."""
+
+    reward: float
+    distill: float
+
+
+def build_passes(items: Sequence[BatchItem], weights: Weights, cfg: Training) -> list[LossPass]:
+    """The passes of one step.
+
+    Reward, token distillation and KL go as one ppo pass with summed advantages. Top-k distillation
+    goes as a cross_entropy pass with signed weights. A datum that carries no gradient is left out.
+    """
+    topk = cfg.opd_mode == "topk" and weights.distill > 0
+    scales = _scales(items, cfg)
+    rewards = reward_advantages([item.sample.reward for item in items], cfg.baseline)
+    ppo: list[Datum] = []
+    cross_entropy: list[Datum] = []
+    for item, reward, scale in zip(items, rewards, scales, strict=True):
+        advantages = _summed(item, weights.reward * reward, 0.0 if topk else weights.distill, cfg)
+        if any(advantages):
+            ppo.append(_ppo_datum(item.sample, [a * scale for a in advantages]))
+        if topk and item.sample.teacher is not None:
+            cross_entropy.append(_topk_datum(item, weights.distill * scale, cfg))
+    passes: list[LossPass] = []
+    if ppo:
+        bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
+        passes.append(LossPass("ppo", tuple(ppo), bounds))
+    if cross_entropy:
+        passes.append(LossPass("cross_entropy", tuple(cross_entropy)))
+    return passes
+
+
+def _scales(items: Sequence[BatchItem], cfg: Training) -> list[float]:
+    """1 / (T_i B), or 1 / (T_max B) with norm = constant (Dr. GRPO, arXiv 2503.20783)."""
+    lengths = [len(item.sample.completion.tokens) for item in items]
+    longest = max(lengths)
+    per_sample = cfg.norm == "sample"
+    return [1.0 / ((n if per_sample else longest) * len(items)) for n in lengths]
+
+
+def _summed(item: BatchItem, reward: float, distill: float, cfg: Training) -> list[float]:
+    """(T,) advantages of the ppo pass, before normalisation."""
+    sample = item.sample
+    own = sample.completion.logprobs
+    total = [reward] * len(own)
+    if distill and sample.teacher is not None:
+        hinted = token_advantages(sample.teacher.logprobs, own, cfg.opd_clip)
+        total = [a + distill * h for a, h in zip(total, hinted, strict=True)]
+    if cfg.kl_beta > 0:
+        if item.reference is None:
+            raise AlignmentError(f"sample {sample.id}: no reference logprobs for the KL term")
+        pull = kl_advantages(item.reference, own, cfg.kl_beta)
+        total = [a + p for a, p in zip(total, pull, strict=True)]
+    if item.current is not None:
+        total = keep_bounded(total, item.current.logprobs, own)
+    return total
+
+
+def _ppo_datum(sample: Sample, advantages: Sequence[float]) -> Datum:
+    return Datum(
+        tokens=sample.prompt + sample.completion.tokens,
+        start=len(sample.prompt),
+        logprobs=sample.completion.logprobs,
+        advantages=tuple(advantages),
+    )
+
+
+def _topk_datum(item: BatchItem, scale: float, cfg: Training) -> Datum:
+    """Targets are the student's candidates [T, k]; weights their scaled advantages."""
+    sample = item.sample
+    teacher = sample.teacher
+    if teacher is None or len(teacher.targets) != len(sample.completion.topk_logprobs):
+        raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
+    rows: list[tuple[float, ...]] = []
+    for position, own in enumerate(sample.completion.topk_logprobs):
+        advantages = topk_advantages(teacher.targets[position], own, cfg.opd_clip)
+        if item.current is not None:
+            advantages = [
+                stale_weight(a, now, b, clip_low=cfg.clip_low, clip_high=cfg.clip_high)
+                for a, now, b in zip(advantages, item.current.targets[position], own, strict=True)
+            ]
+        rows.append(tuple(scale * a for a in advantages))
+    return Datum(
+        tokens=sample.prompt + sample.completion.tokens,
+        start=len(sample.prompt),
+        targets=sample.completion.topk_ids,
+        weights=tuple(rows),
+    )

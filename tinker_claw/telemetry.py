@@ -1,0 +1,152 @@
+"""Events, metrics and figures: structlog, a JSONL file, Prometheus.
+
+Rule: an event is a name with fields, and never carries a user's words.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+def configure(style: Literal["auto", "console", "json"], stream: TextIO | None = None) -> None:
+    """Send events to `stream` (standard error): readable on a terminal, JSON lines otherwise."""
+    target = stream or sys.stderr
+    readable = style == "console" or (style == "auto" and target.isatty())
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=target.isatty())
+        if readable
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(
+                fmt="%H:%M:%S" if readable else "iso", utc=not readable
+            ),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(target),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(stream=target, level=logging.WARNING, force=True)
+
+
+class Telemetry:
+    """One process's figures. `metrics_file` gets a JSON line per step; None writes none."""
+
+    def __init__(self, metrics_file: Path | None) -> None:
+        self._file = metrics_file
+        self._registry = CollectorRegistry()
+        make: dict[str, Any] = {"registry": self._registry}
+        self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
+        self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
+        self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
+        self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
+        self._samples = Counter("tinker_claw_samples", "Samples", ["fate"], **make)
+        self._steps = Counter("tinker_claw_steps", "Optimizer steps", ["status"], **make)
+        self._waiting = Gauge("tinker_claw_samples_waiting", "Samples in the queue", **make)
+        self._version = Gauge("tinker_claw_policy_version", "Serving policy version", **make)
+        self._latency = Histogram(
+            "tinker_claw_turn_seconds", "Seconds per turn", buckets=_SECONDS, **make
+        )
+        self._first_token = Histogram(
+            "tinker_claw_first_token_seconds",
+            "Seconds to the first token",
+            buckets=_SECONDS,
+            **make,
+        )
+        self._step_seconds = Histogram(
+            "tinker_claw_step_seconds", "Seconds per optimizer step", buckets=_SECONDS, **make
+        )
+
+    def exposition(self) -> bytes:
+        """All figures in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def turn_captured(
+        self,
+        *,
+        session: int,
+        turn: int,
+        kind: str,
+        reason: str,
+        version: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        completion_tokens: int,
+        seconds: float,
+        first_token_s: float | None,
+    ) -> None:
+        self._turns.labels(kind).inc()
+        self._tokens.labels("prompt").inc(prompt_tokens)
+        self._tokens.labels("cached").inc(cached_tokens)
+        self._tokens.labels("sampled").inc(completion_tokens)
+        self._latency.observe(seconds)
+        if first_token_s is not None:
+            self._first_token.observe(first_token_s)
+        log.info(
+            "turn.captured",
+            session=session,
+            turn=turn,
+            kind=kind,
+            reason=reason,
+            version=version,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=completion_tokens,
+            seconds=round(seconds, 3),
+        )
+
+    def verdict(
+        self, *, turn: int, value: int | None, votes: tuple[int | None, ...], hints: int
+    ) -> None:
+        self._verdicts.labels("none" if value is None else str(value)).inc()
+        if hints:
+            self._hints.inc()
+        log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
+
+    def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
+        """A sample was queued, expired, refused or dropped; `fate` says which."""
+        self._samples.labels(fate).inc(count)
+        if fate != "refused":
+            log.info(f"sample.{fate}", count=count, **fields)
+
+    def waiting(self, samples: int) -> None:
+        self._waiting.set(samples)
+
+    def step(self, *, seconds: float, **fields: Any) -> None:
+        """A committed step: one event, one line in the metrics file."""
+        self._steps.labels("committed").inc()
+        self._samples.labels("trained").inc(int(fields.get("samples", 0)))
+        self._step_seconds.observe(seconds)
+        log.info("step", seconds=round(seconds, 3), **fields)
+        self._write({"event": "step", "seconds": seconds, **fields})
+
+    def step_void(self, *, step_id: int, error: str) -> None:
+        self._steps.labels("void").inc()
+        log.error("step.void", step_id=step_id, error=error)
+
+    def publish(self, *, version: int, step: int, seconds: float) -> None:
+        self._version.set(version)
+        log.info("publish", version=version, step=step, seconds=round(seconds, 3))
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        with self._file.open("a") as file:
+            file.write(json.dumps({"time": time.time(), **record}) + "\n")
