@@ -150,11 +150,11 @@ class Learner:
         loss = LOSSES[loss_pass.loss].compute(
             subject, LossInputs.of(datum, device), loss_pass.config
         )
-        value = float(loss)
+        value = float(loss.detach())
         if not math.isfinite(value):
             raise StepError(f"The {loss_pass.loss} loss is {value}; nothing was changed.")
         loss.backward()
-        return value, tuple(chosen.tolist())
+        return value, tuple(chosen.detach().tolist())
 
     def _head(self) -> Any:
         return self._module.get_output_embeddings()

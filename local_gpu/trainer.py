@@ -62,7 +62,7 @@ class LocalConfig:
     """None: as many as the model's positions and the cache allow."""
     kv_cache_tokens: int = 32_768
     """Per live version that samples; also the longest context."""
-    max_batch_tokens: int = 1024
+    max_batch_tokens: int = 512
     """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
     keep_states: int = 8
     threads: int | None = None

@@ -14,7 +14,7 @@ EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the gateway until it is told to stop. What goes wrong is one sentence on standard error."""
+    """Run the gateway until it is told to stop. An error is one sentence on standard error."""
     try:
         settings = config.load(sys.argv[1:] if arguments is None else arguments)
         asyncio.run(serve(settings))

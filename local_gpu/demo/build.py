@@ -2,9 +2,8 @@
 
 Stages: train the tokenizer; train the model on bare dialogues, then on some that are dressed as an
 agent's requests; settle it at a low rate, which also sets how often it answers plainly unasked;
-measure it; write the files and their hashes. One rule: every
-seed is fixed, one thread, so that the same versions on the same machine give the same bytes. It
-takes about ten minutes on one core.
+measure it; write the files and their hashes. About ten minutes on one core. One rule: every
+seed is fixed, one thread, so that the same versions on the same machine give the same bytes.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A rule-based judge that answers the project's normal judge prompts over HTTP.
 
-It stands in for a judge model where none runs: with the demo model, and in tests. It reads what the
-prompt holds, by simple rules, and answers as a model would, so that asking, parsing, voting and hint
-filtering are the real ones. Rule: it never sees more than the prompt.
+It stands in for a judge model where none runs: with the demo model, and in tests. It reads what
+the prompt holds, by simple rules, and answers as a model would, so that asking, parsing, voting and
+hint filtering are the real ones. Rule: it never sees more than the prompt.
 
     python -m local_gpu.demo.judge --port 30010
 """

@@ -67,7 +67,7 @@ class Judging:
                         group.create_task(self._one(turn_id))
 
     async def _one(self, turn_id: int) -> None:
-        """Advance one turn. After a failure the slot is kept for a while, to give the judge rest."""
+        """Advance one turn. After a failure the slot is kept a while, to give the judge rest."""
         async with self._slots:
             try:
                 await self._advance(turn_id)

@@ -10,8 +10,8 @@ from tinker_claw.telemetry import log
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     """Void what was never committed, load the newest saved state, and open its sampler.
 
-    Steps that were committed after the last save (`--save-interval` above 1) are void as well: their
-    weights are gone, so their samples are queued again and a new version takes the saved state up.
+    Steps committed after the last save (`--save-interval` above 1) are void as well: their weights
+    are gone, so their samples are queued again and a new version takes the saved state up.
 
     Raises:
         BackendError: the state or the sampler cannot be loaded.

@@ -1,0 +1,83 @@
+"""`python -m examples.demo`: start the product, let a simulated user talk to it, show what it learned.
+
+Exit status: 0 done, 1 the product failed (the end of its log is shown), 2 wrong flags, 130 Ctrl-C.
+Rule: whatever happens, the child has ended and what was reached is written before this returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from examples.demo import DemoError, report, server, view
+from examples.demo.conduct import conduct
+from examples.demo.options import Options, parse
+from examples.demo.progress import Progress
+
+EXIT_FAILED = 1
+EXIT_SIGNALLED = 128
+"""Plus the signal's number, as shells do it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; returns the exit status."""
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    try:
+        asyncio.run(_demo(options, console))
+    except DemoError as error:
+        console.print(f"The demo stopped: {error}", style="red", soft_wrap=True, markup=False)
+        console.print(f"Last lines of {server.log_path(options)}:", soft_wrap=True)
+        console.print(server.last_lines(server.log_path(options)), soft_wrap=True, markup=False)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_SIGNALLED + signal.SIGINT
+    except asyncio.CancelledError:
+        return EXIT_SIGNALLED + signal.SIGTERM
+    return 0
+
+
+async def _demo(options: Options, console: Console) -> None:
+    """Run, and present what was reached even where the run was cut short."""
+    _end_on_sigterm()
+    console.print(f"Starting the server; its log: {server.log_path(options)}", soft_wrap=True)
+    progress = Progress(options)
+    try:
+        async with server.running(options) as child:
+            progress.started = time.monotonic()
+            await conduct(child.client, progress, (child.watch, lambda: view.show(progress, console)))
+            progress.ended = time.monotonic()
+    finally:
+        progress.ended = progress.ended or time.monotonic()
+        if progress.births:
+            _present(progress, console)
+
+
+def _present(progress: Progress, console: Console) -> None:
+    paths = report.write(progress) | {"log": server.log_path(progress.options)}
+    console.print(report.table(progress))
+    console.print(
+        f"{progress.sessions} sessions, {progress.version} steps, {progress.seconds:.0f} seconds.",
+        highlight=False,
+    )
+    for what, path in paths.items():
+        console.print(f"{what:>8}  {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _end_on_sigterm() -> None:
+    """End as on Ctrl-C when told to end, or when the terminal is closed."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("there is no task to cancel")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The wire between the demo and the product: chat requests, /healthz and /metrics.
+
+Rule: what comes back is checked here, once; whatever is wrong with it is a `DemoError`. Nothing is
+tried again, because the gateway retries inside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from examples.demo import DemoError
+
+MODEL = "demo"
+MAX_TOKENS = 128
+_VERDICTS = {"1": "+1", "0": "0", "-1": "-1", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One chat request, as an agent sends it."""
+
+    messages: tuple[Mapping[str, str], ...]
+    session: str
+    kind: Literal["main", "side"] = "main"
+    model: str = MODEL
+    last: bool = False
+    """No request of this session follows."""
+    stream: bool = False
+    seed: int | None = None
+    """Set: sampled at temperature 1 with this seed, so that the reply can be had again."""
+
+    def headers(self) -> dict[str, str]:
+        done = {"X-Session-Done": "1"} if self.last else {}
+        return {"X-Session-Id": self.session, "X-Turn-Type": self.kind, **done}
+
+    def body(self) -> dict[str, Any]:
+        seeded = {} if self.seed is None else {"seed": self.seed, "temperature": 1.0}
+        return {
+            "model": self.model,
+            "messages": list(self.messages),
+            "max_tokens": MAX_TOKENS,
+            "stream": self.stream,
+            **seeded,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What /healthz says."""
+
+    status: str
+    policy_version: int
+    """In a run that began fresh this is also the number of optimizer steps."""
+    samples_waiting: int
+    batch_size: int
+    learner: str
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What /metrics says, since the server started."""
+
+    verdicts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS.values(), 0))
+    """Turns by verdict: `+1`, `0`, `-1`, and `none` for no valid vote."""
+    hints: int = 0
+    """Turns with a hint."""
+    steps: int = 0
+    """Optimizer steps that were committed."""
+
+
+def figures_from(exposition: str) -> Figures:
+    """Read the few figures that the demo shows; one that is not there is 0."""
+    found = {
+        (sample.name, *sample.labels.values()): int(sample.value)
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+    }
+    return Figures(
+        verdicts={
+            shown: found.get(("tinker_claw_verdicts_total", value), 0)
+            for value, shown in _VERDICTS.items()
+        },
+        hints=found.get(("tinker_claw_hints_total",), 0),
+        steps=found.get(("tinker_claw_steps_total", "committed"), 0),
+    )
+
+
+class Client:
+    """Asks the product. Raises `DemoError` for anything but a proper answer."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+
+    async def ask(self, request: Request) -> str:
+        """The text of the reply."""
+        return await (self._streamed(request) if request.stream else self._whole(request))
+
+    async def health(self) -> Health:
+        answer = await self._get("/healthz")
+        try:
+            said = answer.json()
+            return Health(**{name: said[name] for name in Health.__dataclass_fields__})
+        except (ValueError, KeyError, TypeError) as error:
+            raise DemoError(f"/healthz said something else: {_short(answer.text)}") from error
+
+    async def figures(self) -> Figures:
+        return figures_from((await self._get("/metrics")).text)
+
+    async def _get(self, path: str) -> httpx.Response:
+        with _mapped(path):
+            answer = await self._http.get(path)
+        return _good(answer, answer.text)
+
+    async def _whole(self, request: Request) -> str:
+        with _mapped("chat"):
+            answer = await self._http.post(
+                "/v1/chat/completions", json=request.body(), headers=request.headers()
+            )
+        _good(answer, answer.text)
+        return _content(answer.text, "message")
+
+    async def _streamed(self, request: Request) -> str:
+        parts: list[str] = []
+        finished = False
+        async with self._stream(request) as answer:
+            async for line in answer.aiter_lines():
+                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                finished = finished or data == "[DONE]"
+                if data and data != "[DONE]":
+                    parts.append(_content(data, "delta"))
+        if not finished:
+            raise DemoError("a streamed reply broke off before its end")
+        return "".join(parts)
+
+    @asynccontextmanager
+    async def _stream(self, request: Request) -> AsyncGenerator[httpx.Response]:
+        with _mapped("chat"):
+            async with self._http.stream(
+                "POST", "/v1/chat/completions", json=request.body(), headers=request.headers()
+            ) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    _good(answer, (await answer.aread()).decode(errors="replace"))
+                yield answer
+
+
+@contextmanager
+def _mapped(what: str) -> Generator[None]:
+    """The one place where httpx's errors become the demo's."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise DemoError(f"the gateway did not answer a {what} request: {reason}") from error
+
+
+def _good(answer: httpx.Response, text: str) -> httpx.Response:
+    if answer.status_code != httpx.codes.OK:
+        path = answer.request.url.path
+        raise DemoError(f"the gateway answered {path} with {answer.status_code}: {_short(text)}")
+    return answer
+
+
+def _content(data: str, part: Literal["message", "delta"]) -> str:
+    """The text in a completion or in one chunk of it; a chunk without text is empty."""
+    try:
+        choices = json.loads(data)["choices"]
+        return str(choices[0][part].get("content") or "") if choices else ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DemoError(f"the gateway sent no completion: {_short(data)}") from error
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300] or "(nothing)"

@@ -1,0 +1,98 @@
+"""The run itself: sessions, scores and the watching of the server, side by side.
+
+Rule: one TaskGroup holds all of it; the first failure ends everything. Scoring runs beside the
+sessions because a version can be asked for by name at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from examples.demo import DemoError
+from examples.demo.client import Client
+from examples.demo.progress import Progress
+from examples.demo.scoring import Exam, Scorer
+from examples.demo.user import Outcome, hold_sessions
+
+OBSERVE_S = 0.3
+DEGRADED_S = 60.0
+"""A judge that fails is asked again; one that fails for this long will not come back."""
+
+Watch = Callable[[], Awaitable[None]]
+"""Runs beside everything, until it is cancelled; or raises, which ends everything."""
+
+
+async def conduct(client: Client, progress: Progress, watches: tuple[Watch, ...]) -> None:
+    """Run until there are enough sessions and steps, and all scores are in.
+
+    Raises:
+        DemoError: the first thing that went wrong.
+    """
+    failures: list[DemoError] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            await _conduct(client, progress, watches, group)
+    except* DemoError as errors:
+        failures += _leaves(errors)
+    if failures:
+        raise failures[0]
+
+
+async def _conduct(
+    client: Client, progress: Progress, watches: tuple[Watch, ...], group: asyncio.TaskGroup
+) -> None:
+    options = progress.options
+    scorer = Scorer(client, Exam.draw(options.eval_prompts), progress.scores)
+
+    async def ended(outcome: Outcome) -> None:
+        progress.outcomes.append(outcome)
+        sessions = progress.sessions  # others end while the next line waits
+        if sessions in options.marks:
+            version = (await client.health()).policy_version
+            progress.mark(sessions, version)
+            scorer.add(version)
+
+    async def observe() -> None:
+        await _observe(client, progress, scorer)
+
+    beside = [group.create_task(_run(watch)) for watch in (observe, *watches)]
+    scoring = group.create_task(scorer.run())
+    await hold_sessions(client, options.seed, enough=lambda: progress.enough, ended=ended)
+    progress.talked = True
+    scorer.close()
+    await scoring
+    for task in beside:
+        task.cancel()
+
+
+async def _run(watch: Watch) -> None:
+    await watch()
+
+
+async def _observe(client: Client, progress: Progress, scorer: Scorer) -> None:
+    """Keep `progress` up to date, and have every fourth version scored as it appears.
+
+    Raises:
+        DemoError: learning has stopped or is not well for too long.
+    """
+    clock = asyncio.get_running_loop().time
+    well_at = clock()
+    while True:
+        health = await client.health()
+        for version in progress.saw(health):
+            if progress.options.scores(version):
+                scorer.add(version)
+        progress.figures = await client.figures()
+        well_at = clock() if health.status == "ok" else well_at
+        if health.learner == "failed" or clock() - well_at > DEGRADED_S:
+            raise DemoError(f"the server stopped learning: {health.last_error or health.learner}")
+        await asyncio.sleep(OBSERVE_S)
+
+
+def _leaves(errors: BaseExceptionGroup[DemoError]) -> list[DemoError]:
+    """The failures inside groups of groups, first things first."""
+    found: list[DemoError] = []
+    for error in errors.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

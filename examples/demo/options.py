@@ -1,0 +1,96 @@
+"""The demo's flags, as one frozen record.
+
+Rule: a default is written here and nowhere else. How the product itself learns is set in
+`configs/demo.toml`, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: run.py and configs/ lie here."""
+
+METHODS = ("combine", "binary", "opd")
+SCORE_EVERY = 4
+"""Optimizer steps between two scores."""
+_FULL = {"steps": 16, "sessions": 72, "eval_prompts": 128}
+_FAST = {"steps": 8, "sessions": 36, "eval_prompts": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one run of the demo does."""
+
+    out: Path
+    method: str = "combine"
+    seed: int = 0
+    """Of the problems, of the user's words, and of the adapter's first weights."""
+    steps: int = 16
+    sessions: int = 72
+    """The run ends when both are reached: so many optimizer steps, and so many sessions."""
+    eval_prompts: int = 128
+    config: Path = ROOT / "configs" / "demo.toml"
+
+    @property
+    def marks(self) -> tuple[int, int]:
+        """The numbers of ended sessions at which the serving version is scored, too."""
+        return (max(1, self.sessions // 2), self.sessions)
+
+    @property
+    def milestones(self) -> tuple[int, int, int]:
+        """The steps that the table shows."""
+        return (0, self.steps // 2, self.steps)
+
+    def scores(self, version: int) -> bool:
+        """Whether a version is scored for its number of steps."""
+        return version % SCORE_EVERY == 0 or version in self.milestones
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """Read the command line.
+
+    Raises:
+        SystemExit: argparse's, for --help and for flags that do not exist or make no sense.
+    """
+    parser = _parser()
+    given = vars(parser.parse_args(arguments))
+    sizes = _FAST if given.pop("fast") else _FULL
+    out = given.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    options = Options(out=out.resolve(), **{**sizes, **given})
+    if (options.out / "run").exists():
+        parser.error(f"--out {options.out} already holds a run: choose another folder")
+    if not options.config.is_file():
+        parser.error(f"--config {options.config}: there is no such file")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description="A simulated user corrects a tiny model through the real product, until it "
+        "replies the way he likes. Needs no GPU and no network.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--method", choices=METHODS, help="how turns become training (default combine)")
+    add("--seed", type=int, help="seed of the problems, the user and the adapter (default 0)")
+    add("--steps", type=_positive, help="optimizer steps to reach (default 16)")
+    add("--sessions", type=_positive, help="sessions to reach, as well (default 72)")
+    add("--eval-prompts", type=_positive, help="fresh first messages per score (default 128)")
+    add("--fast", action="store_true", default=False, help="8 steps, 36 sessions, 64 prompts")
+    add("--config", type=Path, help="the product's settings (default configs/demo.toml)")
+    add("--out", type=Path, default=None, help="results (default runs/demo-<time>)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number

@@ -1,0 +1,105 @@
+"""What has happened so far: sessions, versions and scores.
+
+Rule: everything the view, the table and the curve show is read from here. Written by the tasks of
+one event loop; it does no I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from examples.demo.client import Figures, Health
+from examples.demo.options import Options
+from examples.demo.scoring import Score
+from examples.demo.user import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A scored policy version at a moment of the run."""
+
+    step: int
+    sessions: int
+    """Sessions that had ended at that moment."""
+    seconds: float
+    """Since the user began to talk."""
+    score: Score
+    at_sessions: int | None = None
+    """Set where the moment was the end of this many sessions; else the version was just new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a version was met."""
+
+    version: int
+    sessions: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """The state of a run of the demo."""
+
+    options: Options
+    started: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    """Of the sessions that ended, in that order."""
+    talked: bool = False
+    """All sessions are over; only scores are missing."""
+    health: Health | None = None
+    figures: Figures = field(default_factory=Figures)
+    births: dict[int, Moment] = field(default_factory=dict[int, Moment])
+    """By version: when it began to serve."""
+    marks: dict[int, Moment] = field(default_factory=dict[int, Moment])
+    """By number of sessions: which version served when that many had ended."""
+    scores: dict[int, Score] = field(default_factory=dict[int, Score])
+    """By version, in the order in which they were scored."""
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that ended."""
+        return len(self.outcomes)
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.started
+
+    @property
+    def version(self) -> int:
+        """The newest version that was seen; its number is the number of steps."""
+        return max(self.births, default=0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether no further session needs to begin."""
+        return self.version >= self.options.steps and self.sessions >= self.options.sessions
+
+    def saw(self, health: Health) -> list[int]:
+        """Note what the server says; returns the versions that are new."""
+        self.health = health
+        first = self.version + 1 if self.births else 0
+        new = list(range(first, health.policy_version + 1))
+        for version in new:
+            self.births[version] = Moment(version, self.sessions, self.seconds)
+        return new
+
+    def mark(self, sessions: int, version: int) -> None:
+        """Note which version served when so many sessions had ended."""
+        self.marks[sessions] = Moment(version, sessions, self.seconds)
+
+    def curve(self) -> list[Point]:
+        """Every scored point, by step and then by sessions."""
+        births = [self._point(moment) for moment in self.births.values()]
+        marks = [self._point(moment, sessions) for sessions, moment in self.marks.items()]
+        found = [point for point in births + marks if point is not None]
+        scored = [p for p in found if p.at_sessions or self.options.scores(p.step)]
+        return sorted(scored, key=lambda p: (p.step, p.sessions, p.at_sessions or 0))
+
+    def _point(self, moment: Moment, at_sessions: int | None = None) -> Point | None:
+        score = self.scores.get(moment.version)
+        if score is None:
+            return None
+        return Point(moment.version, moment.sessions, moment.seconds, score, at_sessions)

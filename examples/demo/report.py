@@ -1,0 +1,146 @@
+"""What came out: a table, a picture and report.json.
+
+Rule: all three show the same points, and a point that was not reached is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot is imported: there may be no display
+
+import matplotlib.pyplot as plt
+from rich.table import Table
+
+from examples.demo.options import Options
+from examples.demo.progress import Point, Progress
+
+REPORT = "report.json"
+PICTURE = "curve.png"
+
+
+def write(progress: Progress) -> dict[str, Path]:
+    """Write what there is to write; returns the paths of everything the run left, by what it is."""
+    options = progress.options
+    curve = progress.curve()
+    report = options.out / REPORT
+    report.write_text(json.dumps(contents(progress), indent=2) + "\n")
+    paths = {"report": report}
+    if curve:
+        paths["picture"] = options.out / PICTURE
+        draw(curve, options, paths["picture"])
+    run = options.out / "run"
+    paths |= {"ledger": run / "ledger.sqlite", "metrics": run / "metrics.jsonl"}
+    return {what: path for what, path in paths.items() if path.exists()}
+
+
+def contents(progress: Progress) -> dict[str, Any]:
+    """The content of report.json."""
+    return {
+        "curve": [_entry(point) for point in progress.curve()],
+        "settings": _settings(progress.options),
+        "seconds": round(progress.seconds, 1),
+    }
+
+
+def table(progress: Progress) -> Table:
+    """The points that the method's study reports, one row each."""
+    options = progress.options
+    shown = Table(title=f"{options.method}, seed {options.seed}", title_justify="left")
+    shown.add_column("after")
+    for name in ("accepted", "sums", "lists", "step", "sessions", "seconds"):
+        shown.add_column(name, justify="right")
+    for name, point in _rows(progress):
+        shown.add_row(
+            name,
+            f"{point.score.accepted:.2f}",
+            f"{point.score.sums:.2f}",
+            f"{point.score.lists:.2f}",
+            str(point.step),
+            str(point.sessions),
+            f"{point.seconds:.0f}",
+        )
+    return shown
+
+
+def _rows(progress: Progress) -> list[tuple[str, Point]]:
+    curve = progress.curve()
+    by_step = {point.step: point for point in curve if point.at_sessions is None}
+    by_sessions = {point.at_sessions: point for point in curve if point.at_sessions}
+    steps = [(f"{s} steps", by_step.get(s)) for s in dict.fromkeys(progress.options.milestones)]
+    marks = [(f"{n} sessions", by_sessions.get(n)) for n in progress.options.marks]
+    return [(name, point) for name, point in steps + marks if point is not None]
+
+
+def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
+    """Draw shares against optimizer steps, with the sessions that it took on the upper edge."""
+    by_step = [point for point in curve if point.at_sessions is None]
+    marks = [point for point in curve if point.at_sessions is not None]
+    steps = [point.step for point in by_step]
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=150, layout="constrained")
+    for name, values, style in (
+        ("sums right", [p.score.sums for p in by_step], {"color": "#8a8f98", "linestyle": "--"}),
+        ("lists right", [p.score.lists for p in by_step], {"color": "#8a8f98", "linestyle": ":"}),
+    ):
+        axes.plot(steps, values, label=name, linewidth=1.5, marker=".", **style)
+    accepted = [point.score.accepted for point in by_step]
+    axes.plot(
+        steps, accepted, label="first replies accepted", color="#c2410c", linewidth=2.5, marker="o"
+    )
+    for point in marks:
+        _draw_mark(axes, point)
+    axes.set(ylim=(0, 1.04), ylabel="share", xlabel="optimizer steps (16 samples each)")
+    axes.set_title(f"Learning from being used: {options.method}, seed {options.seed}", pad=12)
+    axes.set_xticks(steps)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    upper = axes.secondary_xaxis("top")
+    upper.set_xticks(steps, [str(point.sessions) for point in by_step])
+    upper.set_xlabel("sessions ended by then")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _draw_mark(axes: Any, point: Point) -> None:
+    """A ring for the version that served at the end of so many sessions."""
+    at = (point.step, point.score.accepted)
+    ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": "#1d4ed8"}
+    axes.plot(*at, linestyle="none", **ring)
+    axes.annotate(
+        f"{point.at_sessions} sessions",
+        at,
+        xytext=(9, -14),
+        textcoords="offset points",
+        color="#1d4ed8",
+        fontsize=9,
+    )
+
+
+def _entry(point: Point) -> dict[str, Any]:
+    mark = {} if point.at_sessions is None else {"at_sessions": point.at_sessions}
+    return {
+        "step": point.step,
+        "sessions": point.sessions,
+        "score": round(point.score.accepted, 4),
+        "sums": round(point.score.sums, 4),
+        "lists": round(point.score.lists, 4),
+        **mark,
+    }
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    """What it takes to run this again."""
+    return {
+        "method": options.method,
+        "seed": options.seed,
+        "steps": options.steps,
+        "sessions": options.sessions,
+        "eval_prompts": options.eval_prompts,
+        "config": tomllib.loads(options.config.read_text()),
+    }

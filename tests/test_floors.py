@@ -1,0 +1,144 @@
+"""The house: modules import from lower floors, third parties stay behind their fences."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FLOORS = {
+    "tinker_claw.errors": 0,
+    "tinker_claw.types": 0.5,  # records check themselves and raise
+    "tinker_claw": 0,
+    "tinker_claw.config": 1,
+    "tinker_claw.render": 1,
+    "tinker_claw.telemetry": 1,
+    "tinker_claw.wire": 1,
+    "tinker_claw.policy": 2,
+    "tinker_claw.judge": 3,
+    "tinker_claw.ledger": 3,
+    "tinker_claw.methods": 3,
+    "tinker_claw.sessions": 3,
+    "local_gpu": 3,
+    "tinker_claw.gateway": 4,
+    "tinker_claw.learner": 4,
+    "tinker_claw.serve": 5,
+    "tinker_claw.cli": 5.5,
+    "run": 6,
+    "examples": 6,
+    "benchmarks": 6,
+}
+LOCAL_GPU_MAY_IMPORT = {"tinker_claw.types", "tinker_claw.errors", "tinker_claw.policy"}
+FENCES = {
+    "torch": ("local_gpu",),
+    "peft": ("local_gpu",),
+    "safetensors": ("local_gpu",),
+    "fastapi": ("tinker_claw.gateway", "tinker_claw.serve", "local_gpu.demo.judge"),
+    "uvicorn": ("tinker_claw.gateway", "tinker_claw.serve", "local_gpu.demo.judge"),
+    "httpx": ("tinker_claw.judge", "examples", "benchmarks"),
+    "tenacity": ("tinker_claw.judge",),
+    "renderers": ("tinker_claw.render",),
+    "sqlite3": ("tinker_claw.ledger", "examples"),
+}
+ALLOWED = {
+    # where a fence has a gate, and why
+    ("tinker_claw.serve.backend", "torch"): "asks whether the extra is installed",
+    ("tinker_claw.serve.backend", "peft"): "asks whether the extra is installed",
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = [ROOT / "run.py"]
+    for folder in ("tinker_claw", "local_gpu", "examples", "benchmarks"):
+        files += sorted((ROOT / folder).rglob("*.py"))
+    names = []
+    for file in files:
+        parts = list(file.relative_to(ROOT).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        names.append((".".join(parts), file))
+    return names
+
+
+def imports(name: str, file: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in it; relative imports resolved."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = name.split(".")[: -node.level or None]
+                base = ".".join([*package, base]).strip(".")
+            found.add(base)
+            if base in ("tinker_claw", "local_gpu"):
+                found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(name: str) -> str | None:
+    """The entry of FLOORS that a dotted name belongs to."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in FLOORS:
+            return ".".join(parts[:end])
+    return None
+
+
+def within(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(place + ".") for place in places)
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: str(value))
+def test_imports_point_down(name: str, file: Path) -> None:
+    here = room(name)
+    assert here is not None, f"{name} has no floor: add it to FLOORS"
+    for target in imports(name, file):
+        there = room(target)
+        if there is None or there == here:
+            continue
+        assert FLOORS[there] < FLOORS[here], f"{name} (F{FLOORS[here]}) imports {target}"
+        if here == "local_gpu":
+            assert there in LOCAL_GPU_MAY_IMPORT | {"tinker_claw"}, f"{name} imports {target}"
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: str(value))
+def test_third_parties_stay_behind_their_fences(name: str, file: Path) -> None:
+    for target in imports(name, file):
+        package = target.split(".")[0]
+        if package in FENCES and (name, package) not in ALLOWED:
+            assert within(name, FENCES[package]), f"{name} imports {package}"
+
+
+def test_a_wrong_arrow_is_caught(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("def f():\n    from tinker_claw.gateway import app\n")
+    (target,) = imports("tinker_claw.judge.x", file) - {"tinker_claw.gateway.app"}
+    assert FLOORS[room(target) or ""] > FLOORS[room("tinker_claw.judge.x") or ""]
+
+
+def test_lowest_floor_needs_the_standard_library_only() -> None:
+    for name in ("types", "errors"):
+        for target in imports(f"tinker_claw.{name}", ROOT / "tinker_claw" / f"{name}.py"):
+            package = target.split(".")[0]
+            assert package in sys.stdlib_module_names | {"tinker_claw", "__future__"}, target
+
+
+def test_the_whole_package_imports_without_torch() -> None:
+    names = [n for n, _ in modules() if n.startswith("tinker_claw")]
+    script = (
+        "import sys, importlib\n"
+        "for blocked in ('torch', 'peft', 'safetensors'): sys.modules[blocked] = None\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "import local_gpu.demo\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr

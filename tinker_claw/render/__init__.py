@@ -1,0 +1,10 @@
+"""Messages to tokens and sampled tokens to replies, over the `renderers` package.
+
+Rule: sampled ids are never encoded again; a prompt is either rendered in full or is the sampled
+stream with new tokens behind it.
+"""
+
+from tinker_claw.render.renderer import Prompt, Renderer
+from tinker_claw.render.stream import Delta, ReplyStream
+
+__all__ = ["Delta", "Prompt", "Renderer", "ReplyStream"]

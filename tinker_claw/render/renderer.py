@@ -1,0 +1,238 @@
+"""The chat format of one model.
+
+Rule: the package's hand-written format decides every token; this class chooses between a full
+render and an exact extension, finds where a hint goes, and keeps hints from forging markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import renderers
+from renderers.base import load_tokenizer
+from renderers.reasoning import prompt_ends_in_reasoning
+
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.render.calls import only_call, tool_call
+from tinker_claw.render.plain import encode_plain
+from tinker_claw.render.stream import BufferedStream, MarkedStream, Markers, ReplyStream
+from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
+
+Tools = Sequence[Mapping[str, Any]]
+
+# Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
+# token. Others are parsed when they are complete.
+_MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered request."""
+
+    tokens: tuple[int, ...]
+    hint_at: int | None
+    """Index behind the content of the message that a hint belongs to; None: not known."""
+
+
+class Renderer:
+    """Renders and parses for one model."""
+
+    def __init__(self, tokenizer: Any, config: Any) -> None:
+        """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
+        self._tokenizer = tokenizer
+        self._base = renderers.create_renderer(tokenizer, config)
+        config = cast("Any", self._base).config
+        self.family: str = config.name
+        self.takes_enable_thinking = "enable_thinking" in renderers.template_field_names(config)
+        self._formats: dict[bool | None, renderers.Renderer] = {None: self._base}
+        self.stop_tokens = tuple(self._base.get_stop_token_ids())
+        added = cast("dict[str, int]", tokenizer.get_added_vocab())
+        self._added = tuple(sorted(added, key=len, reverse=True))
+        self._markers = self._find_markers() if self.family in _MARKED else None
+
+    @classmethod
+    def load(cls, model: str, family: str = "auto") -> Renderer:
+        """Load the tokenizer of a local folder or hub id, and the format of `family`.
+
+        Raises:
+            ConfigError: the family is unknown, or there is no usable tokenizer.
+        """
+        try:
+            config = renderers.config_from_name(family)
+        except ValueError as error:
+            raise ConfigError(
+                f"--renderer {family!r} is no chat format of the renderers package"
+            ) from error
+        try:
+            tokenizer = load_tokenizer(model)
+            renderer = cls(tokenizer, config)
+            renderer.prompt([{"role": "user", "content": "probe"}])
+        except (OSError, ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
+            raise ConfigError(
+                f"the chat format {family!r} does not work with the tokenizer of {model!r} "
+                f"({_first_line(error)}); check --model-name, or choose another --renderer"
+            ) from error
+        return renderer
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        hint_message: int | None = None,
+        enable_thinking: bool | None = None,
+    ) -> Prompt:
+        """Render a request in full, ready for sampling.
+
+        Args:
+            hint_message: index of the message at whose end a hint would go.
+
+        Raises:
+            RequestError: the model's chat template refuses these messages.
+        """
+        chat = self._format(enable_thinking)
+        given: dict[str, Any] = {"tools": list(tools) if tools else None}
+        try:
+            if self.family == "default":  # its render() renders every prefix, for nothing
+                ids = chat.render_ids(_plain(messages), add_generation_prompt=True, **given)
+                return Prompt(tuple(ids), None)
+            rendered = chat.render(_plain(messages), add_generation_prompt=True, **given)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise RequestError(
+                f"The model's chat format does not take these messages: {_first_line(error)}.",
+                param="messages",
+            ) from error
+        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint_message))
+
+    def extend(
+        self,
+        previous_prompt: Tokens,
+        previous_completion: Tokens,
+        new_messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        hint_message: int | None = None,
+        enable_thinking: bool | None = None,
+    ) -> Prompt | None:
+        """The sampled stream with `new_messages` behind it, or None where the format forbids it.
+
+        Args:
+            hint_message: index into `new_messages`.
+        """
+        rendered = self._format(enable_thinking).bridge_to_next_turn(
+            list(previous_prompt),
+            list(previous_completion),
+            _plain(new_messages),
+            tools=cast("Any", list(tools) if tools else None),
+        )
+        if rendered is None:
+            return None
+        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint_message))
+
+    def hint_tokens(self, hint: str) -> tuple[int, ...]:
+        """A hint as tokens. Text that looks like a control token stays text."""
+        return encode_plain(HINT_TEMPLATE.format(hint=hint), self._encode, self._added)
+
+    def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
+        """The hinted prompt: the same ids, with the hint's in between."""
+        return (*prompt[:hint_at], *self.hint_tokens(hint), *prompt[hint_at:])
+
+    def stream(self, prompt: Tokens, tools: Tools | None = None) -> ReplyStream:
+        """A parser for one completion of `prompt`."""
+        if self._markers is None:
+            return BufferedStream(lambda tokens: self._parse_complete(tokens, prompt, tools))
+        thinking = prompt_ends_in_reasoning(
+            self._tokenizer, list(prompt), stop_ids=self._markers.stop
+        )
+        return MarkedStream(
+            self._markers,
+            self.decode,
+            lambda block: self._parse_call(block, tools),
+            thinking=thinking,
+        )
+
+    def parse(self, tokens: Tokens, prompt: Tokens, tools: Tools | None = None) -> Reply:
+        """A whole completion as a reply."""
+        stream = self.stream(prompt, tools)
+        stream.feed(tokens)
+        return stream.finish()[1]
+
+    def decode(self, tokens: Tokens) -> str:
+        """Text of ids, control tokens spelled out."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _format(self, enable_thinking: bool | None) -> renderers.Renderer:
+        if enable_thinking not in self._formats:
+            if not self.takes_enable_thinking:
+                raise RequestError(
+                    "chat_template_kwargs.enable_thinking is not a switch of this model.",
+                    param="chat_template_kwargs.enable_thinking",
+                )
+            self._formats[enable_thinking] = renderers.create_renderer(
+                self._tokenizer,
+                cast("Any", self._base).config,
+                chat_template_kwargs={"enable_thinking": enable_thinking},
+            )
+        return self._formats[enable_thinking]
+
+    def _find_markers(self) -> Markers | None:
+        """None when a marker is no single token of this tokenizer."""
+        names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+        ids = [self._encode(name) for name in names]
+        if any(len(i) != 1 for i in ids):
+            return None
+        think, think_end, call, call_end = (i[0] for i in ids)
+        return Markers(think, think_end, call, call_end, frozenset(self.stop_tokens))
+
+    def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
+        """One call, markers included."""
+        try:
+            parsed = self._base.parse_response(list(block), tools=_specs(tools))
+        except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
+            return None
+        return only_call(parsed.tool_calls)
+
+    def _parse_complete(self, tokens: Tokens, prompt: Tokens, tools: Tools | None) -> Reply:
+        ids = list(tokens)
+        try:
+            parsed = self._base.parse_response(ids, tools=_specs(tools), prompt_ids=list(prompt))
+        except (ValueError, RecursionError):
+            end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
+            return Reply(text=self.decode(ids[:end]).strip())
+        text, calls = parsed.content, list[ToolCall]()
+        for attempt in parsed.tool_calls:
+            call = tool_call(attempt)
+            if call is not None:
+                calls.append(call)
+            elif attempt.token_span is None:
+                text += attempt.raw
+            else:
+                text += self.decode(ids[slice(*attempt.token_span)])
+        return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
+
+
+def _plain(messages: Sequence[Message]) -> list[Any]:
+    return [dict(message) for message in messages]
+
+
+def _specs(tools: Tools | None) -> Any:
+    return list(tools) if tools else None
+
+
+def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
+    """Index behind the last content token of a message; None without exact attribution."""
+    if message is None or not rendered.is_content:
+        return None
+    for at in range(len(rendered.token_ids) - 1, -1, -1):
+        if rendered.message_indices[at] == message and rendered.is_content[at]:
+            return at + 1
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

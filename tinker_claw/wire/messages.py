@@ -1,0 +1,141 @@
+"""Messages of a request, brought into one shape.
+
+Rule: content leaves here as one string. What this model cannot read (images, audio, files) is
+refused with its place; it is never skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from tinker_claw.errors import RequestError
+from tinker_claw.types import Message
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_COMMON = frozenset({"role", "content", "name"})
+_OWN: Mapping[str, frozenset[str]] = {
+    "assistant": frozenset({"tool_calls", "reasoning_content"}),
+    "tool": frozenset({"tool_call_id"}),
+}
+# What OpenAI's clients send back of an earlier reply without meaning by it.
+_EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
+
+
+def parse_messages(raw: Any) -> tuple[Message, ...]:
+    """Check `messages`.
+
+    Raises:
+        RequestError: names the message and the field.
+    """
+    if not isinstance(raw, list) or not raw:
+        raise RequestError("messages must be a list of at least one message.", param="messages")
+    messages = cast("list[Any]", raw)
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(raw: Any, at: str) -> Message:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    given = {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
+    role = given.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(
+            f"{at}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{at}.role"
+        )
+    _refuse_unknown(given, role, at)
+    if role == "assistant":
+        return _assistant(given, at)
+    content = given.get("content")
+    if content is None:
+        raise RequestError(f"{at}.content is missing.", param=f"{at}.content")
+    message: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _text(content, f"{at}.content"),
+    }
+    if role == "tool":
+        message["tool_call_id"] = _string(given.get("tool_call_id"), f"{at}.tool_call_id")
+    if "name" in given:
+        message["name"] = _string(given["name"], f"{at}.name")
+    return message
+
+
+def _refuse_unknown(given: dict[str, Any], role: str, at: str) -> None:
+    known = _COMMON | _OWN.get(role, frozenset())
+    for name, value in given.items():
+        if name in _EMPTY and not value:
+            continue
+        if name not in known:
+            raise RequestError(
+                f"{at}.{name} is not supported for role {role}.", param=f"{at}.{name}"
+            )
+
+
+def _assistant(given: dict[str, Any], at: str) -> Message:
+    calls = given.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise RequestError(f"{at}.tool_calls must be a list.", param=f"{at}.tool_calls")
+    if "content" not in given and not calls:
+        raise RequestError(f"{at} must have content or tool_calls.", param=f"{at}.content")
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": _text(given.get("content", ""), f"{at}.content"),
+    }
+    if calls:
+        message["tool_calls"] = [
+            _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(cast("list[Any]", calls))
+        ]
+    if "reasoning_content" in given:
+        where = f"{at}.reasoning_content"
+        message["reasoning_content"] = _string(given["reasoning_content"], where, empty=True)
+    return message
+
+
+def _call(raw: Any, at: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    call = cast("dict[str, Any]", raw)
+    if call.get("type", "function") != "function":
+        raise RequestError(f"{at}.type must be function.", param=f"{at}.type")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
+    function = cast("dict[str, Any]", function)
+    return {
+        "id": _string(call.get("id"), f"{at}.id"),
+        "type": "function",
+        "function": {
+            "name": _string(function.get("name"), f"{at}.function.name"),
+            "arguments": _string(function.get("arguments"), f"{at}.function.arguments", empty=True),
+        },
+    }
+
+
+def _string(value: Any, at: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or empty):
+        raise RequestError(f"{at} must be a string.", param=at)
+    return value
+
+
+def _text(content: Any, at: str) -> str:
+    """Text of a string or of a list of text parts.
+
+    Parts are joined without a separator, as the renderers do.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{at} must be a string or a list of parts.", param=at)
+    parts = cast("list[Any]", content)
+    return "".join(_part(part, f"{at}[{j}]") for j, part in enumerate(parts))
+
+
+def _part(raw: Any, at: str) -> str:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    part = cast("dict[str, Any]", raw)
+    kind = part.get("type")
+    if kind != "text":
+        shown = kind if isinstance(kind, str) else "without a type"
+        raise RequestError(f"{at}: this model reads text only, not a part {shown}.", param=at)
+    return _string(part.get("text"), f"{at}.text", empty=True)
