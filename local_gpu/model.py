@@ -16,7 +16,11 @@ from itertools import chain
 from typing import Any, Final, cast
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    StrictDataclassError,
+)
 from peft import LoraConfig, inject_adapter_in_model
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -64,19 +68,26 @@ def load_base(source: str, *, device: torch.device, dtype: torch.dtype) -> BaseM
     """
     try:
         _refuse_unsupported(AutoConfig.from_pretrained(source))
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa"
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise ModelFileError(
             f"No model could be loaded from {source!r}: give a folder with config.json and "
             f"model.safetensors, or a Hugging Face id. ({_first_line(error)})"
         ) from error
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+    except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
             f"again. ({_first_line(error)})"
         ) from error
+    module, told = loaded
+    if missing := sorted(told["missing_keys"]):
+        # transformers would have filled them with random numbers.
+        raise ModelFileError(
+            f"The model files in {source!r} lack {missing[0]} and {len(missing) - 1} more weights; "
+            "download or build them again."
+        )
     module.to(device).eval().requires_grad_(False)
     module.set_attn_implementation(ATTENTION)
     _check_values(module, source)

@@ -1,4 +1,4 @@
-"""`python -m examples.demo`: start the product, let a simulated user talk to it, show what it learned.
+"""`python -m examples.demo`: start the product, let a user talk to it, show what it learned.
 
 Exit status: 0 done, 1 the product failed (the end of its log is shown), 2 wrong flags, 130 Ctrl-C.
 Rule: whatever happens, the child has ended and what was reached is written before this returns.
@@ -51,7 +51,9 @@ async def _demo(options: Options, console: Console) -> None:
     try:
         async with server.running(options) as child:
             progress.started = time.monotonic()
-            await conduct(child.client, progress, (child.watch, lambda: view.show(progress, console)))
+            await conduct(
+                child.client, progress, (child.watch, lambda: view.show(progress, console))
+            )
             progress.ended = time.monotonic()
     finally:
         progress.ended = progress.ended or time.monotonic()

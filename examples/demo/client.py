@@ -68,7 +68,7 @@ class Health:
 class Figures:
     """What /metrics says, since the server started."""
 
-    verdicts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_VERDICTS.values(), 0))
+    verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
     """Turns by verdict: `+1`, `0`, `-1`, and `none` for no valid vote."""
     hints: int = 0
     """Turns with a hint."""
@@ -146,7 +146,7 @@ class Client:
             async with self._http.stream(
                 "POST", "/v1/chat/completions", json=request.body(), headers=request.headers()
             ) as answer:
-                if answer.status_code != httpx.codes.OK:
+                if not answer.is_success:
                     _good(answer, (await answer.aread()).decode(errors="replace"))
                 yield answer
 
@@ -162,7 +162,7 @@ def _mapped(what: str) -> Generator[None]:
 
 
 def _good(answer: httpx.Response, text: str) -> httpx.Response:
-    if answer.status_code != httpx.codes.OK:
+    if not answer.is_success:
         path = answer.request.url.path
         raise DemoError(f"the gateway answered {path} with {answer.status_code}: {_short(text)}")
     return answer

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository: run.py and configs/ lie here."""
@@ -59,8 +60,10 @@ def parse(arguments: Sequence[str] | None) -> Options:
     """
     parser = _parser()
     given = vars(parser.parse_args(arguments))
-    sizes = _FAST if given.pop("fast") else _FULL
+    sizes: dict[str, Any] = _FAST if given.pop("fast") else _FULL
     out = given.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if "config" in given:
+        given["config"] = given["config"].resolve()  # the server has another working folder
     options = Options(out=out.resolve(), **{**sizes, **given})
     if (options.out / "run").exists():
         parser.error(f"--out {options.out} already holds a run: choose another folder")

@@ -84,11 +84,11 @@ def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
     marks = [point for point in curve if point.at_sessions is not None]
     steps = [point.step for point in by_step]
     figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=150, layout="constrained")
-    for name, values, style in (
-        ("sums right", [p.score.sums for p in by_step], {"color": "#8a8f98", "linestyle": "--"}),
-        ("lists right", [p.score.lists for p in by_step], {"color": "#8a8f98", "linestyle": ":"}),
+    for name, values, dash in (
+        ("sums right", [point.score.sums for point in by_step], "--"),
+        ("lists right", [point.score.lists for point in by_step], ":"),
     ):
-        axes.plot(steps, values, label=name, linewidth=1.5, marker=".", **style)
+        axes.plot(steps, values, label=name, color="#8a8f98", linestyle=dash, marker=".")
     accepted = [point.score.accepted for point in by_step]
     axes.plot(
         steps, accepted, label="first replies accepted", color="#c2410c", linewidth=2.5, marker="o"

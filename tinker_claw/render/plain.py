@@ -28,9 +28,16 @@ def encode_plain(text: str, encode: Encode, added: Sequence[str]) -> tuple[int, 
 
 def _cut(text: str, added: Sequence[str]) -> list[str]:
     """Pieces of `text`, none of which contains a string of `added` of two characters or more."""
-    starts = [(text.find(token), len(token)) for token in added if len(token) > 1 and token in text]
-    if not starts:
-        return [text] if text else []
-    at, length = min(starts)
-    middle = at + length // 2
-    return [text[:middle], *_cut(text[middle:], added)]
+    pieces: list[str] = []
+    rest = [text] if text else []
+    while rest:
+        piece = rest.pop()
+        found = [(piece.find(token), len(token)) for token in added if len(token) > 1]
+        found = [(at, length) for at, length in found if at >= 0]
+        if found:
+            at, length = min(found)
+            middle = at + length // 2
+            rest += [piece[middle:], piece[:middle]]
+        else:
+            pieces.append(piece)
+    return pieces

@@ -1,0 +1,116 @@
+"""The real OpenClaw from npm, installed once into a cache and run as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VERSION = "2026.9.6"
+NODE = "24"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tinker-claw-tests"
+
+
+def npm() -> str | None:
+    return shutil.which("npm")
+
+
+def install() -> Path:
+    """Node and OpenClaw, from npm; about half a minute the first time. Returns the folder."""
+    folder = CACHE / f"openclaw-{VERSION}-node-{NODE}"
+    done = folder / "installed"
+    if not done.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        bin_path = {"PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"}
+        for package in (f"node@{NODE}", f"openclaw@{VERSION}"):
+            subprocess.run(
+                [npm() or "npm", "install", "--no-audit", "--no-fund", package],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+                env=os.environ | bin_path,
+                timeout=600,
+            )
+        done.touch()
+    return folder
+
+
+@dataclass(frozen=True)
+class OpenClaw:
+    """One user's OpenClaw: its home, its state and a provider block, nothing else configured."""
+
+    installed: Path
+    home: Path
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str) -> OpenClaw:
+        claw = cls(install(), home)
+        for name in ("state", "workspace"):
+            (home / name).mkdir(parents=True)
+        # a workspace that has been introduced skips the first-run ritual
+        (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
+        (home / "openclaw.json").write_text(json.dumps(claw._config(base_url, model), indent=1))
+        return claw
+
+    def _config(self, base_url: str, model: str) -> dict[str, Any]:
+        return {
+            "update": {"checkOnStart": False},
+            "models": {
+                "mode": "replace",
+                "providers": {
+                    "tinker-claw": {
+                        "baseUrl": base_url,
+                        "apiKey": "anything",
+                        "api": "openai-completions",
+                        "timeoutSeconds": 600,
+                        "models": [
+                            {
+                                "id": model,
+                                "name": model,
+                                "reasoning": False,
+                                "input": ["text"],
+                                "contextWindow": 65536,
+                                "maxTokens": 128,
+                            }
+                        ],
+                    }
+                },
+            },
+            "agents": {
+                "defaults": {
+                    "model": {"primary": f"tinker-claw/{model}"},
+                    "workspace": str(self.home / "workspace"),
+                }
+            },
+        }
+
+    def say(self, session: str, message: str) -> str:
+        """One user turn, as `openclaw agent` sends it; returns what the user would read."""
+        command = self.installed / "node_modules" / "openclaw" / "openclaw.mjs"
+        bin_folder = self.installed / "node_modules" / ".bin"
+        done = subprocess.run(
+            [
+                *(str(bin_folder / "node"), str(command), "agent", "--local", "--json"),
+                *("--session-id", session, "--timeout", "300", "-m", message),
+            ],
+            env=os.environ
+            | {
+                "PATH": f"{bin_folder}:{os.environ['PATH']}",
+                "HOME": str(self.home),
+                "OPENCLAW_STATE_DIR": str(self.home / "state"),
+                "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),
+                "DO_NOT_TRACK": "1",
+                "NO_COLOR": "1",
+            },
+            capture_output=True,
+            text=True,
+            timeout=360,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        answer = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+        return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()

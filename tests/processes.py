@@ -1,0 +1,72 @@
+"""The product as a real process: `run.py` with a temporary data directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parent.parent
+START_S = 120
+
+
+@dataclass(frozen=True)
+class Running:
+    """A started `run.py`."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def health(self) -> dict[str, Any]:
+        return httpx.get(self.url.removesuffix("/v1") + "/healthz", timeout=30).json()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def product(data_dir: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Running]:
+    """Start the demo model on the local backend; killed at the end if it still runs."""
+    log = data_dir.with_suffix(".log")
+    command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "local"]
+    command += ["--port", "0", "--data-dir", str(data_dir), "--threads", "1", *flags]
+    with log.open("ab") as stderr:
+        start = stderr.tell()
+        process = subprocess.Popen(
+            command, cwd=ROOT, stderr=stderr, stdout=stderr, env=os.environ | (env or {})
+        )
+    try:
+        yield Running(process, _wait_for_url(process, log, start), log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _wait_for_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        text = log.read_bytes()[start:].decode()
+        for line in text.splitlines():
+            if line.startswith("{") and (event := json.loads(line))["event"] == "serving":
+                return event["url"]
+        if process.poll() is not None:
+            raise AssertionError(f"run.py ended with {process.returncode}:\n{text[-3000:]}")
+        time.sleep(0.1)
+    raise AssertionError(f"run.py did not start:\n{log.read_text()[-3000:]}")

@@ -1,0 +1,400 @@
+"""The demo's own parts against a small fake of the gateway, and the demo as a whole.
+
+Rule: the fake speaks the product's protocol and writes what it was asked down; nothing is patched.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request as Incoming
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from examples.demo import DemoError, report, view
+from examples.demo.__main__ import main
+from examples.demo.client import Client, Figures, Health, Request, figures_from
+from examples.demo.conduct import conduct
+from examples.demo.options import ROOT, Options, parse
+from examples.demo.progress import Progress
+from examples.demo.scoring import Exam, Score, score_version
+from examples.demo.user import Outcome, hold_session, hold_sessions
+from local_gpu.demo import grammar
+from local_gpu.demo.grammar import Problem, first_message
+from local_gpu.demo.skills import Shopping, Sum
+
+PROBLEMS = {
+    first_message(problem): problem
+    for name, thing, kind, a, b in product(
+        grammar.NAMES, grammar.THINGS, ("add", "subtract", "box"), range(1, 10), range(1, 10)
+    )
+    if (problem := Problem(name, thing, kind, a, b))
+}
+EXPOSITION = """\
+# TYPE tinker_claw_verdicts_total counter
+tinker_claw_verdicts_total{value="1"} 5.0
+tinker_claw_verdicts_total{value="-1"} 7.0
+# TYPE tinker_claw_hints_total counter
+tinker_claw_hints_total 4.0
+# TYPE tinker_claw_steps_total counter
+tinker_claw_steps_total{status="committed"} 2.0
+tinker_claw_steps_total{status="void"} 9.0
+"""
+HEALTH = Health("ok", 0, 5, 16, "waiting", None)
+
+
+def written(question: str, style: grammar.Style) -> str:
+    """The reply of a model that has one style."""
+    return grammar.reply(PROBLEMS[question], Random(question), style)
+
+
+def stubborn(_: "Asked") -> str:
+    return "**no**"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One chat request that came in."""
+
+    headers: dict[str, str]
+    body: dict
+
+    @property
+    def session(self) -> str:
+        return self.headers["x-session-id"]
+
+    @property
+    def said(self) -> list[str]:
+        return [message["content"] for message in self.body["messages"]]
+
+
+@dataclass
+class FakeGateway:
+    """Answers with `reply`; a policy version appears after every `sessions_per_step` sessions."""
+
+    reply: Callable[[Asked], str]
+    sessions_per_step: int = 10**9
+    health: Health = HEALTH
+    asked: list[Asked] = field(default_factory=list)
+    open: set[str] = field(default_factory=set)
+    most_open: int = 0
+    ended: int = 0
+
+    def client(self) -> Client:
+        routes = [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/healthz", self.healthz),
+            Route("/metrics", lambda _: PlainTextResponse(EXPOSITION)),
+        ]
+        transport = httpx.ASGITransport(Starlette(routes=routes))
+        return Client(httpx.AsyncClient(transport=transport, base_url="http://fake"))
+
+    async def healthz(self, _: Incoming) -> Response:
+        version = self.ended // self.sessions_per_step
+        now = replace(self.health, policy_version=version)
+        return JSONResponse({name: getattr(now, name) for name in Health.__dataclass_fields__})
+
+    async def chat(self, request: Incoming) -> Response:
+        asked = Asked(dict(request.headers), await request.json())
+        self.asked.append(asked)
+        self.open.add(asked.session)
+        main_sessions = {name for name in self.open if name.startswith("demo")}
+        self.most_open = max(self.most_open, len(main_sessions))
+        await asyncio.sleep(0.001)
+        text = self.reply(asked)
+        if asked.headers.get("x-session-done") == "1":
+            self.open.discard(asked.session)
+            self.ended += asked.headers["x-turn-type"] == "main"
+        return self.streamed(text) if asked.body["stream"] else self.whole(text)
+
+    def whole(self, text: str) -> Response:
+        message = {"role": "assistant", "content": text}
+        return JSONResponse({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+    def streamed(self, text: str) -> Response:
+        deltas = [{"role": "assistant"}, {}, *({"content": c} for c in text)]
+        chunks = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
+        chunks += [json.dumps({"choices": [], "usage": {}}), "[DONE]"]
+        return PlainTextResponse("".join(f"data: {chunk}\n\n" for chunk in chunks))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_session_corrects_until_content_then_has_the_reply_saved(number: int) -> None:
+    styles: dict[int, grammar.Style] = {1: "ai", 3: "mix", 5: "nat"}
+    fake = FakeGateway(
+        lambda asked: (
+            written(asked.said[0], styles[len(asked.said)]) if len(asked.said) < 7 else "Saved."
+        )
+    )
+    assert await hold_session(fake.client(), number, seed=3) == Outcome(turns=4, content=True)
+    assert [asked.headers.get("x-session-done") for asked in fake.asked] == [None, None, None, "1"]
+    assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"main"}
+    assert {asked.session for asked in fake.asked} == {f"demo-3-{number}"}
+    assert {asked.body["stream"] for asked in fake.asked} == {number == 1}
+    assert not {"temperature", "top_p", "seed"} & fake.asked[0].body.keys()
+    said = fake.asked[-1].said
+    corrections = {*grammar.CORRECTIONS, *grammar.TERSE_CORRECTIONS}
+    assert said[1::2] == [written(said[0], style) for style in ("ai", "mix", "nat")]
+    assert {said[2], said[4]} <= corrections
+    assert said[6] in grammar.APPROVALS
+
+
+async def test_the_user_gives_up_after_eight_turns() -> None:
+    fake = FakeGateway(stubborn)
+    assert await hold_session(fake.client(), 0, seed=0) == Outcome(turns=8, content=False)
+    assert [asked.headers.get("x-session-done") for asked in fake.asked] == [None] * 7 + ["1"]
+
+
+async def test_three_in_ten_corrections_do_not_say_what_is_wrong() -> None:
+    fake = FakeGateway(stubborn)
+    client = fake.client()
+    for number in range(0, 100, 2):
+        await hold_session(client, number, seed=0)
+    last = [asked.said for asked in fake.asked if len(asked.said) == 15]
+    words = [text for said in last for text in said[2::2]]
+    assert len(words) == 350
+    terse = sum(text in grammar.TERSE_CORRECTIONS for text in words) / len(words)
+    assert terse == pytest.approx(0.3, abs=0.08)
+
+
+async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough() -> None:
+    fake = FakeGateway(stubborn)
+    outcomes: list[Outcome] = []
+
+    async def ended(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+
+    await hold_sessions(fake.client(), 0, enough=lambda: len(outcomes) >= 10, ended=ended)
+    begun = {asked.session for asked in fake.asked}
+    assert fake.most_open == 6
+    assert fake.open == set()
+    assert begun == {f"demo-0-{number}" for number in range(len(outcomes))}
+    assert 10 <= len(outcomes) <= 15
+
+
+def test_an_exam_is_the_same_every_time_and_has_sixty_of_each_skill() -> None:
+    exam = Exam.draw(128)
+    assert exam == Exam.draw(128)
+    assert (len(exam.problems), len(exam.sums), len(exam.lists)) == (128, 60, 60)
+    assert len(Exam.draw(20).sums) == 20
+    assert len(exam.questions()) == 248
+
+
+async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_version() -> None:
+    problem = Problem("Nora", "pears", "add", 3, 4)
+    exam = Exam(
+        problems=(problem, replace(problem, a=5), replace(problem, a=6), replace(problem, a=7)),
+        sums=(Sum(2, "+", 2), Sum(9, "-", 4)),
+        lists=(Shopping((1, "keys"), (2, "mugs")), Shopping((3, "keys"), (4, "mugs"))),
+    )
+    replies = [
+        "so, we take 3 and 4, and 3 + 4 = 7, so that's 7 pears.",  # accepted
+        "so, 5 + 4 = 9. **Final Answer:** 9",  # marked
+        "so, 6 + 4 = 11, so that's 11 pears.",  # wrong
+        "well, 7 + 4 = 11, and that makes 11 pears.",  # accepted
+        "4",
+        "6",  # wrong
+        "1. 1 keys\n2. 2 mugs",
+        "1. 3 keys\n2. 4 mugs",
+    ]
+    fake = FakeGateway(lambda asked: replies[exam.questions().index(asked.said[0])])
+    assert await score_version(fake.client(), 8, exam) == Score(accepted=0.5, sums=0.5, lists=1.0)
+    assert {asked.body["model"] for asked in fake.asked} == {"demo@v8"}
+    assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"side"}
+    assert {asked.body["temperature"] for asked in fake.asked} == {1.0}
+    assert len({asked.body["seed"] for asked in fake.asked}) == len(replies)
+
+
+def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none() -> None:
+    assert figures_from(EXPOSITION) == Figures({"+1": 5, "0": 0, "-1": 7, "none": 0}, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "stream", "complaint"),
+    [
+        (400, '{"error": "no such version"}', False, r"answered .* with 400: .*no such version"),
+        (500, "broken", True, "answered .* with 500: broken"),
+        (200, '{"choices": 3}', False, "sent no completion"),
+        (200, 'data: {"choices": [{"delta": {"content": "half"}}]}\n\n', True, "broke off"),
+    ],
+)
+async def test_an_improper_answer_is_an_error_with_its_text(
+    status: int, text: str, stream: bool, complaint: str
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=text))
+    client = Client(httpx.AsyncClient(transport=transport, base_url="http://fake"))
+    with pytest.raises(DemoError, match=complaint):
+        await client.ask(Request(({"role": "user", "content": "hi"},), "s", stream=stream))
+
+
+async def idle() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_run_scores_versions_by_steps_and_by_sessions(tmp_path: Path) -> None:
+    fake = FakeGateway(
+        lambda asked: written(asked.said[0], "nat") if asked.said[0] in PROBLEMS else "Saved.",
+        sessions_per_step=4,
+    )
+    options = Options(out=tmp_path, steps=4, sessions=12, eval_prompts=2)
+    progress = Progress(options)
+    await conduct(fake.client(), progress, (idle,))
+    curve = progress.curve()
+    assert [point.step for point in curve if point.at_sessions is None][:3] == [0, 2, 4]
+    assert {point.at_sessions: point.step for point in curve if point.at_sessions} == {6: 1, 12: 3}
+    assert {point.score for point in curve} == {Score(1.0, 0.0, 0.0)}
+    assert progress.sessions >= 16
+    assert all(outcome == Outcome(2, True) for outcome in progress.outcomes)
+    assert progress.figures.hints == 4
+
+
+async def test_a_run_ends_with_the_reason_when_learning_has_failed(tmp_path: Path) -> None:
+    failed = replace(HEALTH, status="degraded", learner="failed", last_error="disk full")
+    fake = FakeGateway(stubborn, health=failed)
+    progress = Progress(Options(out=tmp_path, eval_prompts=2))
+    with pytest.raises(DemoError, match="stopped learning: disk full"):
+        await conduct(fake.client(), progress, (idle,))
+
+
+def reached(out: Path) -> Progress:
+    """A run of 8 steps and 36 sessions, as it could have been."""
+    progress = Progress(Options(out=out, steps=8, sessions=36, eval_prompts=64, seed=7))
+    progress.saw(HEALTH)
+    progress.outcomes += [Outcome(3, True)] * 30
+    progress.saw(replace(HEALTH, policy_version=8))
+    progress.outcomes += [Outcome(1, True)] * 7
+    progress.mark(18, 3)
+    progress.mark(36, 8)
+    progress.scores |= {0: Score(0.25, 1, 1), 3: Score(0.5, 1, 0.9), 8: Score(0.75, 0.95, 0.9)}
+    progress.ended = progress.started + 100
+    return progress
+
+
+def test_the_report_holds_the_curve_the_settings_and_the_seconds(tmp_path: Path) -> None:
+    paths = report.write(reached(tmp_path))
+    written_down = json.loads(paths["report"].read_text())
+    config = written_down["settings"].pop("config")
+    assert config["training"]["batch_size"] == 16
+    assert written_down == {
+        "curve": [
+            {"step": 0, "sessions": 0, "score": 0.25, "sums": 1, "lists": 1},
+            {"step": 3, "sessions": 18, "score": 0.5, "sums": 1, "lists": 0.9, "at_sessions": 18},
+            {"step": 8, "sessions": 30, "score": 0.75, "sums": 0.95, "lists": 0.9},
+            {
+                "step": 8,
+                "sessions": 36,
+                "score": 0.75,
+                "sums": 0.95,
+                "lists": 0.9,
+                "at_sessions": 36,
+            },
+        ],
+        "settings": {
+            "method": "combine",
+            "seed": 7,
+            "steps": 8,
+            "sessions": 36,
+            "eval_prompts": 64,
+        },
+        "seconds": 100.0,
+    }
+    assert paths["picture"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_a_row_for_every_milestone_that_was_reached(tmp_path: Path) -> None:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(report.table(reached(tmp_path)))
+    rows = [line.replace("│", " ").split() for line in captured.get().splitlines()]
+    found = {" ".join(row[:2]): row[2:7] for row in rows if len(row) == 8}
+    assert found == {
+        "0 steps": ["0.25", "1.00", "1.00", "0", "0"],
+        "8 steps": ["0.75", "0.95", "0.90", "8", "30"],
+        "18 sessions": ["0.50", "1.00", "0.90", "3", "18"],
+        "36 sessions": ["0.75", "0.95", "0.90", "8", "36"],
+    }
+
+
+def test_the_view_shows_samples_verdicts_and_the_last_score(tmp_path: Path) -> None:
+    progress = reached(tmp_path)
+    progress.figures = figures_from(EXPOSITION)
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(view.panel(progress))
+    shown = captured.get()
+    for part in ("5/16", "8/8", "37/36", "+1: 5", "-1: 7", "75% of first replies", "1.8 per"):
+        assert part in shown
+    assert "next step 5/16" in view.line(progress)
+
+
+def test_flags_have_a_fast_set_and_refuse_a_folder_with_a_run(tmp_path: Path) -> None:
+    fast = parse(["--fast", "--out", str(tmp_path), "--steps", "6"])
+    assert fast == Options(out=tmp_path, steps=6, sessions=36, eval_prompts=64)
+    assert (Options(out=tmp_path).marks, Options(out=tmp_path).milestones) == ((36, 72), (0, 8, 16))
+    (tmp_path / "run").mkdir()
+    for wrong in (["--out", str(tmp_path)], ["--steps", "0"], ["--stepz", "4"]):
+        with pytest.raises(SystemExit, match="2"):
+            parse(wrong)
+
+
+def test_a_server_that_does_not_start_ends_the_demo_with_its_last_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "wrong.toml"
+    config.write_text("[training]\nlearning_speed = 1\n")
+    assert main(["--config", str(config), "--out", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr().out
+    assert "the server ended by itself, with status 2" in shown
+    assert "training.learning_speed: there is no such setting" in shown
+
+
+def start(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "examples.demo", *flags]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def processes_that_name(folder: Path) -> list[str]:
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in found.stdout.splitlines() if str(folder) in line]
+
+
+@pytest.mark.slow
+def test_the_demo_learns_what_the_user_likes_and_unlearns_nothing(tmp_path: Path) -> None:
+    with start("--fast", "--out", str(tmp_path)) as demo:
+        shown, _ = demo.communicate(timeout=900)
+    assert demo.returncode == 0, shown
+    curve = json.loads((tmp_path / report.REPORT).read_text())["curve"]
+    by_step = {point["step"]: point for point in curve}
+    assert by_step[8]["score"] - by_step[0]["score"] >= 0.2
+    assert by_step[8]["sums"] >= 0.7
+    assert by_step[8]["lists"] >= 0.7
+    for name in (report.REPORT, report.PICTURE, "server.log"):
+        assert str(tmp_path / name) in shown
+    assert processes_that_name(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_too_and_shows_what_was_reached(tmp_path: Path) -> None:
+    with start("--out", str(tmp_path)) as demo:
+        assert demo.stdout
+        while "steps 0/16" not in (line := demo.stdout.readline()):
+            assert line, "the demo ended early"
+        time.sleep(2)
+        os.kill(demo.pid, signal.SIGINT)
+        shown, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 130
+    assert str(tmp_path / report.REPORT) in shown
+    assert processes_that_name(tmp_path) == []

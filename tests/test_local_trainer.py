@@ -1,0 +1,388 @@
+"""The local trainer against an independent reference: peft's own model, full logits, autograd."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import VOCABULARY, start_local, tiny_model
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from local_gpu.model import clone, load_base
+from local_gpu.trainer import LocalConfig, LocalTrainer
+from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
+from tinker_claw.types import Adam, Datum, LossPass
+
+# peft 0.21 reads a property that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+WARM = Adam(learning_rate=0.01)
+# With eps = 1 the first step moves each weight by -g / (|g| + 1): the gradient can be read off it.
+READABLE = Adam(learning_rate=1.0, eps=1.0, grad_clip_norm=0.0)
+
+
+@pytest.fixture
+async def trainer(tmp_path: Path) -> AsyncIterator[LocalTrainer]:
+    trainer = await start_local(tmp_path)
+    yield trainer
+    await trainer.aclose()
+
+
+def sequence(length: int, salt: int) -> tuple[int, ...]:
+    return tuple((salt * 17 + i * i * 5 + i * salt) % VOCABULARY for i in range(length))
+
+
+def rl_datum(length: int, start: int, salt: int) -> Datum:
+    rows = length - start
+    return Datum(
+        tokens=sequence(length, salt),
+        start=start,
+        logprobs=tuple(-4.0 - 0.3 * ((i + salt) % 5) for i in range(rows)),
+        advantages=tuple(0.1 * ((i * salt) % 7 - 3) for i in range(rows)),
+    )
+
+
+def entropy_datum(length: int, start: int, salt: int, width: int = 3) -> Datum:
+    rows = length - start
+    return Datum(
+        tokens=sequence(length, salt),
+        start=start,
+        targets=tuple(tuple((i + 11 * k) % VOCABULARY for k in range(width)) for i in range(rows)),
+        weights=tuple(tuple(0.1 * (k - 1) + 0.02 * i for k in range(width)) for i in range(rows)),
+    )
+
+
+async def warmed(trainer: LocalTrainer) -> LocalTrainer:
+    """Give B values, so that A has gradients, and forget the moments by a fresh export."""
+    await trainer.train_step([LossPass("ppo", (rl_datum(20, 8, 1),))], WARM)
+    return trainer
+
+
+async def adapter_of(trainer: LocalTrainer, folder: Path) -> dict[str, torch.Tensor]:
+    await trainer.export_adapter(folder)
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def reference(model: Path, adapter: Path) -> Any:
+    base = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    return PeftModel.from_pretrained(base, adapter, is_trainable=True).eval()
+
+
+def full_logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
+    """[T - 1, vocabulary]: row i - 1 predicts tokens[i]."""
+    return model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+
+
+def reference_loss(name: str, rows: torch.Tensor, datum: Datum) -> torch.Tensor:
+    """The formulas of TINKER.md A2, spelled out a second time."""
+    picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
+    if name == "cross_entropy":
+        at = rows.gather(1, torch.tensor(datum.targets)) if datum.targets else picked[:, None]
+        return -(at * torch.tensor(datum.weights)).sum()
+    ratio = torch.exp(picked - torch.tensor(datum.logprobs))
+    gain = torch.tensor(datum.advantages)
+    if name == "importance_sampling":
+        return -(ratio * gain).sum()
+    if name == "cispo":
+        return -(ratio.clamp(0.8, 1.28).detach() * gain * picked).sum()
+    return -torch.min(ratio * gain, ratio.clamp(0.8, 1.28) * gain).sum()
+
+
+@pytest.mark.parametrize("name", ["ppo", "importance_sampling", "cispo", "cross_entropy"])
+async def test_a_step_equals_autograd_through_full_logits(
+    trainer: LocalTrainer, tmp_path: Path, name: Any
+) -> None:
+    make = entropy_datum if name == "cross_entropy" else rl_datum
+    datums = (make(40, 25, 2), make(30, 1, 3))
+    ref = await (await warmed(trainer)).save_state("warm")
+    before = tmp_path / "before"
+    await trainer.export_adapter(before)
+    model = reference(tmp_path / "model", before)
+    losses = [
+        reference_loss(name, full_logprobs(model, d.tokens)[d.start - 1 :], d) for d in datums
+    ]
+    sum(losses, torch.zeros(())).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    expected = torch.cat([g.flatten() for g in gradients.values()])
+
+    fresh = await start_local(tmp_path)
+    await fresh.load_state(ref)
+    report = await fresh.train_step([LossPass(name, datums)], Adam(0.0, grad_clip_norm=0.0))
+    await fresh.aclose()
+    assert report.losses[0] == pytest.approx(sum(x.item() for x in losses), rel=1e-4, abs=1e-4)
+    assert report.grad_norm == pytest.approx(expected.norm().item(), rel=1e-3)
+    for datum, got in zip(datums, report.logprobs[0], strict=True):
+        rows = full_logprobs(model, datum.tokens)[datum.start - 1 :]
+        picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
+        assert got == pytest.approx(picked.tolist(), abs=1e-4)
+
+
+async def gradient(folder: Path, passes: Sequence[LossPass]) -> torch.Tensor:
+    """The gradient of a first step at a fixed adapter, read off the weights that it left."""
+    trainer = await start_local(folder)
+    before = await adapter_of(trainer, folder / "a")
+    await trainer.train_step(passes, READABLE)
+    after = await adapter_of(trainer, folder / "b")
+    await trainer.aclose()
+    moved = torch.cat([(after[n] - before[n]).double().flatten() for n in sorted(before)])
+    return -moved / (1 - moved.abs())
+
+
+async def test_gradients_add_up_over_passes_and_however_they_are_split(tmp_path: Path) -> None:
+    one, two = rl_datum(20, 12, 2), rl_datum(31, 20, 5)
+    soft = entropy_datum(24, 15, 4)
+    rl = LossPass("ppo", (one, two))
+    entropy = LossPass("cross_entropy", (soft,))
+    together = await gradient(tmp_path, [rl, entropy])
+    alone = await gradient(tmp_path, [rl]) + await gradient(tmp_path, [entropy])
+    split = [LossPass("ppo", (two,)), entropy, LossPass("ppo", (one,))]
+    assert together.norm() > 0.1
+    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-3)
+    torch.testing.assert_close(together, await gradient(tmp_path, split), atol=2e-5, rtol=1e-3)
+
+
+async def test_the_step_is_adam_with_the_gradient_clipped_by_its_global_norm(
+    trainer: LocalTrainer, tmp_path: Path
+) -> None:
+    before = await adapter_of(trainer, tmp_path / "before")
+    model = reference(tmp_path / "model", tmp_path / "before")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=0.02, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1
+    )
+    adam = Adam(0.02, eps=1e-3, weight_decay=0.1, grad_clip_norm=0.5)
+    for salt in (1, 2):
+        datum = rl_datum(30, 10, salt)
+        optimizer.zero_grad()
+        reference_loss("ppo", full_logprobs(model, datum.tokens)[9:], datum).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        report = await trainer.train_step([LossPass("ppo", (datum,))], adam)
+        assert report.grad_norm is not None
+        assert report.grad_norm > 0.5
+    after = await adapter_of(trainer, tmp_path / "after")
+    own = dict(model.named_parameters())
+    for name, tensor in after.items():
+        wanted = own[name.replace(".weight", ".default.weight")].detach()
+        torch.testing.assert_close(tensor, wanted, atol=2e-4, rtol=1e-3)
+    assert any(not torch.equal(after[n], before[n]) for n in after)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(rl_datum(20, 8, 3), advantages=(float("nan"),) * 12),
+        replace(rl_datum(20, 8, 3), logprobs=(-500.0,) * 12),
+        replace(rl_datum(20, 8, 3), tokens=(VOCABULARY,) * 20),
+        replace(rl_datum(20, 8, 3), advantages=()),
+    ],
+    ids=["nan advantages", "infinite ratio", "foreign token", "no advantages"],
+)
+async def test_a_void_step_leaves_weights_and_moments_as_they_were(
+    tmp_path: Path, bad: Datum
+) -> None:
+    good = LossPass("ppo", (rl_datum(20, 8, 2),))
+    results: list[dict[str, torch.Tensor]] = []
+    for spoil in (False, True):
+        trainer = await start_local(tmp_path)
+        await trainer.train_step([good], WARM)
+        if spoil:
+            with pytest.raises(StepError):
+                await trainer.train_step([good, LossPass("ppo", (bad,))], WARM)
+        await trainer.train_step([good], WARM)
+        results.append(await adapter_of(trainer, tmp_path / f"{spoil}"))
+        await trainer.aclose()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+async def test_a_step_without_datums_or_with_an_unknown_loss_is_refused(
+    trainer: LocalTrainer,
+) -> None:
+    with pytest.raises(StepError, match="no datums"):
+        await trainer.train_step([LossPass("ppo", ())], WARM)
+    unknown: Any = "dpo"
+    with pytest.raises(StepError, match=r"'dpo'.*cross_entropy"):
+        await trainer.train_step([LossPass(unknown, (rl_datum(9, 3, 1),))], WARM)
+
+
+async def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
+    steps = [LossPass("ppo", (rl_datum(20, 8, salt),)) for salt in (1, 2, 3)]
+    first = await start_local(tmp_path)
+    for step in steps[:2]:
+        await first.train_step([step], WARM)
+    ref = await first.save_state("two steps")
+    await first.train_step([steps[2]], WARM)
+    expected = await adapter_of(first, tmp_path / "first")
+    await first.aclose()
+    second = await start_local(tmp_path, seed=7)
+    await second.load_state(ref)
+    await second.train_step([steps[2]], WARM)
+    got = await adapter_of(second, tmp_path / "second")
+    await second.aclose()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, keep_states=2)
+    loaded = await trainer.save_state("origin")
+    await trainer.load_state(loaded)
+    refs = [await trainer.save_state(f"step {i}") for i in range(4)]
+    kept = {p.name for p in (tmp_path / "run" / "states").iterdir()}
+    assert kept == {loaded, *refs[-2:]}
+    with pytest.raises(BackendError, match="older"):
+        await trainer.load_state(refs[0])
+    await trainer.aclose()
+
+
+async def test_a_published_adapter_loads_in_peft_with_its_scale(tmp_path: Path) -> None:
+    for alpha in (2, 16):
+        trainer = await warmed(await start_local(tmp_path, rank=4, alpha=alpha))
+        sampler = await trainer.publish()
+        model = reference(tmp_path / "model", tmp_path / "run" / "adapters" / sampler.ref)
+        tokens = sequence(30, 6)
+        got = await sampler.logprobs(tokens, start=1, top_k=VOCABULARY)
+        rows = full_logprobs(model, tokens).detach()
+        assert model.peft_config["default"].lora_alpha / model.peft_config["default"].r == alpha / 4
+        for i, (ids, values) in enumerate(zip(got.topk_ids, got.topk_logprobs, strict=True)):
+            assert values == pytest.approx(rows[i, list(ids)].tolist(), abs=1e-4)
+        with model.disable_adapter():
+            assert (full_logprobs(model, tokens) - rows).abs().max() > 0.01
+        await trainer.aclose()
+
+
+async def test_lora_is_on_every_linear_layer_but_the_head(
+    trainer: LocalTrainer, tmp_path: Path
+) -> None:
+    names = await adapter_of(trainer, tmp_path / "out")
+    layers = {name.split(".layers.")[1].split(".lora_")[0] for name in names}
+    parts = ("q", "k", "v", "o", "gate", "up", "down")
+    assert len(layers) == 2 * len(parts)
+    assert {name.rsplit(".", 1)[1] for name in layers} == {f"{p}_proj" for p in parts}
+    assert all(not t.any() for n, t in names.items() if "lora_B" in n)
+    assert all(t.any() for n, t in names.items() if "lora_A" in n)
+
+
+async def test_the_seed_alone_decides_the_first_adapter(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    adapters = []
+    for seed in (1, 1, 2):
+        trainer = await start_local(tmp_path, seed=seed)
+        adapters.append(await adapter_of(trainer, tmp_path / "out"))
+        await trainer.aclose()
+    same = [torch.equal(adapters[0][n], adapters[1][n]) for n in adapters[0]]
+    other = [torch.equal(adapters[0][n], adapters[2][n]) for n in adapters[0] if "lora_A" in n]
+    assert all(same)
+    assert not any(other)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_clone_shares_every_tensor_and_no_module(tmp_path: Path) -> None:
+    base = load_base(
+        str(tiny_model(tmp_path)), device=torch.device("cpu"), dtype=torch.float32
+    ).module
+    copy = clone(base)
+    tensors = zip(
+        chain(base.parameters(), base.buffers()),
+        chain(copy.parameters(), copy.buffers()),
+        strict=True,
+    )
+    assert all(a is b for a, b in tensors)
+    assert not {id(m) for m in base.modules()} & {id(m) for m in copy.modules()}
+
+
+async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path)
+    ref = (await trainer.publish()).ref
+    state = await trainer.save_state("s")
+    await trainer.aclose()
+    other = LocalConfig(
+        model=str(tiny_model(tmp_path / "other", seed=1)), root=tmp_path / "run", rank=4, alpha=8
+    )
+    stranger = await LocalTrainer.start(other)
+    with pytest.raises(BackendError, match="another base model"):
+        await stranger.open(ref)
+    with pytest.raises(BackendError, match="another base model"):
+        await stranger.load_state(state)
+    await stranger.aclose()
+    narrow = await start_local(tmp_path, rank=2)
+    await narrow.open(ref)
+    with pytest.raises(BackendError, match="another rank"):
+        await narrow.load_state(state)
+    weights = tmp_path / "run" / "adapters" / ref / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(BackendError, match="corrupt"):
+        await narrow.open(ref)
+    await narrow.aclose()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "inconsistent", "sliding"])
+async def test_a_model_that_cannot_be_used_is_a_sentence(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "model"
+    if damage == "sliding":
+        layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+        tiny_model(folder, use_sliding_window=True, **layers)
+    elif damage == "inconsistent":
+        config = json.loads((tiny_model(folder) / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    elif damage != "missing":
+        tiny_model(folder)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000] if damage == "truncated" else b"")
+    error = ConfigError if damage == "sliding" else ModelFileError
+    with pytest.raises(error, match="model"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    larger = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config | larger))
+    with pytest.raises(ModelFileError, match="layers.2"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "adapters").write_text("a file where a folder should be")
+    with pytest.raises(BackendError, match="run"):
+        await trainer.publish()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["adapters"]
+    await trainer.aclose()
+    with pytest.raises(BackendError, match="closed"):
+        await trainer.publish()
+
+
+async def test_the_event_loop_runs_on_during_a_step(trainer: LocalTrainer) -> None:
+    ticks = 0
+
+    async def tick(until: asyncio.Task[Any]) -> None:
+        nonlocal ticks
+        while not until.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    passes = [LossPass("ppo", tuple(rl_datum(200, 20, i) for i in range(8)))]
+    async with asyncio.TaskGroup() as group:
+        step = group.create_task(trainer.train_step(passes, WARM))
+        group.create_task(tick(step))
+    assert ticks > 3
+
+
+def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(ConfigError, match="rank is 0"):
+        LocalConfig(model="m", root=Path("r"), rank=0)

@@ -1,0 +1,230 @@
+"""The product as a process with a port and a data directory; and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from local_gpu.demo import MODEL_DIR, grammar
+from tests.processes import ROOT, Running, product
+
+pytestmark = pytest.mark.slow
+
+
+def run(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), *flags],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
+    response = httpx.post(
+        f"{running.url}/chat/completions",
+        json={"model": "demo", "messages": messages, "max_tokens": 100},
+        headers={"X-Session-Id": session},
+        timeout=120,
+    )
+    response.raise_for_status()
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def converse(running: Running, seed: int) -> None:
+    """One short session: a problem, a verdict on the answer, and a second one."""
+    rng = random.Random(seed)
+    problem = grammar.new_problem(rng)
+    messages = [{"role": "user", "content": grammar.first_message(problem)}]
+    for _ in range(2):
+        reply = ask(running, f"session-{seed}", messages)
+        good = grammar.accepts(reply, problem)
+        said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
+        messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": said},
+        ]
+    ask(running, f"session-{seed}", messages)
+
+
+def learn(running: Running, version: int, seeds: range) -> None:
+    """Talk until the policy version is reached."""
+    for first in range(seeds.start, seeds.stop, 4):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: converse(running, seed), range(first, first + 4)))
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            health = running.health()
+            if health["policy_version"] >= version:
+                return
+            if health["samples_waiting"] < health["batch_size"]:
+                break
+            time.sleep(0.2)
+    raise AssertionError(f"version {version} not reached: {running.health()}")
+
+
+def rows(data: Path, query: str) -> list[tuple[int, ...]]:
+    connection = sqlite3.connect(data / "ledger.sqlite3")
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    flags = ("--learning-rate", "3e-3", "--lora-rank", "16")
+    with product(data, *flags) as running:
+        before = running.health()
+        assert (before["status"], before["policy_version"], before["learner"]) == (
+            "ok",
+            0,
+            "waiting",
+        )
+        learn(running, 1, range(0, 40))
+        metrics = httpx.get(running.url.removesuffix("/v1") + "/metrics").text
+        assert 'tinker_claw_steps_total{status="committed"} 1.0' in metrics
+        assert running.stop() == 0
+    assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
+    assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
+    (step,) = [json.loads(line) for line in (data / "metrics.jsonl").read_text().splitlines()]
+    assert step["samples"] == 16
+    assert step["logprob_gap"] < 1e-4, "trainer and sampler agree on the sampled tokens"
+
+    with product(data, *flags) as running:
+        resumed = running.health()
+        assert resumed["policy_version"] == 1
+        learn(running, 2, range(100, 140))
+        assert running.stop() == 0
+    assert [event["event"] for event in running.events()].count("resumed") == 1
+    assert rows(data, "SELECT id, parent, step FROM versions") == [
+        (0, None, 0),
+        (1, 0, 1),
+        (2, 1, 2),
+    ]
+
+
+def test_sigkill_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for life in range(3):
+        with product(data, "--batch-size", "4") as running, ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(converse, running, 1000 * life + i) for i in range(6)]
+            time.sleep(1.0 + life)
+            running.process.kill()
+            for future in futures:
+                future.cancel()
+                if not future.cancelled():
+                    with pytest.raises(httpx.TransportError):
+                        raise future.exception() or httpx.TransportError("ended in time")
+        assert rows(data, "PRAGMA integrity_check") == [("ok",)]
+    with product(data, "--batch-size", "4") as running:
+        assert running.health()["status"] == "ok"
+        newest = running.health()["policy_version"]
+        learn(running, newest + 1, range(9000, 9040))
+        assert running.stop() == 0
+    committed = rows(data, "SELECT id FROM steps WHERE status = 'committed'")
+    assert committed
+    for (step,) in committed:
+        trained = f"SELECT COUNT(*) FROM samples WHERE state = 'trained' AND step_id = {step}"
+        assert rows(data, trained) == [(4,)]
+    assert rows(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == [(0,)]
+
+
+def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
+    with product(tmp_path / "data", "--batch-size", "4") as running:
+        versions, slowest = set[int](), 0.0
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(converse, running, i) for i in range(12)]
+            while not all(future.done() for future in futures):
+                started = time.monotonic()
+                versions.add(running.health()["policy_version"])
+                slowest = max(slowest, time.monotonic() - started)
+                time.sleep(0.05)
+            for future in futures:
+                future.result()
+        assert max(versions) >= 1, "it has learned meanwhile"
+        assert slowest < 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ("--model-name", "Qwen/Qwen3-8B"),
+            "the Tinker backend is not part of this release yet. Train on this machine instead: "
+            "run.py --backend local --model-name Qwen/Qwen3-8B",
+        ),
+        (("--config", "nowhere.toml"), "--config nowhere.toml cannot be read"),
+        (("--port", "70000"), "gateway.port"),
+        (("--host", "0.0.0.0"), "set --api-key"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_sentence(
+    flags: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    done = run(*flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(
+            *("--model-name", "demo", "--backend", "local", "--port", str(port)),
+            *("--data-dir", str(tmp_path / "data")),
+        )
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in done.stderr
+
+
+def test_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = run(
+        *("--model-name", "demo", "--backend", "local", "--port", "0"),
+        *("--data-dir", str(tmp_path / "file")),
+    )
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_damaged_model_folder_is_named(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "mine"
+    shutil.copytree(MODEL_DIR, model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    done = run(
+        *("--model-name", str(model), "--renderer", "qwen3", "--backend", "local"),
+        *("--port", "0", "--data-dir", str(tmp_path / "data")),
+    )
+    assert done.returncode == 2
+    assert str(model) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_method_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data) as running:
+        assert running.stop() == 0
+    common = ("--model-name", "demo", "--backend", "local", "--port", "0", "--data-dir", str(data))
+    done = run(*common, "--method", "binary")
+    assert done.returncode == 2
+    assert "holds a run with method 'combine', not 'binary'" in done.stderr
+    done = run(*common, "--no-resume")
+    assert done.returncode == 2
+    assert "--data-dir" in done.stderr

@@ -1,0 +1,54 @@
+"""What the gateway needs, handed in by the wirer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tinker_claw.config import Gateway
+from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.policy import PolicyHolder, Sampler
+from tinker_claw.render import Renderer
+
+
+class TurnObserver(Protocol):
+    """Is told of every captured turn: figures only, no text."""
+
+    def turn_captured(
+        self,
+        *,
+        session: int,
+        turn: int,
+        kind: str,
+        reason: str,
+        version: int,
+        prompt_tokens: int,
+        cached_tokens: int,
+        completion_tokens: int,
+        seconds: float,
+        first_token_s: float | None,
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayDeps:
+    """Everything outside the gateway that it touches."""
+
+    settings: Gateway
+    served_name: str
+    """The model's name in requests; `<served_name>@v8` asks for version 8."""
+    policy: PolicyHolder
+    open_version: Callable[[int], Awaitable[Sampler]]
+    """Sampler of an earlier version. Raises LookupError when there is none of that number."""
+    turns: TurnTable
+    renderer: Renderer
+    context_tokens: int
+    student_topk: int
+    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
+    on_turn: Callable[[], None]
+    """A turn has got its next state: there is something to judge."""
+    health: Callable[[], Mapping[str, Any]]
+    metrics: Callable[[], bytes]
+    """Prometheus' text format."""
+    observer: TurnObserver

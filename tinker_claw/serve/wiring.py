@@ -1,0 +1,161 @@
+"""Make every part of a running system and hand each what it needs. Nothing starts here."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from tinker_claw.config import Settings
+from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.judge import Endpoint, HttpEndpoint, Judge, SamplerEndpoint
+from tinker_claw.learner import (
+    Health,
+    HintScorer,
+    Judging,
+    JudgingDeps,
+    Learner,
+    LearnerDeps,
+    restore,
+)
+from tinker_claw.ledger import Ledger
+from tinker_claw.methods import Method, build, require, student_topk
+from tinker_claw.policy import PolicyHolder, Sampler, Trainer
+from tinker_claw.render import Renderer
+from tinker_claw.serve.backend import DEMO, learning_rate, open_trainer, source
+from tinker_claw.serve.server import in_background
+from tinker_claw.serve.versions import Versions
+from tinker_claw.telemetry import Telemetry, log
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What `serve` runs."""
+
+    app: FastAPI
+    judging: Judging
+    learner: Learner
+    health: Health
+    policy: PolicyHolder
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What several parts share."""
+
+    settings: Settings
+    ledger: Ledger
+    trainer: Trainer
+    base: Sampler
+    renderer: Renderer
+    method: Method
+    policy: PolicyHolder
+    telemetry: Telemetry
+    health: Health
+
+
+async def wire(settings: Settings, ledger: Ledger, stack: AsyncExitStack) -> System:
+    """Open the backend, restore the run, and connect the parts.
+
+    Raises:
+        ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
+    """
+    model = source(settings)
+    renderer = Renderer.load(model.path, model.renderer)
+    trainer = await stack.enter_async_context(open_trainer(settings, model.path))
+    capabilities = await trainer.capabilities()
+    method = build(settings.run.method)
+    require(method, settings.training, capabilities)
+    parts = _Parts(
+        settings=settings,
+        ledger=ledger,
+        trainer=trainer,
+        base=await trainer.base(),
+        renderer=renderer,
+        method=method,
+        policy=PolicyHolder(await restore(ledger, trainer)),
+        telemetry=Telemetry(settings.run.directory / "metrics.jsonl"),
+        health=Health(),
+    )
+    learner = _learner(parts, learning_rate(settings, model.path))
+    judging = _judging(parts, await _endpoint(parts, stack), learner)
+    versions = Versions(ledger, trainer)
+    stack.push_async_callback(versions.aclose)
+    app = _gateway(parts, judging, versions, capabilities.context_tokens)
+    return System(app, judging, learner, parts.health, parts.policy)
+
+
+def _learner(parts: _Parts, rate: float) -> Learner:
+    return Learner(
+        LearnerDeps(
+            ledger=parts.ledger,
+            trainer=parts.trainer,
+            base=parts.base,
+            method=parts.method,
+            policy=parts.policy,
+            telemetry=parts.telemetry,
+            health=parts.health,
+            cfg=parts.settings.training,
+            learning_rate=rate,
+        )
+    )
+
+
+def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
+    training, judge = parts.settings.training, parts.settings.judge
+    if training.teacher == "policy":
+        log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
+    candidates = training.hint_candidates if parts.method.wants_hints else 0
+    teacher = parts.base if training.teacher == "base" else None
+    return Judging(
+        JudgingDeps(
+            ledger=parts.ledger,
+            judge=Judge(endpoint, judge, hint_candidates=candidates),
+            scorer=HintScorer(teacher, parts.renderer, training),
+            method=parts.method,
+            policy=parts.policy,
+            telemetry=parts.telemetry,
+            health=parts.health,
+            on_sample=learner.wake,
+            concurrency=judge.judge_concurrency,
+        )
+    )
+
+
+def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens: int) -> FastAPI:
+    settings, policy = parts.settings, parts.policy
+    return create_app(
+        GatewayDeps(
+            settings=settings.gateway,
+            served_name=settings.served_name,
+            policy=policy,
+            open_version=versions.open,
+            turns=parts.ledger.turns,
+            renderer=parts.renderer,
+            context_tokens=context_tokens,
+            student_topk=student_topk(parts.method, settings.training),
+            on_next_state=judging.wake,
+            health=lambda: parts.health.snapshot(
+                version=policy.current.version.id,
+                waiting=parts.ledger.samples.waiting(),
+                batch_size=settings.training.batch_size,
+            ),
+            metrics=parts.telemetry.exposition,
+            observer=parts.telemetry,
+        )
+    )
+
+
+async def _endpoint(parts: _Parts, stack: AsyncExitStack) -> Endpoint:
+    """Who judges: the endpoint that was named, the demo's rules, or the base model."""
+    settings = parts.settings
+    url = settings.judge.judge_url
+    if url is None and settings.run.model_name == DEMO:
+        from local_gpu.demo.judge import create_app as create_rule_judge
+
+        url = await stack.enter_async_context(in_background(create_rule_judge(settings.run.seed)))
+        log.info("judge.rules", url=url)
+    if url is None:
+        return SamplerEndpoint(parts.base, parts.renderer, settings.judge)
+    return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
