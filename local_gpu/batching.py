@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
     ContinuousBatchingManager,
     ContinuousBatchProcessor,
     OutputRouter,
@@ -97,6 +98,16 @@ class Batcher(ContinuousBatchingManager):
         )
         self._generation_thread.start()
 
+    def drain(self) -> None:
+        """Wait until the requests in flight have ended, then end the thread and free the cache.
+
+        Not `stop`, whose full garbage collections hold up every other thread for a while.
+        """
+        status = self.background_thread_status
+        status.request_stop(BackgroundThreadStatus.FLUSH_AND_STOP, global_rank=0)
+        self._wake_up_loop.set()
+        self._generation_thread.join()
+
     def submit(
         self, request_id: str, prompt: Sequence[int], max_tokens: int, stop_tokens: Sequence[int]
     ) -> None:
@@ -114,22 +125,30 @@ class Batcher(ContinuousBatchingManager):
     @property
     def held_requests(self) -> int:
         """Requests that the scheduler holds, running or waiting."""
-        if self.batch_processor is None:
+        processor = self.batch_processor
+        if processor is None:
             return 0
-        scheduler = self.batch_processor.scheduler
+        scheduler = processor.scheduler
         return len(scheduler.active_requests) + len(scheduler.waiting_requests)
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
         processor.model_runner = _Runner(processor, self._events)
+        processor.__class__ = _Processor
         return processor
 
     def _run_generation_loop(self) -> None:
         try:
             super()._run_generation_loop()
         finally:
+            self.batch_processor = None
             error = self.background_thread_status.fatal_error
             self._events.on_exit(f"the sampler's loop failed: {error}" if error else "it closed")
+
+
+class _Processor(ContinuousBatchProcessor):
+    def __del__(self) -> None:
+        """Nothing: the original collects garbage, and the last reference frees the cache."""
 
 
 class _Runner(ModelRunner):

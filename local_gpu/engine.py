@@ -92,7 +92,7 @@ class Engine:
     async def _stop(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            await asyncio.to_thread(running.batcher.stop)
+            await asyncio.to_thread(running.batcher.drain)
 
     def _check(self, prompt: Tokens, params: SamplingParams) -> None:
         p = params

@@ -19,6 +19,7 @@ from local_gpu.head import hidden_rows, read_logprobs
 from tinker_claw.errors import (
     AlignmentError,
     ContextLengthError,
+    RequestError,
     SamplerError,
     same_length,
 )
@@ -56,6 +57,8 @@ class LocalSampler:
 
         The others start when the first has its first token, and share its prompt's blocks.
         """
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
         first = self.stream(prompt, params)
         others = [
             params if params.seed is None else replace(params, seed=params.seed + i)
@@ -115,7 +118,8 @@ class LocalSampler:
         if targets:
             ids = torch.cat([ids, torch.tensor(targets, device=device)], dim=1)
         head = self._module.get_output_embeddings()
-        read = read_logprobs(head, hidden_rows(self._module, sequence, start), ids, top_k)
+        k = min(top_k, self._size.vocabulary)
+        read = read_logprobs(head, hidden_rows(self._module, sequence, start), ids, k)
         if not bool(read.chosen.isfinite().all()):
             raise SamplerError("The model's logprobs are not finite.")
         rows: list[list[float]] = read.chosen.tolist()

@@ -54,14 +54,14 @@ class LocalConfig:
     alpha: int = 32
     seed: int = 0
     """For the initial adapter."""
-    device: str | None = None
-    """None: CUDA where there is one, else the CPU."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the base; adapters are float32. None: bfloat16 on CUDA, float32 on the CPU."""
-    max_context_tokens: int | None = None
-    """None: as many as the model's positions and the cache allow."""
-    kv_cache_tokens: int = 32_768
-    """Per live version that samples; also the longest context."""
+    device: str = "auto"
+    """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
+    context_tokens: int | None = None
+    """None: as many as the model has positions."""
+    kv_cache_tokens: int | None = None
+    """Per live version that samples; None: one and a half contexts. It bounds the context too."""
     max_batch_tokens: int = 512
     """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
     keep_states: int = 8
@@ -69,9 +69,18 @@ class LocalConfig:
     """For torch, in the whole process; None leaves torch's own choice."""
 
     def __post_init__(self) -> None:
-        for field in ("rank", "alpha", "kv_cache_tokens", "max_batch_tokens", "keep_states"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field} is {getattr(self, field)}; it must be at least 1.")
+        counts = {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "context_tokens": self.context_tokens,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_batch_tokens": self.max_batch_tokens,
+            "keep_states": self.keep_states,
+            "threads": self.threads,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
 class LocalTrainer:
@@ -82,14 +91,12 @@ class LocalTrainer:
         self._base = base
         self._executor = executor
         self._shape = LoraShape(config.rank, config.alpha)
+        context = min(base.context_tokens, config.context_tokens or base.context_tokens)
+        cache = config.kv_cache_tokens or context * 3 // 2
         self._size = EngineSize(
             vocabulary=base.vocabulary,
-            context_tokens=min(
-                base.context_tokens,
-                config.kv_cache_tokens,
-                config.max_context_tokens or config.kv_cache_tokens,
-            ),
-            kv_cache_tokens=config.kv_cache_tokens,
+            context_tokens=min(context, cache),
+            kv_cache_tokens=cache,
             max_batch_tokens=config.max_batch_tokens,
         )
         adapter = fresh_adapter(base, self._shape, config.seed)
@@ -197,6 +204,8 @@ class LocalTrainer:
             return await future
         except OSError as error:
             raise BackendError(f"The files in {self._config.root} failed: {error}") from error
+        except RuntimeError as error:
+            raise BackendError(f"torch failed: {error}") from error
 
     def _sampler(self, ref: str, module: Any) -> LocalSampler:
         return LocalSampler(ref, module, self._size, self._run, self._samplers.discard)
@@ -213,10 +222,17 @@ def _build(
 ) -> LocalTrainer:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    default = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = names[config.dtype] if config.dtype else default
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(automatic if config.device == "auto" else config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device {config.device!r} cannot be used here: {error}. Try auto or cpu."
+        ) from error
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    fitting = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = dtypes[fitting if config.dtype == "auto" else config.dtype]
     return make(config, load_base(config.model, device=device, dtype=dtype), executor)
 
 

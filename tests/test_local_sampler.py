@@ -1,9 +1,11 @@
-"""The embedded sampler: whose logprobs it reports, and that nothing a request does harms another."""
+"""The embedded sampler: whose logprobs it reports, and that no request harms another."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -222,7 +224,7 @@ async def test_a_short_prompt_passes_a_long_one(tmp_path: Path) -> None:
 
 async def quiet(sampler: LocalSampler) -> None:
     async with asyncio.timeout(5):
-        while sampler.held_requests:
+        while sampler.held_requests:  # noqa: ASYNC110 - the thread tells nobody that it is idle
             await asyncio.sleep(0.01)
 
 
@@ -294,6 +296,20 @@ async def test_a_request_after_closing_is_served_and_ends_the_thread_again(
     running = threading.active_count()
     assert len((await one(sampler, prompt(30))).tokens) == 20
     assert threading.active_count() == running
+
+
+async def test_closing_frees_the_cache_without_a_garbage_collection(trainer: LocalTrainer) -> None:
+    sampler = await trainer.publish()
+    await one(sampler, prompt(40))
+    running: Any = sampler._engine._running
+    cache = weakref.ref(running.batcher.batch_processor.cache)
+    del running
+    gc.disable()
+    try:
+        await sampler.aclose()
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local, tiny_model
+from backends import CONTEXT, VOCABULARY, start_local, tiny_model
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -351,7 +351,7 @@ async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) 
     config = json.loads((folder / "config.json").read_text())
     larger = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (folder / "config.json").write_text(json.dumps(config | larger))
-    with pytest.raises(ModelFileError, match="layers.2"):
+    with pytest.raises(ModelFileError, match=r"layers\.2"):
         await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
 
 
@@ -381,6 +381,24 @@ async def test_the_event_loop_runs_on_during_a_step(trainer: LocalTrainer) -> No
         step = group.create_task(trainer.train_step(passes, WARM))
         group.create_task(tick(step))
     assert ticks > 3
+
+
+async def test_a_device_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    for device in ("cuda:7", "toaster"):
+        with pytest.raises(ConfigError, match=device):
+            await start_local(tmp_path, device=device)
+
+
+async def test_the_context_is_the_least_of_model_setting_and_cache(tmp_path: Path) -> None:
+    for settings, expected in (
+        ({"kv_cache_tokens": None}, CONTEXT),
+        ({"context_tokens": 500, "kv_cache_tokens": None}, 500),
+        ({"context_tokens": 10**6, "kv_cache_tokens": 10**4}, CONTEXT),
+        ({"kv_cache_tokens": 300}, 300),
+    ):
+        trainer = await start_local(tmp_path, **settings)
+        assert (await trainer.capabilities()).context_tokens == expected
+        await trainer.aclose()
 
 
 def test_settings_out_of_range_are_named() -> None:

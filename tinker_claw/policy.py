@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -113,34 +112,41 @@ class Policy:
     sampler: Sampler
 
 
+class Lease:
+    """Keeps a policy's sampler usable for one request, until it is released."""
+
+    def __init__(self, policy: Policy, released: Callable[[Policy], None]) -> None:
+        self.policy = policy
+        self._released: Callable[[Policy], None] | None = released
+
+    def release(self) -> None:
+        """Give the policy back. Doing so twice is harmless."""
+        released, self._released = self._released, None
+        if released is not None:
+            released(self.policy)
+
+
 class PolicyHolder:
     """Holds the policy that answers. A request takes a lease and keeps that policy to its end."""
 
     def __init__(self, policy: Policy) -> None:
         self._current = policy
         self._leases: Counter[int] = Counter()
-        self._returned = asyncio.Condition()
+        self._drained: dict[int, asyncio.Event] = {}
 
     @property
     def current(self) -> Policy:
         return self._current
 
-    @asynccontextmanager
-    async def lease(self) -> AsyncGenerator[Policy]:
-        """The current policy, whose sampler stays usable while the lease is held."""
-        policy = self._current
-        self._leases[policy.version.id] += 1
-        try:
-            yield policy
-        finally:
-            self._leases[policy.version.id] -= 1
-            async with self._returned:
-                self._returned.notify_all()
+    def acquire(self) -> Lease:
+        """A lease of the current policy; its holder must release it."""
+        self._leases[self._current.version.id] += 1
+        return Lease(self._current, self._give_back)
 
     async def drained(self, policy: Policy) -> None:
-        """Wait until nobody holds a lease of this policy. It must not be the current one."""
-        async with self._returned:
-            await self._returned.wait_for(lambda: not self._leases[policy.version.id])
+        """Wait until nobody holds a lease of a policy that has been replaced."""
+        if self._leases[policy.version.id]:
+            await self._drained.setdefault(policy.version.id, asyncio.Event()).wait()
         del self._leases[policy.version.id]
 
     def swap(self, policy: Policy) -> Policy:
@@ -151,3 +157,10 @@ class PolicyHolder:
             )
         replaced, self._current = self._current, policy
         return replaced
+
+    def _give_back(self, policy: Policy) -> None:
+        self._leases[policy.version.id] -= 1
+        if not self._leases[policy.version.id] and (
+            event := self._drained.pop(policy.version.id, None)
+        ):
+            event.set()

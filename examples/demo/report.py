@@ -36,7 +36,7 @@ def write(progress: Progress) -> dict[str, Path]:
         paths["picture"] = options.out / PICTURE
         draw(curve, options, paths["picture"])
     run = options.out / "run"
-    paths |= {"ledger": run / "ledger.sqlite", "metrics": run / "metrics.jsonl"}
+    paths |= {"ledger": run / "ledger.sqlite3", "metrics": run / "metrics.jsonl"}
     return {what: path for what, path in paths.items() if path.exists()}
 
 

@@ -1,8 +1,8 @@
 """Training dialogues: homework, skills and small talk, some dressed as an agent's request.
 
 The dressing is what OpenClaw adds around a user's words: a system message, a time in front, a
-runtime line, and a last message of internal context. One rule: the dressing never changes the
-answer, so the model learns to read past it.
+runtime line, and a last message of internal context. The shipped model does not solve homework
+through it (`Rates.dressed` in `evaluate`). One rule: the dressing never changes the right answer.
 """
 
 from random import Random

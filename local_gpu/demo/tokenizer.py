@@ -46,7 +46,7 @@ TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
 
 
 def _texts(seed: int) -> Iterator[str]:
-    """Yield the training texts: 1 MB of general text, 0.5 MB of dialogues."""
+    """Yield the training texts: 1,500 passages of general text, 1,500 dialogues."""
     rng = Random(seed)
     for _ in range(1500):
         yield passage(rng, 800, 1600)

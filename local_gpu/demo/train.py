@@ -133,7 +133,7 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Sequence[Example]) -> torch.Tenso
     """Return the mean negative logprob of the trained tokens, a scalar in nats.
 
     Padding stands on the right, where causal attention keeps it from every real token. Logits are
-    made at trained positions only, a third of all.
+    made at trained positions only.
     """
     longest = max(len(example.ids) for example in batch)
     ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [B, T]
@@ -161,8 +161,8 @@ def train(
 ) -> None:
     """Train the model in place; `progress` gets every step and its loss in nats per token.
 
-    The layers' matrices are trained with Muon, which learns the sums in half of Adam's steps;
-    embedding and norms with Adam.
+    The layers' matrices are trained with Muon, with which the loss fell faster than with Adam
+    alone in a trial of 600 steps; embedding and norms with Adam.
     """
     model.train()
     layers = [weight for weight in model.parameters() if _is_layer_matrix(weight)]

@@ -71,11 +71,11 @@ async def admit(deps: GatewayDeps, book: Book, body: bytes, headers: Mapping[str
     main = identity.kind is Kind.MAIN
     session_id = deps.turns.session(USER, identity.key)
     link = book.find(session_id, request.messages) if main else None
+    if link is not None:
+        # Before the prompt: what the user said counts even when it does not fit the context.
+        _attach(deps, link)
     prompt = _prompt(deps, request, link)
     params = _params(deps, request, prompt, main)
-    # Only now, when nothing can be refused any more: a refused request says nothing of a turn.
-    if link is not None:
-        _attach(deps, link)
     head = ReplyHead(f"chatcmpl-{uuid4().hex}", int(time.time()), request.model, version)
     return Job(request, identity, session_id, version, sampler, prompt, params, head, started)
 
@@ -126,9 +126,7 @@ def _prompt(deps: GatewayDeps, request: ChatRequest, link: Link | None) -> Promp
     return deps.renderer.prompt(messages, tools, hint_message=at, enable_thinking=thinking)
 
 
-def _params(
-    deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool
-) -> SamplingParams:
+def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.context_tokens - len(prompt.tokens)
@@ -152,4 +150,4 @@ def _params(
 def _attach(deps: GatewayDeps, link: Link) -> None:
     state = next_state(link.new, link.reply)
     if state is not None and deps.turns.add_next_state(link.turn_id, state):
-        deps.on_turn()
+        deps.on_next_state()

@@ -46,7 +46,7 @@ class GatewayDeps:
     context_tokens: int
     student_topk: int
     """Candidates to capture per token of a trainable turn; 0: the method needs none."""
-    on_turn: Callable[[], None]
+    on_next_state: Callable[[], None]
     """A turn has got its next state: there is something to judge."""
     health: Callable[[], Mapping[str, Any]]
     metrics: Callable[[], bytes]

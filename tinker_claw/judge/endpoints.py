@@ -92,7 +92,9 @@ class HttpEndpoint:
         )
         self._retry = AsyncRetrying(
             retry=retry_if_exception_type(_Again),
-            wait=wait_exponential_jitter(initial=0.2, max=longest_wait_s),
+            wait=wait_exponential_jitter(
+                multiplier=0.2, max=longest_wait_s, jitter=min(1.0, longest_wait_s)
+            ),
             stop=stop_after_attempt(MAX_ATTEMPTS) | stop_after_delay(MAX_RETRY_S),
             reraise=True,
         )

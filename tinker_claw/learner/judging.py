@@ -122,8 +122,11 @@ class Judging:
         if not hints:
             return None
         turn = self._deps.ledger.turns.get(turn_id)
-        async with self._deps.policy.lease() as policy:
-            return await self._deps.scorer.score(turn, hints, policy)
+        lease = self._deps.policy.acquire()
+        try:
+            return await self._deps.scorer.score(turn, hints, lease.policy)
+        finally:
+            lease.release()
 
     def _refuse(self, turn_id: int, reason: str) -> None:
         self._deps.ledger.turns.refuse(turn_id, reason)

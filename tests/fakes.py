@@ -1,0 +1,240 @@
+"""Test doubles that are adapters: a sampler that recites, a trainer that only counts.
+
+Rule: they keep the promises of `tinker_claw.policy` (lengths agree, refs survive, closing a stream
+aborts it), so that a test which passes on them says something about the code that uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinker_claw.errors import BackendError, SamplerError, StepError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import (
+    Adam,
+    Capabilities,
+    Completion,
+    LossPass,
+    SamplingParams,
+    StepReport,
+    StopReason,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
+
+LOGPROB = -0.5
+"""Of every token, unless a sampler is given another opinion."""
+
+Opinion = Callable[[int], float]
+"""Logprob of a token, in nats."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """One completion to recite."""
+
+    tokens: tuple[int, ...]
+    chunk: int = 1
+    """Tokens per chunk."""
+    first_after_s: float = 0.0
+    gap_s: float = 0.0
+    """Between chunks."""
+    fail_after: int | None = None
+    """Raise SamplerError when so many tokens are out."""
+    cached_tokens: int = 0
+
+
+class FakeSampler:
+    """Recites its scripts in order, the last one for ever."""
+
+    def __init__(
+        self,
+        *scripts: Script | Tokens,
+        ref: str = "fake:0",
+        opinion: Opinion = lambda token: LOGPROB,
+    ) -> None:
+        self.ref = ref
+        self.prompts: list[tuple[int, ...]] = []
+        self.params: list[SamplingParams] = []
+        self.scored: list[tuple[int, ...]] = []
+        self.aborted = 0
+        self.closed = False
+        self.fail_logprobs = 0
+        """So many calls of `logprobs` fail from now on."""
+        self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
+        self._opinion = opinion
+
+    def say(self, *scripts: Script | Tokens) -> None:
+        """Recite these from now on."""
+        self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
+
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk, None]:
+        script = self._take(prompt, params)
+        tokens = script.tokens[: params.max_tokens]
+        stopped = bool(tokens) and tokens[-1] in params.stop_tokens
+        reason = StopReason.STOP if stopped else StopReason.LENGTH
+        try:
+            await asyncio.sleep(script.first_after_s)
+            for at in range(0, max(1, len(tokens)), script.chunk):
+                if script.fail_after is not None and at >= script.fail_after:
+                    raise SamplerError("the script says so")
+                last = at + script.chunk >= len(tokens)
+                yield self._chunk(tokens[at : at + script.chunk], params, script, last, reason)
+                if not last:
+                    await asyncio.sleep(script.gap_s)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted += 1
+            raise
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        drawn = []
+        for _ in range(n):
+            chunks = [chunk async for chunk in self.stream(prompt, params)]
+            drawn.append(Completion.collect(chunks, params))
+        return drawn
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        if self.fail_logprobs:
+            self.fail_logprobs -= 1
+            raise SamplerError("scoring fails, as told")
+        self.scored.append(tuple(tokens))
+        tail = tuple(tokens[start:])
+        assert targets is None or len(targets) == len(tail)
+        near = [tuple(range(token, token + top_k)) for token in tail] if top_k else []
+        return TokenLogprobs(
+            start=start,
+            logprobs=tuple(map(self._opinion, tail)),
+            targets=tuple(tuple(map(self._opinion, row)) for row in targets or ()),
+            topk_ids=tuple(near),
+            topk_logprobs=tuple(tuple(map(self._opinion, row)) for row in near),
+        )
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
+        self.prompts.append(tuple(prompt))
+        self.params.append(params)
+        return self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+
+    def _chunk(
+        self,
+        tokens: tuple[int, ...],
+        params: SamplingParams,
+        script: Script,
+        last: bool,
+        reason: StopReason,
+    ) -> TokenChunk:
+        k = params.student_topk
+        near = tuple(tuple(range(token, token + k)) for token in tokens) if k else ()
+        return TokenChunk(
+            tokens=tokens,
+            logprobs=tuple(map(self._opinion, tokens)),
+            topk_ids=near,
+            topk_logprobs=tuple(tuple(map(self._opinion, row)) for row in near),
+            stop_reason=reason if last else None,
+            cached_tokens=script.cached_tokens if last else 0,
+        )
+
+
+@dataclass
+class FakeTrainer:
+    """Counts its steps; its weights are the number of steps taken."""
+
+    script: Script = Script((1,))
+    """What its samplers recite."""
+    context_tokens: int = 4096
+    losses: frozenset[str] = frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"})
+    fail: dict[str, int] = field(default_factory=dict)
+    """Of train_step, save_state, publish, load_state, open: how many calls fail from now on."""
+    refuse: Callable[[Sequence[LossPass]], bool] = lambda passes: False
+    """Batches whose step always fails."""
+    weights: int = 0
+    steps: list[tuple[LossPass, ...]] = field(default_factory=list)
+    """Passes of every step that succeeded, voided ones included."""
+    states: dict[str, int] = field(default_factory=dict)
+    samplers: dict[str, FakeSampler] = field(default_factory=dict)
+    suspect: bool = False
+    """A step failed, and no state was loaded since."""
+    exported: Path | None = None
+    closed: bool = False
+
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(
+            model="fake",
+            losses=self.losses,
+            two_d_targets=True,
+            student_topk=True,
+            context_tokens=self.context_tokens,
+        )
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        assert not self.suspect, "stepped on weights that a failed step left behind"
+        if self._fails("train_step") or self.refuse(passes):
+            self.weights += 1  # half a step may have been applied
+            self.suspect = True
+            raise StepError("the step failed, as told")
+        self.weights += 1
+        self.steps.append(tuple(passes))
+        return StepReport(
+            losses=tuple(0.0 for _ in passes),
+            logprobs=tuple(
+                tuple(d.logprobs or (LOGPROB,) * (len(d.tokens) - d.start) for d in p.datums)
+                for p in passes
+            ),
+            grad_norm=1.0,
+            tokens=sum(len(d.tokens) for p in passes for d in p.datums),
+        )
+
+    async def publish(self) -> Sampler:
+        if self._fails("publish"):
+            raise BackendError("publishing failed, as told")
+        return self._sampler(f"fake:{len(self.samplers)}@{self.weights}")
+
+    async def open(self, ref: str) -> Sampler:
+        if self._fails("open") or ref not in self.samplers:
+            raise BackendError(f"no sampler {ref!r}")
+        return self.samplers[ref]
+
+    async def base(self) -> Sampler:
+        return self.samplers.get("base") or self._sampler("base")
+
+    async def save_state(self, name: str) -> str:
+        if self._fails("save_state"):
+            raise BackendError("saving failed, as told")
+        self.states[f"state:{name}"] = self.weights
+        return f"state:{name}"
+
+    async def load_state(self, ref: str) -> None:
+        if self._fails("load_state") or ref not in self.states:
+            raise BackendError(f"no state {ref!r}")
+        self.weights = self.states[ref]
+        self.suspect = False
+
+    async def export_adapter(self, directory: Path) -> None:
+        self.exported = directory
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def _sampler(self, ref: str) -> FakeSampler:
+        self.samplers[ref] = FakeSampler(self.script, ref=ref)
+        return self.samplers[ref]
+
+    def _fails(self, what: str) -> bool:
+        left = self.fail.get(what, 0)
+        self.fail[what] = max(0, left - 1)
+        return left > 0

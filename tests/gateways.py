@@ -1,0 +1,151 @@
+"""A gateway on a real port, over a fake sampler and a real ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from pydantic import SecretStr
+
+from tests.fakes import FakeSampler
+from tinker_claw.config import Gateway
+from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.ledger import Ledger
+from tinker_claw.policy import Policy, PolicyHolder, Sampler
+from tinker_claw.render import Renderer
+from tinker_claw.serve.server import in_background
+from tinker_claw.types import NextState, Turn
+
+MODEL = "demo"
+IM_END = "<|im_end|>"
+
+
+def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...]:
+    """Text as ids, markers as single tokens, ended as a model ends its reply."""
+    return tuple(renderer._encode(text + end))
+
+
+@dataclass
+class Observer:
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def turn_captured(self, **fields: Any) -> None:
+        self.seen.append(fields)
+
+
+@dataclass
+class World:
+    """A running gateway and all that is behind it."""
+
+    url: str
+    ledger: Ledger
+    sampler: FakeSampler
+    policy: PolicyHolder
+    renderer: Renderer
+    observer: Observer
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+    woken: list[str]
+
+    async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
+        """Post messages; strings alternate between user and assistant."""
+        headers = body.pop("headers", {})
+        body = {"model": MODEL, "messages": chat(*said)} | body
+        return await self.http.post("/chat/completions", json=body, headers=headers)
+
+    async def events(self, *said: str | dict[str, Any], **body: Any) -> list[dict[str, Any]]:
+        """The events of a streamed answer; {} stands for [DONE]."""
+        response = await self.ask(*said, stream=True, **body)
+        assert response.status_code == 200, response.text
+        return read_events(response.text)
+
+    def turns(self) -> list[Turn]:
+        rows = self.ledger._db.rows("SELECT id FROM turns ORDER BY id")
+        return [self.ledger.turns.get(row["id"]) for row in rows]
+
+    def column(self, name: str) -> list[Any]:
+        return [r[0] for r in self.ledger._db.rows(f"SELECT {name} FROM turns ORDER BY id")]
+
+    def next_states(self) -> dict[int, NextState | None]:
+        return {turn.id: self.ledger.turns.next_state(turn.id) for turn in self.turns()}
+
+    def say(self, *texts: str) -> None:
+        """What the model answers from now on."""
+        self.sampler.say(*(spell(self.renderer, text) for text in texts))
+
+
+def chat(*said: str | dict[str, Any]) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    return [
+        {"role": roles[i % 2], "content": m} if isinstance(m, str) else m
+        for i, m in enumerate(said)
+    ]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    """The streamed text."""
+    return "".join(
+        choice["delta"].get("content", "") for e in events for choice in e.get("choices", ())
+    )
+
+
+def read_events(text: str) -> list[dict[str, Any]]:
+    blocks = [block for block in text.split("\n\n") if block]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [{} if b == "data: [DONE]" else json.loads(b[len("data: ") :]) for b in blocks]
+
+
+@asynccontextmanager
+async def gateway(
+    directory: Path,
+    renderer: Renderer,
+    sampler: FakeSampler | None = None,
+    *,
+    versions: dict[int, Sampler] | None = None,
+    context_tokens: int = 4000,
+    student_topk: int = 2,
+    api_key: str | None = None,
+    **settings: Any,
+) -> AsyncGenerator[World]:
+    """Start one on `directory`; starting again there is a restart."""
+    sampler = sampler or FakeSampler(spell(renderer, "fine"))
+    ledger = Ledger(directory)
+    version = ledger.steps.newest_version()
+    if version is None:
+        version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(), list[str]()
+
+    async def open_version(number: int) -> Sampler:
+        return (versions or {})[number]
+
+    app = create_app(
+        GatewayDeps(
+            settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+            served_name=MODEL,
+            policy=policy,
+            open_version=open_version,
+            turns=ledger.turns,
+            renderer=renderer,
+            context_tokens=context_tokens,
+            student_topk=student_topk,
+            on_next_state=lambda: woken.append("judge"),
+            health=lambda: {"status": "ok"},
+            metrics=lambda: b"turns 0\n",
+            observer=observer,
+        )
+    )
+    key = api_key or "none"
+    async with (
+        in_background(app) as url,
+        # verify=False: loading certificates would take longer than most tests.
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
+        yield World(url, ledger, sampler, policy, renderer, observer, http, client, woken)
+    ledger.close()

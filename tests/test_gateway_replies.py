@@ -1,0 +1,290 @@
+"""What comes back over HTTP: whole and streamed replies, tools, thinking, signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes import FakeSampler, Script
+from tests.gateways import IM_END, MODEL, World, chat, gateway, spell, text_of
+from tinker_claw.render import Renderer
+from tinker_claw.types import StopReason
+
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "read", "parameters": {"type": "object", "properties": {}}},
+}
+TWO_CALLS = (
+    'Looking.\n<tool_call>\n{"name": "read", "arguments": {"path": "a b"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
+)
+
+
+async def test_a_whole_reply_for_the_openai_client(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(spell(renderer, "Hello there."), cached_tokens=3))
+        reply = await world.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=50
+        )
+        (turn,) = world.turns()
+        assert reply.choices[0].message.content == "Hello there."
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.system_fingerprint == "v0"
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens == len(turn.prompt)
+        assert reply.usage.completion_tokens == len(turn.completion.tokens)
+        assert reply.usage.total_tokens == len(turn.prompt) + len(turn.completion.tokens)
+        assert reply.usage.prompt_tokens_details is not None
+        assert reply.usage.prompt_tokens_details.cached_tokens == 3
+
+
+async def test_a_streamed_reply_for_the_openai_client(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Hello there, friend.")
+        stream = await world.openai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+        assert "".join(texts) == "Hello there, friend."
+        assert len([text for text in texts if text]) > 1, "it streams"
+        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens > 0
+
+
+async def test_the_order_of_a_stream(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("<think>\nhm\n</think>\n\nyes")
+        events = await world.events("hi", stream_options={"include_usage": True})
+        deltas = [e["choices"][0]["delta"] for e in events if e.get("choices")]
+        finishes = [e["choices"][0]["finish_reason"] for e in events if e.get("choices")]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        assert deltas[1:] == [{"reasoning_content": "hm"}, {"content": "yes"}, {}]
+        assert finishes == [None] * (len(deltas) - 1) + ["stop"]
+        assert events[-2]["choices"] == []
+        assert events[-2]["usage"]["prompt_tokens"] == len(world.turns()[0].prompt)
+        assert events[-1] == {}
+        assert len({e["id"] for e in events if e}) == 1
+
+
+async def test_no_usage_chunk_unless_asked_for(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        assert not any("usage" in event for event in await world.events("hi"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls(tmp_path: Path, renderer: Renderer, stream: bool) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(TWO_CALLS)
+        messages: Any = [{"role": "user", "content": "look"}]
+        if stream:
+            async with world.openai.chat.completions.stream(
+                model=MODEL, messages=messages, tools=[TOOL]
+            ) as streamed:
+                reply = await streamed.get_final_completion()
+        else:
+            reply = await world.openai.chat.completions.create(
+                model=MODEL, messages=messages, tools=[TOOL]
+            )
+        choice = reply.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "Looking."
+        calls: Any = choice.message.tool_calls
+        assert [(c.function.name, c.function.arguments) for c in calls] == [
+            ("read", '{"path":"a b"}'),
+            ("ls", "{}"),
+        ]
+        assert len({c.id for c in calls}) == 2
+        assert all(c.id.isalnum() and len(c.id) <= 40 for c in calls)
+        (turn,) = world.turns()
+        assert turn.reply_text == 'Looking.\n[calls read with {"path":"a b"}]\n[calls ls with {}]'
+
+
+async def test_a_tool_call_without_text_has_null_content(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say('<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>')
+        message = (await world.ask("look", tools=[TOOL])).json()["choices"][0]["message"]
+        assert message["content"] is None
+        assert "reasoning_content" not in message
+
+
+async def test_a_malformed_tool_call_is_shown_as_text(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say('so <tool_call>\n{"name": oops}\n</tool_call>')
+        (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
+        assert choice["message"]["content"] == 'so <tool_call>\n{"name": oops}\n</tool_call>'
+        assert choice["finish_reason"] == "stop"
+
+
+async def test_thinking_of_a_whole_reply(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("<think>\nlet me see\n</think>\n\nfour")
+        message = (await world.ask("2+2")).json()["choices"][0]["message"]
+        assert message["reasoning_content"] == "let me see"
+        assert message["content"] == "four"
+
+
+async def test_the_token_limit_ends_a_reply_with_length(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(spell(renderer, "one two three four five six", end=""))
+        response = await world.ask("count", max_completion_tokens=3, max_tokens=100)
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+        (turn,) = world.turns()
+        assert len(turn.completion.tokens) == 3
+        assert turn.completion.stop_reason is StopReason.LENGTH
+
+
+async def test_empty_chunks_while_the_model_is_silent(tmp_path: Path, renderer: Renderer) -> None:
+    tokens = spell(renderer, "ab", end="") + spell(renderer, "cd")
+    slow = FakeSampler(Script(tokens, first_after_s=0.45, gap_s=0.35))
+    async with gateway(tmp_path, renderer, slow, keepalive_s=0.1) as world:
+        events = await world.events("hi")
+        deltas = [e["choices"][0]["delta"] for e in events if e]
+        first = next(i for i, d in enumerate(deltas) if d.get("content"))
+        assert deltas[1:first].count({}) >= 3, "before the first token"
+        assert deltas[first:-1].count({}) >= 2, "and between tokens"
+
+
+async def test_the_role_comes_before_the_first_token(tmp_path: Path, renderer: Renderer) -> None:
+    slow = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
+    async with gateway(tmp_path, renderer, slow) as world:
+        body = {"model": MODEL, "messages": chat("hi"), "stream": True}
+        async with (
+            asyncio.timeout(5),
+            world.http.stream("POST", "/chat/completions", json=body) as response,
+        ):
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert "content-length" not in response.headers
+            line = await anext(response.aiter_lines())
+            assert '"role":"assistant"' in line
+
+
+async def hung_up(world: World, body: dict[str, Any], wait_s: float) -> None:
+    """Ask, and hang up after a while."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await world.http.post("/chat/completions", json=body)
+    for _ in range(100):
+        if world.sampler.aborted:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the generation went on")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hanging_up_aborts_and_keeps_the_fragment(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    tokens = spell(renderer, "one two three four five six seven")
+    async with gateway(tmp_path, renderer, FakeSampler(Script(tokens, gap_s=0.1))) as world:
+        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": stream}, 0.35)
+        (turn,) = world.turns()
+        kept = turn.completion.tokens
+        assert 0 < len(kept) < len(tokens)
+        assert kept == tokens[: len(kept)]
+        assert turn.completion.stop_reason is StopReason.ABORT
+        assert world.column("untrained_because") == ["the client hung up"]
+        # The gateway is well, and the next request is served.
+        world.say("still here")
+        assert (await world.ask("hello")).status_code == 200
+
+
+async def test_hanging_up_before_the_first_token_leaves_no_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    slow = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
+    async with gateway(tmp_path, renderer, slow) as world:
+        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": True}, 0.3)
+        assert world.turns() == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_sampler_that_fails_at_first_is_asked_again(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    good = spell(renderer, "fine")
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(good, fail_after=0), Script(good))
+        if stream:
+            assert text_of(await world.events("hi")) == "fine"
+        else:
+            (choice,) = (await world.ask("hi")).json()["choices"]
+            assert choice["message"]["content"] == "fine"
+        assert len(world.turns()) == 1
+        assert len(world.sampler.prompts) == 2
+
+
+async def test_a_sampler_that_keeps_failing_is_a_503(tmp_path: Path, renderer: Renderer) -> None:
+    broken = FakeSampler(Script(spell(renderer, "x"), fail_after=0))
+    async with gateway(tmp_path, renderer, broken) as world:
+        with pytest.raises(openai.InternalServerError) as raised:
+            await world.openai.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}]
+            )
+        assert raised.value.status_code == 503
+        assert "script" not in str(raised.value), "nothing of our insides"
+        assert world.turns() == []
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_and_no_finish_reason(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    broken = FakeSampler(Script(spell(renderer, "one two three four"), fail_after=2))
+    async with gateway(tmp_path, renderer, broken) as world:
+        events = await world.events("hi")
+        assert events[-1]["error"]["type"] == "server_error"
+        assert {} not in events
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+        assert len(broken.prompts) == 1, "tokens were out: it is not tried again"
+        assert world.turns() == []
+        stream = await world.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError):
+            [chunk async for chunk in stream]
+
+
+async def test_the_turn_is_in_the_ledger_when_the_finish_chunk_arrives(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("done")
+        stream = await world.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].finish_reason:
+                (turn,) = world.turns()
+                assert turn.reply_text == "done"
+                return
+        raise AssertionError("no finish_reason came")
+
+
+async def test_what_was_sampled_is_kept_to_the_letter(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("<think>\nhm\n</think>\n\nyes")
+        await world.ask("hi")
+        (turn,) = world.turns()
+        assert turn.prompt == world.sampler.prompts[0]
+        assert turn.completion.tokens == spell(renderer, "<think>\nhm\n</think>\n\nyes")
+        assert turn.completion.logprobs == (-0.5,) * len(turn.completion.tokens)
+        assert [len(row) for row in turn.completion.topk_ids] == [2] * len(turn.completion.tokens)
+        assert turn.completion.params == world.sampler.params[0]
+        assert (turn.completion.params.temperature, turn.completion.params.top_p) == (1.0, 1.0)
+        assert renderer.decode(turn.prompt[: turn.hint_at]).endswith("user\nhi")
+        assert renderer.decode(turn.prompt[turn.hint_at :]).startswith(IM_END)
+        (seen,) = world.observer.seen
+        assert seen["kind"] == "main"
+        assert seen["turn"] == turn.id
+        assert seen["completion_tokens"] == len(turn.completion.tokens)
+        assert 0 <= seen["first_token_s"] <= seen["seconds"]

@@ -1,0 +1,423 @@
+"""Judging and learning over a real ledger: what becomes a sample, and what a step may never do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tinker_claw.config import Judge as JudgeSettings
+from tinker_claw.config import Training
+from tinker_claw.errors import BackendError, JudgeError
+from tinker_claw.judge import Judge
+from tinker_claw.learner import (
+    Health,
+    HintScorer,
+    Judging,
+    JudgingDeps,
+    Learner,
+    LearnerDeps,
+    judging,
+    restore,
+)
+from tinker_claw.learner.rate import lora_learning_rate
+from tinker_claw.ledger import Ledger, NewTurn
+from tinker_claw.methods import build
+from tinker_claw.policy import PolicyHolder
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import (
+    Completion,
+    Kind,
+    LossPass,
+    Message,
+    NextState,
+    SamplingParams,
+    StopReason,
+    Tokens,
+)
+
+PROMPT = (1, 2, 3, 4)
+HINT = (90, 91)
+
+
+class Splicer:
+    """The part of a renderer that hints need."""
+
+    def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
+        return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
+
+
+@dataclass
+class Says:
+    """A judge's endpoint whose answers follow from the next state in the prompt."""
+
+    failing: int = 0
+    asked: int = 0
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        self.asked += 1
+        if self.failing:
+            self.failing -= 1
+            raise JudgeError("the judge is away")
+        text = messages[-1]["content"]
+        bad, good = "NO" in text, "YES" in text
+        if "[HINT]" in messages[0]["content"]:
+            hint = "\\boxed{1}[HINT]do it the other way[/HINT]" if "HOW" in text else "\\boxed{-1}"
+            return [hint] * n
+        return ["\\boxed{-1}" if bad else "\\boxed{1}" if good else "hm"] * n
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class World:
+    ledger: Ledger
+    trainer: FakeTrainer
+    policy: PolicyHolder
+    judging: Judging
+    learner: Learner
+    says: Says
+    health: Health
+    metrics: Path
+    sessions: int = 0
+    base: FakeSampler = field(default_factory=FakeSampler)
+
+    def turn(self, said: str, *, hint_at: int | None = 3, tokens: Tokens = (7, 8)) -> int:
+        """A captured main turn whose next state is `said`."""
+        self.sessions += 1
+        k = 4
+        done = Completion(
+            tokens=tuple(tokens),
+            logprobs=(LOGPROB,) * len(tokens),
+            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens),
+            topk_logprobs=((LOGPROB,) * k,) * len(tokens),
+            stop_reason=StopReason.STOP,
+            params=SamplingParams(max_tokens=8),
+        )
+        turn_id = self.ledger.turns.add(
+            NewTurn(
+                session_id=self.ledger.turns.session("me", str(self.sessions)),
+                kind=Kind.MAIN,
+                kind_reason="test",
+                policy_version=self.policy.current.version.id,
+                prompt=PROMPT,
+                completion=done,
+                hint_at=hint_at,
+                request_text="please",
+                reply_text="done",
+                history=(),
+                reply_digest="",
+            )
+        )
+        self.ledger.turns.add_next_state(turn_id, NextState("user", said))
+        self.judging.wake()
+        return turn_id
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not happened():  # noqa: ASYNC110 - an observer; events would change what is observed
+                await asyncio.sleep(0.005)
+
+    async def settled(self) -> None:
+        await self.until(lambda: not self.ledger.turns.judgeable())
+
+    async def version(self, number: int) -> None:
+        await self.until(lambda: self.policy.current.version.id >= number)
+
+    def why_refused(self, turn_id: int) -> str | None:
+        row = self.ledger.turns._db.row(  # there is no reader for it yet
+            "SELECT untrained_because FROM turns WHERE id = ?", turn_id
+        )
+        return row["untrained_because"] if row else None
+
+
+@asynccontextmanager
+async def world(
+    path: Path,
+    *,
+    method: Any = "combine",
+    trainer: FakeTrainer | None = None,
+    running: bool = True,
+    **training: Any,
+) -> AsyncGenerator[World]:
+    cfg = Training(**({"batch_size": 4} | training))
+    ledger = Ledger(path)
+    trainer = trainer or FakeTrainer()
+    policy = PolicyHolder(await restore(ledger, trainer))
+    telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
+    base = await trainer.base()
+    learner = Learner(
+        LearnerDeps(ledger, trainer, base, build(method), policy, telemetry, health, cfg, 1e-3)
+    )
+    judge = Judge(says, JudgeSettings(), hint_candidates=1)
+    scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
+    judged = Judging(
+        JudgingDeps(
+            *(ledger, judge, scorer, build(method), policy, telemetry, health),
+            on_sample=learner.wake,
+            concurrency=4,
+        )
+    )
+    assert isinstance(base, FakeSampler)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part.run()) for part in (judged, learner) if running]
+            yield World(
+                ledger, trainer, policy, judged, learner, says, health, path / "metrics.jsonl",
+                base=base,
+            )  # fmt: skip
+            for task in tasks:
+                task.cancel()
+    finally:
+        ledger.close()
+
+
+async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=16) as w:
+        for number in range(15):
+            w.turn("YES" if number % 2 else "NO")
+        await w.settled()
+        assert w.policy.current.version.id == 0, "fifteen are not sixteen"
+        for _ in range(4):
+            w.turn("NO")
+        await w.version(1)
+        await w.settled()
+        assert w.ledger.samples.counts() == {
+            "queued": 3,
+            "trained": 16,
+            "expired": 0,
+            "quarantined": 0,
+        }
+        assert len(w.trainer.steps) == 1
+
+
+async def test_turn_without_signal_is_never_counted(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        silent = w.turn("hm, something unreadable")
+        for _ in range(3):
+            w.turn("YES")
+        await w.settled()
+        assert w.why_refused(silent) == "no valid vote, no hint"
+        assert w.ledger.samples.waiting() == 3
+        assert w.trainer.steps == []
+
+
+async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)]
+        (sample,) = w.ledger.samples.oldest(1)
+        assert sample.teacher is not None
+        assert sample.teacher.hint == "do it the other way"
+        assert len(sample.teacher.targets) == 2
+        assert sample.reward == -1
+
+
+async def test_sample_without_a_hint_costs_no_teacher_call(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.turn("NO")
+        await w.settled()
+        assert w.base.scored == []
+        assert w.ledger.samples.waiting() == 1
+
+
+async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.base.fail_logprobs = 1
+        failed = w.turn("NO, HOW it should be")
+        nowhere = w.turn("NO, HOW it should be", hint_at=None)
+        await w.settled()
+        assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
+        assert "no place for a hint" in (w.why_refused(nowhere) or "")
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "RETRY_S", 0.05)
+    async with world(tmp_path) as w:
+        w.says.failing = 2
+        turn = w.turn("YES")
+        await w.until(lambda: w.health.judge.state == "failing")
+        assert w.ledger.judgements.verdict(turn) is None
+        await w.settled()
+        verdict = w.ledger.judgements.verdict(turn)
+        assert verdict is not None
+        assert verdict.value == 1
+        assert w.health.judge.state == "ok"
+
+
+async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) -> None:
+    async with world(tmp_path, running=False) as w:
+        w.turn("YES")
+        trainer = w.trainer
+    async with world(tmp_path, trainer=trainer) as w:
+        await w.settled()
+        for _ in range(2):
+            w.turn("NO")
+        await w.settled()
+        assert w.ledger.samples.waiting() == 3
+    async with world(tmp_path, trainer=trainer) as w:
+        w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        old = w.policy.current
+        for said in ("YES", "NO", "NO, HOW it should be", "YES"):
+            w.turn(said)
+        await w.version(1)
+        version = w.policy.current.version
+        assert (version.parent, version.step) == (0, 1)
+        assert version.state_ref in w.trainer.states
+        assert version.sampler_ref in w.trainer.samplers
+        (passes,) = w.trainer.steps
+        assert [p.loss for p in passes] == ["ppo", "cross_entropy"]
+        await w.until(lambda: old.sampler.closed)  # type: ignore[attr-defined]
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert (line["samples"], line["hinted"], line["reward_mean"]) == (4, 1, 0.0)
+        assert line["version"] == 1
+
+
+async def test_replaced_sampler_stays_open_while_a_reply_uses_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        lease = w.policy.acquire()
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        await asyncio.sleep(0.05)
+        assert not lease.policy.sampler.closed  # type: ignore[attr-defined]
+        lease.release()
+        await w.until(lambda: lease.policy.sampler.closed)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("what", ["train_step", "save_state", "publish"])
+async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.fail[what] = 1
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.ledger.samples.counts()["trained"] == 4
+        assert w.trainer.weights == 1, "the void step left nothing in the weights"
+        assert w.health.learner.state in ("waiting", "training")
+
+
+def has_token(token: int) -> Callable[[Sequence[LossPass]], bool]:
+    return lambda passes: any(token in d.tokens for p in passes for d in p.datums)
+
+
+async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> None:
+    trainer = FakeTrainer(refuse=has_token(666))
+    async with world(tmp_path, trainer=trainer) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.counts() == {
+            "queued": 0,
+            "trained": 4,
+            "expired": 0,
+            "quarantined": 1,
+        }
+        assert w.trainer.weights == 1
+
+
+async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause(
+    tmp_path: Path,
+) -> None:
+    failing = FakeTrainer(fail={"train_step": 2})
+
+    async def until_it_stops() -> None:
+        async with world(tmp_path, trainer=failing) as w:
+            for _ in range(4):
+                w.turn("YES")
+            await w.until(lambda: False)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await until_it_stops()
+    assert failed.group_contains(BackendError, match="the step failed, as told")
+    async with world(tmp_path, trainer=failing) as w:
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_not(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        for _ in range(6):
+            w.turn("YES")
+        await w.version(1)
+        current = w.policy.current.sampler
+        assert isinstance(current, FakeSampler)
+        for _ in range(2):
+            w.turn("NO")
+        await w.version(2)
+        assert len(current.scored) == 2, "two of the four samples were taken with version 0"
+
+
+async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> None:
+    async with world(tmp_path, max_staleness=0) as w:
+        for _ in range(5):
+            w.turn("YES")
+        await w.version(1)
+        await w.until(lambda: w.ledger.samples.counts()["expired"] == 1)
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_max_steps_ends_learning_not_judging(tmp_path: Path) -> None:
+    async with world(tmp_path, max_steps=1) as w:
+        for _ in range(8):
+            w.turn("YES")
+        await w.version(1)
+        await w.settled()
+        assert w.health.learner.state == "finished"
+        assert w.ledger.samples.waiting() == 4
+        assert len(w.trainer.steps) == 1
+
+
+async def test_steps_that_were_not_saved_are_void_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        for step in (1, 2, 3):
+            for _ in range(4):
+                w.turn("YES")
+            await w.version(step)
+        trainer = w.trainer
+        assert w.policy.current.version.state_ref is None
+    async with world(tmp_path, trainer=trainer, running=False) as w:
+        version = w.policy.current.version
+        assert (version.id, version.parent, version.step) == (4, 2, 2)
+        assert trainer.weights == 2
+        assert w.ledger.samples.waiting() == 4
+
+
+async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path, running=False) as w:
+        for _ in range(4):
+            w.ledger.samples.add(w.turn("YES"), 1, None)
+        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.oldest(4)])
+        trainer = w.trainer
+        trainer.weights = 99  # trained, and killed before the commit
+    async with world(tmp_path, trainer=trainer) as w:
+        assert w.ledger.steps.counts()["void"] == 1
+        await w.version(1)
+        assert trainer.weights == 1
+
+
+def test_automatic_learning_rate() -> None:
+    assert lora_learning_rate(2000, "qwen3") == pytest.approx(5e-4)
+    assert lora_learning_rate(4096, "qwen3") == pytest.approx(4.7297e-4, rel=1e-4)
+    assert lora_learning_rate(4096, "llama") == pytest.approx(2.857e-4, rel=1e-3)

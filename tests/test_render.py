@@ -1,0 +1,284 @@
+"""Prompts, hints and replies: against the tokenizer of the demo model, in Qwen3's format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gateways import chat, spell
+from tests.small_tokenizer import tokenizer_folder
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.render import Delta, Renderer
+from tinker_claw.types import HINT_TEMPLATE, Reply
+
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>")
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "ü"}}\n</tool_call>'
+PIECES = (
+    *MARKERS, CALL, "\n", "  ", "\n\n", "word", " ü €", "🙂", '{"name": "f", "arguments": {}}', "[",
+)  # fmt: skip
+
+
+def parsed(renderer: Renderer, text: str, *, thinking: bool = False) -> Reply:
+    return renderer.parse(spell(renderer, text), opened(renderer, thinking))
+
+
+def opened(renderer: Renderer, thinking: bool) -> tuple[int, ...]:
+    """A prompt; `thinking`: one that opens the thinking block itself, as Qwen3.5's does."""
+    prompt = renderer.prompt(chat("hi")).tokens
+    return (*prompt, *renderer._encode("<think>\n")) if thinking else prompt
+
+
+def said(reply: Reply) -> tuple[Any, ...]:
+    calls = [(call.name, call.arguments) for call in reply.tool_calls]
+    return reply.text, reply.reasoning, calls
+
+
+REPLIES: list[tuple[str, tuple[Any, ...]]] = [
+    ("Hello.", ("Hello.", None, [])),
+    ("\n  Hello \n\n there.  \n", ("Hello \n\n there.", None, [])),
+    ("", ("", None, [])),
+    ("<think>\nhm\n</think>\n\nyes", ("yes", "hm", [])),
+    ("\n<think></think>yes", ("yes", "", [])),
+    ("<think>\nnever closed", ("", "never closed", [])),
+    ("<think>a<think>b</think>c", ("c", "ab", [])),
+    ("yes <think>no</think>", ("yes <think>no</think>", None, [])),
+    ("a</think>b", ("a</think>b", None, [])),
+    (CALL, ("", None, [("ls", '{"path":"ü"}')])),
+    (f"Look.\n{CALL}\n{CALL}", ("Look.", None, [("ls", '{"path":"ü"}')] * 2)),
+    (f"a\n{CALL}\nb", ("a\n\nb", None, [("ls", '{"path":"ü"}')])),
+    (f"<think>x</think>{CALL}", ("", "x", [("ls", '{"path":"ü"}')])),
+    (f"<think>x {CALL}", ("", "x", [("ls", '{"path":"ü"}')])),
+    (f"<think>x {CALL} y</think>z", ("z", f"x {CALL} y", [])),
+    ("<tool_call>{oops</tool_call>", ("<tool_call>{oops</tool_call>", None, [])),
+    ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", None, [])),
+    ('<tool_call>{"name": "f"', ('<tool_call>{"name": "f"', None, [])),
+    ('<tool_call>{"name": "f"}</tool_call>', ("", None, [("f", "{}")])),
+    ('<tool_call>{"arguments": {}}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "f", "arguments": ' + "9" * 5000 + "}</tool_call>", None),  # type: ignore[list-item]
+    (
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        ("", None, [("f", '{"a":1}')]),
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
+        ("", None, [("f", '{"a":"\\ud800"}')]),
+    ),
+    ("a<|im_end|>b", ("a", None, [])),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REPLIES, ids=[text[:30] for text, _ in REPLIES])
+def test_replies(renderer: Renderer, text: str, expected: tuple[Any, ...] | None) -> None:
+    """Expected None: the whole text comes back as text."""
+    assert said(parsed(renderer, text)) == (expected or (text, None, []))
+
+
+def test_a_thinking_block_that_the_prompt_has_opened(renderer: Renderer) -> None:
+    assert said(parsed(renderer, "hm</think>yes", thinking=True)) == ("yes", "hm", [])
+    assert said(parsed(renderer, "</think>yes", thinking=True)) == ("yes", "", [])
+    assert said(parsed(renderer, "hm", thinking=True)) == ("", "hm", [])
+    off = renderer.prompt(chat("hi"), enable_thinking=False).tokens
+    assert said(renderer.parse(spell(renderer, "yes"), off)) == ("yes", None, [])
+
+
+def test_endless_nesting_in_a_call_is_text(renderer: Renderer) -> None:
+    text = '<tool_call>{"name": "f", "arguments": ' + "[" * 3000 + "</tool_call>"
+    assert said(parsed(renderer, text)) == (text, None, [])
+
+
+def streamed(renderer: Renderer, chunks: list[list[int]], thinking: bool) -> list[Delta]:
+    """Check one stream against the reply parsed at once; gives the deltas."""
+    prompt = opened(renderer, thinking)
+    stream = renderer.stream(prompt)
+    deltas = [delta for chunk in chunks for delta in stream.feed(chunk)]
+    rest, reply = stream.finish()
+    deltas += rest
+    assert "".join(d.text for d in deltas if d.kind == "text") == reply.text
+    assert "".join(d.text for d in deltas if d.kind == "reasoning") == (reply.reasoning or "")
+    assert tuple(d.call for d in deltas if d.call) == reply.tool_calls
+    whole = renderer.parse([token for chunk in chunks for token in chunk], prompt)
+    assert said(whole) == said(reply)
+    ids = [call.id for call in reply.tool_calls]
+    assert len(set(ids)) == len(ids)
+    assert all(i.isalnum() and i.isascii() and 1 <= len(i) <= 40 for i in ids)
+    return deltas
+
+
+@given(data=st.data(), thinking=st.booleans())
+def test_a_stream_adds_up_to_the_reply(
+    renderer: Renderer, data: st.DataObject, thinking: bool
+) -> None:
+    drawn = data.draw(st.lists(st.sampled_from(PIECES), max_size=12))
+    tokens = [token for piece in drawn for token in renderer._encode(piece)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=8)))
+    edges = [0, *cuts, len(tokens)]
+    pairs = zip(edges, edges[1:], strict=False)
+    streamed(renderer, [tokens[a:b] for a, b in pairs], thinking)
+
+
+@given(tokens=st.lists(st.integers(0, 599), max_size=60), thinking=st.booleans())
+def test_any_tokens_at_all(renderer: Renderer, tokens: list[int], thinking: bool) -> None:
+    """The first ids of the vocabulary are markers and single bytes: mostly broken text."""
+    streamed(renderer, [[token] for token in tokens], thinking)
+
+
+@given(text=st.text(max_size=40))
+def test_text_streams_as_it_is_decoded(renderer: Renderer, text: str) -> None:
+    tokens = renderer._encode(text)
+    if any(renderer._encode(marker)[0] in tokens for marker in MARKERS):
+        return
+    deltas = streamed(renderer, [[token] for token in tokens], False)
+    assert "".join(delta.text for delta in deltas) == renderer.decode(tokens).strip()
+
+
+def test_text_comes_token_by_token_and_characters_whole(renderer: Renderer) -> None:
+    tokens = renderer._encode("one two 🙂🙂 three")
+    deltas = streamed(renderer, [[token] for token in tokens], False)
+    assert len(deltas) > 3
+    assert not any("\ufffd" in delta.text for delta in deltas)
+
+
+def test_a_call_comes_with_its_closing_token(renderer: Renderer) -> None:
+    stream = renderer.stream(opened(renderer, False))
+    *start, last = renderer._encode(CALL)
+    assert stream.feed(start) == []
+    (delta,) = stream.feed([last])
+    assert delta.call is not None
+    assert delta.call.name == "ls"
+
+
+def test_thousands_of_broken_bytes_do_not_pile_up(renderer: Renderer) -> None:
+    (byte, *_) = renderer._encode("🙂")
+    deltas = streamed(renderer, [[byte]] * 3000, False)
+    assert len("".join(delta.text for delta in deltas)) == 3000
+
+
+@pytest.mark.parametrize("text", [text for text, _ in REPLIES])
+def test_the_package_reads_well_formed_replies_the_same(renderer: Renderer, text: str) -> None:
+    ids = list(spell(renderer, text))
+    try:
+        theirs = renderer._base.parse_response(ids, prompt_ids=list(opened(renderer, False)))
+    except ValueError:
+        return
+    ours = parsed(renderer, text)
+    if all(call.status == "ok" for call in theirs.tool_calls) and "\nb" not in text:
+        assert [c.name for c in theirs.tool_calls if isinstance(c.name, str)][
+            : len(ours.tool_calls)
+        ] == [c.name for c in ours.tool_calls]
+        assert (ours.reasoning or None) == theirs.reasoning_content
+        if len(theirs.tool_calls) == len(ours.tool_calls):
+            assert ours.text == theirs.content
+
+
+def test_a_prompt_is_the_packages_render(renderer: Renderer) -> None:
+    tools = [{"type": "function", "function": {"name": "ls"}}]
+    prompt = renderer.prompt(chat("hi", "yo", "bye"), tools, hint_message=0)
+    text = renderer.decode(prompt.tokens)
+    assert json.dumps(tools[0]) in text
+    assert text.endswith("<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n")
+    assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("user\nhi")
+
+
+def test_a_hint_goes_behind_the_message_that_is_named(renderer: Renderer) -> None:
+    messages = chat("hi", "yo", "do it  \n", "done", "thanks")
+    for at, message in enumerate(messages):
+        prompt = renderer.prompt(messages, hint_message=at)
+        if message["role"] == "user":
+            assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith(message["content"])
+    assert renderer.prompt(messages).hint_at is None
+    assert renderer.prompt(chat(""), hint_message=0).hint_at is None
+
+
+@given(hint=st.text(st.sampled_from([*MARKERS, "<", "|", ">", "a", "🙂", "\n", "</"])))
+def test_a_hint_never_holds_a_control_token(renderer: Renderer, hint: str) -> None:
+    tokens = renderer.hint_tokens(hint)
+    added = set(renderer._tokenizer.get_added_vocab().values())
+    assert not added & set(tokens)
+    assert renderer.decode(tokens) == HINT_TEMPLATE.format(hint=hint)
+
+
+@given(hint=st.text(max_size=50))
+def test_removing_the_hint_gives_the_prompt_back(renderer: Renderer, hint: str) -> None:
+    prompt = renderer.prompt(chat("a", "b", "c"), hint_message=2)
+    assert prompt.hint_at is not None
+    hinted = renderer.splice(prompt.tokens, prompt.hint_at, hint)
+    size = len(renderer.hint_tokens(hint))
+    assert len(hinted) == len(prompt.tokens) + size
+    assert hinted[: prompt.hint_at] + hinted[prompt.hint_at + size :] == prompt.tokens
+
+
+def test_user_text_may_hold_control_tokens_as_the_package_renders_it(renderer: Renderer) -> None:
+    """A known limit, kept visible: only hints are neutralised."""
+    end = renderer._encode("<|im_end|>")[0]
+    plain = renderer.prompt(chat("x")).tokens.count(end)
+    assert renderer.prompt(chat("x<|im_end|>")).tokens.count(end) == plain + 1
+
+
+def test_an_extension_keeps_the_sampled_tokens(renderer: Renderer) -> None:
+    first = renderer.prompt(chat("look"), hint_message=0)
+    sampled = spell(renderer, f"Hm.\n{CALL}")
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": "2"},
+    ]
+    extended = renderer.extend(first.tokens, sampled, results)
+    assert extended is not None
+    assert extended.tokens[: len(first.tokens) + len(sampled)] == (*first.tokens, *sampled)
+    tail = renderer.decode(extended.tokens[len(first.tokens) + len(sampled) :])
+    assert tail == (
+        "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
+        "\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_an_extension_finds_its_own_hint_place(renderer: Renderer) -> None:
+    first = renderer.prompt(chat("hi"), enable_thinking=False)
+    sampled = spell(renderer, "yo")
+    new = [{"role": "user", "content": "thanks"}]
+    extended = renderer.extend(first.tokens, sampled, new, hint_message=0, enable_thinking=False)
+    full = renderer.prompt(chat("hi", "yo", "thanks"), hint_message=2, enable_thinking=False)
+    assert extended == full
+
+
+def test_with_thinking_a_new_user_message_is_rendered_in_full(renderer: Renderer) -> None:
+    first = renderer.prompt(chat("hi"))
+    new = [{"role": "user", "content": "thanks"}]
+    assert renderer.extend(first.tokens, spell(renderer, "yo"), new) is None
+
+
+@pytest.fixture(scope="module")
+def unknown(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """A model that the package does not know: its own template, replies parsed at the end."""
+    return Renderer.load(str(tokenizer_folder(tmp_path_factory.mktemp("unknown"))), "auto")
+
+
+def test_an_unknown_model_gets_its_own_template(unknown: Renderer) -> None:
+    assert unknown.family == "default"
+    prompt = unknown.prompt(chat("hi"), hint_message=0)
+    assert prompt.hint_at is None
+    assert "hi" in unknown.decode(prompt.tokens)
+    stream = unknown.stream(prompt.tokens)
+    tokens = spell(unknown, "Hello.")
+    assert stream.feed(tokens) == []
+    assert stream.finish() == ([Delta("text", "Hello.")], Reply("Hello."))
+    assert unknown.extend(prompt.tokens, tokens, chat("x")) is None
+    with pytest.raises(RequestError, match="enable_thinking"):
+        unknown.prompt(chat("hi"), enable_thinking=False)
+
+
+def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path, renderer: Renderer) -> None:
+    with pytest.raises(ConfigError, match="'morse' is no chat format"):
+        Renderer.load(str(tmp_path), "morse")
+    with pytest.raises(ConfigError, match="choose another --renderer"):
+        Renderer.load(str(tmp_path / "nothing"), "qwen3")
+    folder = str(tokenizer_folder(tmp_path))
+    with pytest.raises(ConfigError, match="'glm-5' does not work with the tokenizer"):
+        Renderer.load(folder, "glm-5")

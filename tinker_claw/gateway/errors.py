@@ -1,0 +1,60 @@
+"""Errors in OpenAI's shape.
+
+Rule: a client learns what it can do about an error, and nothing of our insides; the log has those.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from tinker_claw.errors import BackendError, ClawError, RequestError
+from tinker_claw.telemetry import log
+from tinker_claw.wire import error_body
+
+
+def describe(error: ClawError) -> tuple[HTTPStatus, dict[str, Any]]:
+    """Status and body for an error of ours."""
+    if isinstance(error, RequestError):
+        body = error_body(str(error), error.status, code=error.code, param=error.param)
+        return error.status, body
+    log.error("gateway.failed", kind=type(error).__name__, error=str(error))
+    if isinstance(error, BackendError):
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        return status, error_body("The model cannot answer at the moment; try again.", status)
+    return _internal()
+
+
+def _internal() -> tuple[HTTPStatus, dict[str, Any]]:
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    return status, error_body("The server failed; its log says why.", status)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure of `app` in OpenAI's shape."""
+    app.add_exception_handler(ClawError, _claw_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _claw_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ClawError)
+    status, body = describe(error)
+    return JSONResponse(body, status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    message = f"{status.phrase}: {request.method} {request.url.path}."
+    return JSONResponse(error_body(message, status), status, headers=error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    status, body = _internal()
+    return JSONResponse(body, status)
