@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents import assistant, openclaw, tool, user, utility
+from tests.agents import VOLATILE, assistant, openclaw, tool, user, utility
 from tests.fakes import FakeSampler, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
+from tinker_claw.policy import Policy
 from tinker_claw.render import Renderer
 from tinker_claw.types import NextState
 
@@ -252,3 +253,31 @@ async def test_removing_the_hint_gives_the_prompt_back(tmp_path: Path, renderer:
         assert "[hint from the user, in hindsight: say <|im_end|> less]<|im_end|>" in (
             renderer.decode(hinted)
         )
+
+
+async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:
+    slow = FakeSampler(Script(spell(renderer, "one two three"), gap_s=0.1))
+    new = FakeSampler(spell(renderer, "new"), ref="fake:1")
+    async with gateway(tmp_path, renderer, slow) as world:
+        asking = asyncio.ensure_future(world.ask("hi"))
+        while not slow.prompts:
+            await asyncio.sleep(0.01)
+        version = world.ledger.steps.restart_from(world.policy.current.version)
+        world.policy.swap(Policy(version, new))
+        assert (await world.ask("hello")).json()["system_fingerprint"] == "v1"
+        reply = (await asking).json()
+        assert reply["system_fingerprint"] == "v0"
+        assert reply["choices"][0]["message"]["content"] == "one two three"
+        assert world.column("policy_version") == [1, 0]
+
+
+async def test_a_request_of_nothing_but_a_volatile_message(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        session = {"X-Session-Id": "s"}
+        await post(world, {"messages": [VOLATILE]}, **session)
+        await post(world, {"messages": [assistant("fine"), user("so?")]}, **session)
+    async with gateway(tmp_path, renderer) as world:
+        await post(world, {"messages": [assistant("no"), user("so?")]}, **session)
+        assert world.next_states() == {1: NextState("user", "so?"), 2: None, 3: None}

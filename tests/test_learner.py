@@ -290,18 +290,6 @@ async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) 
         assert line["version"] == 1
 
 
-async def test_replaced_sampler_stays_open_while_a_reply_uses_it(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        lease = w.policy.acquire()
-        for _ in range(4):
-            w.turn("YES")
-        await w.version(1)
-        await asyncio.sleep(0.05)
-        assert not lease.policy.sampler.closed  # type: ignore[attr-defined]
-        lease.release()
-        await w.until(lambda: lease.policy.sampler.closed)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("what", ["train_step", "save_state", "publish"])
 async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) -> None:
     async with world(tmp_path) as w:

@@ -172,9 +172,14 @@ def test_the_users_words_come_without_openclaws() -> None:
     assert last_user_index([{"role": "system", "content": "x"}]) is None
 
 
-def test_only_the_last_message_can_be_volatile() -> None:
+def test_only_the_last_messages_can_be_volatile() -> None:
     messages = parsed(openclaw("hi")).messages
     assert len(without_volatile(messages)) == 2
+    nudge = user("The previous attempt did not produce a user-visible answer. Continue.")
+    nudged = parsed(openclaw("hi", nudge)).messages
+    assert without_volatile(nudged) == without_volatile(messages)
+    assert last_user_words(nudged) == "hi"
+    assert without_volatile([]) == []
     body = openclaw("hi", VOLATILE, assistant("yo"), user("go on"))
     assert len(without_volatile(parsed(body).messages)) == 5
 

@@ -6,9 +6,7 @@ in flight keep the sampler that they read. Nothing in this file knows any backen
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -61,7 +59,10 @@ class Sampler(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Free what serving needs once requests in flight have ended. The ref stays valid."""
+        """Free what serving needs, once the requests in flight have ended.
+
+        The ref stays valid, and a request that comes late all the same is still served.
+        """
         ...
 
 
@@ -112,42 +113,15 @@ class Policy:
     sampler: Sampler
 
 
-class Lease:
-    """Keeps a policy's sampler usable for one request, until it is released."""
-
-    def __init__(self, policy: Policy, released: Callable[[Policy], None]) -> None:
-        self.policy = policy
-        self._released: Callable[[Policy], None] | None = released
-
-    def release(self) -> None:
-        """Give the policy back. Doing so twice is harmless."""
-        released, self._released = self._released, None
-        if released is not None:
-            released(self.policy)
-
-
 class PolicyHolder:
-    """Holds the policy that answers. A request takes a lease and keeps that policy to its end."""
+    """Holds the policy that answers. A request reads `current` once and keeps it to its end."""
 
     def __init__(self, policy: Policy) -> None:
         self._current = policy
-        self._leases: Counter[int] = Counter()
-        self._drained: dict[int, asyncio.Event] = {}
 
     @property
     def current(self) -> Policy:
         return self._current
-
-    def acquire(self) -> Lease:
-        """A lease of the current policy; its holder must release it."""
-        self._leases[self._current.version.id] += 1
-        return Lease(self._current, self._give_back)
-
-    async def drained(self, policy: Policy) -> None:
-        """Wait until nobody holds a lease of a policy that has been replaced."""
-        if self._leases[policy.version.id]:
-            await self._drained.setdefault(policy.version.id, asyncio.Event()).wait()
-        del self._leases[policy.version.id]
 
     def swap(self, policy: Policy) -> Policy:
         """Serve `policy` from now on; returns the one it replaces, for its owner to close."""
@@ -157,10 +131,3 @@ class PolicyHolder:
             )
         replaced, self._current = self._current, policy
         return replaced
-
-    def _give_back(self, policy: Policy) -> None:
-        self._leases[policy.version.id] -= 1
-        if not self._leases[policy.version.id] and (
-            event := self._drained.pop(policy.version.id, None)
-        ):
-            event.set()

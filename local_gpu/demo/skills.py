@@ -75,6 +75,13 @@ def list_correct(text: str, task: Shopping) -> bool:
     return text.strip() == task.listing
 
 
+_SUM_FORMS = ("What is {a} {op} {b}?", "{a} {op} {b} = ?", "Work out {a} {op} {b} for me.")
+_LIST_FORMS = (
+    "Give me a shopping list with {a} {first} and {b} {second}.",
+    "I need {a} {first} and {b} {second}. Make it a list.",
+)
+"""Other ways to ask. The retention test asks in the usual way only."""
+
 _HELLO = "Hello! Send me a homework question and I will work on it."
 _WHO = "I am a tiny demo model. I solve small homework questions and write shopping lists."
 _ABLE = "I can add and subtract small numbers, explain the work, and write shopping lists."
@@ -101,11 +108,17 @@ _TALK: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def skill(rng: Random) -> list[Line]:
     """Draw one exchange about a sum or a list."""
+    asked_usually = rng.random() < 0.5
     if rng.random() < 0.5:
         task = new_sum(rng)
-        return [Line("user", sum_question(task)), Line("assistant", str(task.result))]
+        form = rng.choice(_SUM_FORMS).format(a=task.a, op=task.op, b=task.b)
+        question = sum_question(task) if asked_usually else form
+        return [Line("user", question), Line("assistant", str(task.result))]
     shopping = new_shopping(rng)
-    return [Line("user", list_question(shopping)), Line("assistant", shopping.listing)]
+    (a, first), (b, second) = shopping.first, shopping.second
+    form = rng.choice(_LIST_FORMS).format(a=a, first=first, b=b, second=second)
+    question = list_question(shopping) if asked_usually else form
+    return [Line("user", question), Line("assistant", shopping.listing)]
 
 
 def small_talk(rng: Random, unknown: str) -> list[Line]:

@@ -18,7 +18,7 @@ from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.sessions import digests, extension, without_volatile
 from tinker_claw.types import Message
 
-CAPACITY = 256
+CAPACITY = 128
 """Turns kept. One of 30,000 tokens takes about a megabyte."""
 
 

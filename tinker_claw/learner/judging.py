@@ -122,11 +122,7 @@ class Judging:
         if not hints:
             return None
         turn = self._deps.ledger.turns.get(turn_id)
-        lease = self._deps.policy.acquire()
-        try:
-            return await self._deps.scorer.score(turn, hints, lease.policy)
-        finally:
-            lease.release()
+        return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
 
     def _refuse(self, turn_id: int, reason: str) -> None:
         self._deps.ledger.turns.refuse(turn_id, reason)

