@@ -1,4 +1,4 @@
-"""The local trainer: the async rim around the learner, its files and its samplers.
+"""The local trainer: the async rim around the optimizer, its files and its samplers.
 
 Rule: all torch work but sampling runs on one executor thread, in the order it was asked for, so
 the event loop never waits and no two operations meet in one module.
@@ -28,9 +28,9 @@ from local_gpu.files import (
     write_adapter,
     write_state,
 )
-from local_gpu.learner import Learner
 from local_gpu.losses import LOSSES
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter, load_base, with_lora
+from local_gpu.optimizer import LoraOptimizer
 from local_gpu.sampler import LocalSampler
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
@@ -100,7 +100,7 @@ class LocalTrainer:
             max_batch_tokens=config.max_batch_tokens,
         )
         adapter = fresh_adapter(base, self._shape, config.seed)
-        self._learner = Learner(base, self._shape, adapter, self._size.context_tokens)
+        self._optimizer = LoraOptimizer(base, self._shape, adapter, self._size.context_tokens)
         self._samplers: set[LocalSampler] = set()
         self._loaded_state: str | None = None
 
@@ -131,11 +131,11 @@ class LocalTrainer:
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        return await self._run(lambda: self._learner.step(passes, adam))
+        return await self._run(lambda: self._optimizer.step(passes, adam))
 
     async def publish(self) -> LocalSampler:
         def write() -> LocalSampler:
-            ref, adapter = stamp(), self._learner.adapter()
+            ref, adapter = stamp(), self._optimizer.adapter()
             with new_folder(self._adapters / ref) as draft:
                 write_adapter(draft, self._base, self._shape, adapter)
             return self._sampler(ref, with_lora(self._base, self._shape, adapter))
@@ -161,7 +161,7 @@ class LocalTrainer:
     async def save_state(self, name: str) -> str:
         def write() -> str:
             ref = f"{stamp()}-{slug(name)}"
-            write_state(self._states / ref, self._base, self._shape, self._learner.state())
+            write_state(self._states / ref, self._base, self._shape, self._optimizer.state())
             prune(self._states, self._config.keep_states, {ref, self._loaded_state}.__contains__)
             return ref
 
@@ -169,14 +169,14 @@ class LocalTrainer:
 
     async def load_state(self, ref: str) -> None:
         def read() -> None:
-            self._learner.load(read_state(_inside(self._states, ref), self._base))
+            self._optimizer.load(read_state(_inside(self._states, ref), self._base))
             self._loaded_state = ref
 
         await self._run(read)
 
     async def export_adapter(self, directory: Path) -> None:
         def write() -> None:
-            export_adapter(directory, self._base, self._shape, self._learner.adapter())
+            export_adapter(directory, self._base, self._shape, self._optimizer.adapter())
 
         await self._run(write)
 

@@ -59,6 +59,14 @@ class World:
         body = {"model": MODEL, "messages": chat(*said)} | body
         return await self.http.post("/chat/completions", json=body, headers=headers)
 
+    async def reply(self, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+        """The message of a whole answer to an agent's request."""
+        response = await self.http.post(
+            "/chat/completions", json={"model": MODEL} | body, headers=headers
+        )
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["message"]
+
     async def events(self, *said: str | dict[str, Any], **body: Any) -> list[dict[str, Any]]:
         """The events of a streamed answer; {} stands for [DONE]."""
         response = await self.ask(*said, stream=True, **body)

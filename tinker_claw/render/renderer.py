@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import renderers
+from jinja2 import TemplateError
 from renderers.base import load_tokenizer
 from renderers.reasoning import prompt_ends_in_reasoning
 
@@ -99,7 +100,7 @@ class Renderer:
                 ids = chat.render_ids(_plain(messages), add_generation_prompt=True, **given)
                 return Prompt(tuple(ids), None)
             rendered = chat.render(_plain(messages), add_generation_prompt=True, **given)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, TemplateError) as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {_first_line(error)}.",
                 param="messages",

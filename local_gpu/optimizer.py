@@ -24,7 +24,7 @@ from tinker_claw.types import Adam, Datum, LossPass, StepReport
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-class Learner:
+class LoraOptimizer:
     """LoRA weights, Adam's moments and a step counter."""
 
     def __init__(self, base: BaseModel, shape: LoraShape, adapter: Adapter, context: int) -> None:
