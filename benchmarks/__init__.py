@@ -1,0 +1,1 @@
+"""Benchmarks: ours beside what a user would otherwise run, in one process, as ratios."""
