@@ -20,9 +20,14 @@ from fastapi import FastAPI, HTTPException
 from local_gpu.demo.grammar import HINTS_PLAIN
 
 _NEXT_STATE = re.compile(r'<next_state from="(\w+)">\n(.*)\n</next_state>', re.DOTALL)
-_STYLE = re.compile(r"\b(ai|bold|list|lists|numbered|natural|naturally|plain|casual|robot)\b", re.I)
+_STYLE = re.compile(
+    r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
+    re.I,
+)
+"""Words of somebody who wants another style. Asking for a style means that it was not that one."""
 _BAD = re.compile(
-    r"\b(no|nope|nah|not|again|redo|rewrite|retry|wrong|instead|incorrect|don't|too|fix|change)\b",
+    r"\b(no|nope|nah|not|can't|again|once more|another|redo|rewrite|retry|wrong|instead|rather"
+    r"|incorrect|don't|too|fix|change)\b",
     re.I,
 )
 _GOOD = re.compile(
@@ -35,7 +40,7 @@ def verdict(role: str, text: str) -> int:
     """+1, 0 or -1 for a next state. A correction that is polite is still a correction."""
     if role == "tool":
         return -1 if _FAILED.search(text) else 1
-    if _BAD.search(text):
+    if _BAD.search(text) or _STYLE.search(text):
         return -1
     return 1 if _GOOD.search(text) else 0
 
