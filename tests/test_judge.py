@@ -8,11 +8,13 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from tests.fakes import FakeSampler, Script
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.errors import JudgeError
-from tinker_claw.judge import HttpEndpoint, Judge
+from tinker_claw.judge import HttpEndpoint, Judge, SamplerEndpoint
 from tinker_claw.judge.parsing import choose_hints, majority, parse_hint, parse_vote
 from tinker_claw.judge.prompts import MAX_CHARS, hint_messages, verdict_messages
+from tinker_claw.render import Renderer
 from tinker_claw.types import NextState, Vote
 
 SETTINGS = JudgeSettings()
@@ -199,3 +201,22 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1)
     assert calls == 1
+
+
+async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
+    answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
+    sampler = FakeSampler(answer)
+    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS)
+    judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
+    assert judgement.verdict.votes == (-1, -1, -1)
+    assert len(set(sampler.prompts)) == 1
+    assert {p.temperature for p in sampler.params} == {SETTINGS.prm_temperature}
+    assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
+
+
+async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:
+    sampler = FakeSampler(Script((1, 2), fail_after=0))
+    with pytest.raises(JudgeError, match="base model could not judge"):
+        await SamplerEndpoint(sampler, renderer, SETTINGS).answers(
+            [*verdict_messages("a", "b", STATE)], 3
+        )

@@ -233,11 +233,20 @@ async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> N
     async with world(tmp_path) as w:
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
-        nowhere = w.turn("NO, HOW it should be", hint_at=None)
         await w.settled()
         assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
-        assert "no place for a hint" in (w.why_refused(nowhere) or "")
         assert w.ledger.samples.waiting() == 0
+
+
+@pytest.mark.parametrize(("method", "waiting"), [("combine", 1), ("opd", 0)])
+async def test_hint_that_has_no_place_in_the_prompt_leaves_the_reward(
+    tmp_path: Path, method: str, waiting: int
+) -> None:
+    async with world(tmp_path, method=method) as w:
+        w.turn("NO, HOW it should be", hint_at=None)
+        await w.settled()
+        assert w.ledger.samples.waiting() == waiting
+        assert w.base.scored == []
 
 
 async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(

@@ -95,7 +95,9 @@ class Judge(Section):
 
     prm_m: int = Field(default=3, ge=1, description="votes per turn; odd numbers avoid ties")
     prm_temperature: float = Field(default=0.6, ge=0, description="temperature of the votes")
-    prm_max_tokens: int = Field(default=1024, ge=16, description="tokens per vote")
+    prm_max_tokens: int = Field(
+        default=4096, ge=16, description="tokens per vote, thinking included"
+    )
     judge_url: str | None = Field(
         default=None,
         description="OpenAI-compatible endpoint (…/v1); the base model judges unless set",

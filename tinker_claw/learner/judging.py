@@ -20,7 +20,7 @@ from tinker_claw.ledger import Ballot, Ledger
 from tinker_claw.methods import Method, reward_of
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import HintScores, Verdict
+from tinker_claw.types import HintScores, Turn, Verdict
 
 RETRY_S = 5.0
 """How long judging rests after the judge failed, before it asks again."""
@@ -82,13 +82,16 @@ class Judging:
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
         ledger = self._deps.ledger
-        verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn_id)
-        hints = ledger.judgements.hints(turn_id) if self._deps.method.wants_hints else ()
+        turn = ledger.turns.get(turn_id)
+        verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
+        # Without a place for it in the prompt a hint cannot be scored; the reward still counts.
+        usable = self._deps.method.wants_hints and turn.hint_at is not None
+        hints = ledger.judgements.hints(turn_id) if usable else ()
         if reason := self._deps.method.refuses(verdict, hints):
             self._refuse(turn_id, reason)
             return
         try:
-            teacher = await self._score(turn_id, hints)
+            teacher = await self._score(turn, hints)
         except (AlignmentError, BackendError, RequestError) as error:
             self._refuse(turn_id, f"the teacher could not score it: {error}")
             return
@@ -96,13 +99,12 @@ class Judging:
         self._deps.telemetry.sample("queued", turn=turn_id)
         self._deps.on_sample()
 
-    async def _ask(self, turn_id: int) -> Verdict:
-        turn = self._deps.ledger.turns.get(turn_id)
-        state = self._deps.ledger.turns.next_state(turn_id)
+    async def _ask(self, turn: Turn) -> Verdict:
+        state = self._deps.ledger.turns.next_state(turn.id)
         if state is None:
-            raise LookupError(f"turn {turn_id} has no next state")
+            raise LookupError(f"turn {turn.id} has no next state")
         judgement = await self._deps.judge.judge(turn.request_text, turn.reply_text, state)
-        self._record(turn_id, judgement)
+        self._record(turn.id, judgement)
         return judgement.verdict
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
@@ -118,10 +120,9 @@ class Judging:
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
         )
 
-    async def _score(self, turn_id: int, hints: tuple[str, ...]) -> HintScores | None:
+    async def _score(self, turn: Turn, hints: tuple[str, ...]) -> HintScores | None:
         if not hints:
             return None
-        turn = self._deps.ledger.turns.get(turn_id)
         return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
 
     def _refuse(self, turn_id: int, reason: str) -> None:

@@ -1,0 +1,104 @@
+"""Events are names with fields: JSON where nobody watches, readable on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tinker_claw.telemetry import Telemetry, configure
+
+TURN = {
+    "session": 1,
+    "turn": 2,
+    "kind": "main",
+    "reason": "no sign of a side call",
+    "version": 3,
+    "prompt_tokens": 100,
+    "cached_tokens": 64,
+    "completion_tokens": 7,
+    "seconds": 0.25,
+    "first_token_s": 0.1,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def everything(telemetry: Telemetry) -> None:
+    telemetry.turn_captured(**TURN)  # type: ignore[arg-type]
+    telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
+    telemetry.sample("queued", turn=2)
+    telemetry.sample("refused", turn=9, reason="neutral verdict")
+    telemetry.waiting(5)
+    telemetry.step(seconds=1.5, step_id=1, step=1, version=1, samples=16, grad_norm=0.5)
+    telemetry.publish(version=1, step=1, seconds=0.1)
+
+
+def test_events_are_json_lines_where_nobody_watches() -> None:
+    stream = io.StringIO()
+    configure("auto", stream)
+    everything(Telemetry(None))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "turn.captured",
+        "verdict",
+        "sample.queued",
+        "step",
+        "publish",
+    ]
+    assert events[0]["cached_tokens"] == 64
+    assert events[1]["votes"] == [-1, None, -1]
+    assert all({"timestamp", "level"} <= event.keys() for event in events)
+
+
+def test_events_are_readable_on_a_terminal() -> None:
+    stream = Terminal()
+    configure("auto", stream)
+    everything(Telemetry(None))
+    first = stream.getvalue().splitlines()[0]
+    assert "turn.captured" in first
+    assert not first.startswith("{")
+
+
+def test_metrics_file_gets_one_line_per_step(tmp_path: Path) -> None:
+    configure("json", io.StringIO())
+    telemetry = Telemetry(tmp_path / "metrics.jsonl")
+    everything(telemetry)
+    everything(telemetry)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"], line["grad_norm"]) for line in lines] == [
+        ("step", 1, 0.5),
+        ("step", 1, 0.5),
+    ]
+
+
+def test_figures_for_prometheus() -> None:
+    configure("json", io.StringIO())
+    telemetry = Telemetry(None)
+    everything(telemetry)
+    text = telemetry.exposition().decode()
+    for line in (
+        'tinker_claw_turns_total{kind="main"} 1.0',
+        'tinker_claw_tokens_total{what="sampled"} 7.0',
+        'tinker_claw_verdicts_total{value="-1"} 1.0',
+        "tinker_claw_hints_total 1.0",
+        'tinker_claw_samples_total{fate="trained"} 16.0',
+        'tinker_claw_samples_total{fate="refused"} 1.0',
+        'tinker_claw_steps_total{status="committed"} 1.0',
+        "tinker_claw_samples_waiting 5.0",
+        "tinker_claw_policy_version 1.0",
+    ):
+        assert line in text
