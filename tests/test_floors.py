@@ -35,8 +35,8 @@ FLOORS = {
 }
 LOCAL_GPU_MAY_IMPORT = {"tinker_claw.types", "tinker_claw.errors", "tinker_claw.policy"}
 FENCES = {
-    "torch": ("local_gpu",),
-    "peft": ("local_gpu",),
+    "torch": ("local_gpu", "benchmarks"),
+    "peft": ("local_gpu", "benchmarks"),
     "safetensors": ("local_gpu",),
     "fastapi": ("tinker_claw.gateway", "tinker_claw.serve", "local_gpu.demo.judge"),
     "uvicorn": ("tinker_claw.gateway", "tinker_claw.serve", "local_gpu.demo.judge"),
@@ -44,11 +44,6 @@ FENCES = {
     "tenacity": ("tinker_claw.judge",),
     "renderers": ("tinker_claw.render",),
     "sqlite3": ("tinker_claw.ledger", "examples"),
-}
-ALLOWED = {
-    # where a fence has a gate, and why
-    ("tinker_claw.serve.backend", "torch"): "asks whether the extra is installed",
-    ("tinker_claw.serve.backend", "peft"): "asks whether the extra is installed",
 }
 
 
@@ -112,7 +107,7 @@ def test_imports_point_down(name: str, file: Path) -> None:
 def test_third_parties_stay_behind_their_fences(name: str, file: Path) -> None:
     for target in imports(name, file):
         package = target.split(".")[0]
-        if package in FENCES and (name, package) not in ALLOWED:
+        if package in FENCES:
             assert within(name, FENCES[package]), f"{name} imports {package}"
 
 

@@ -168,6 +168,10 @@ def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
         ),
         (("--config", "nowhere.toml"), "--config nowhere.toml cannot be read"),
         (("--port", "70000"), "gateway.port"),
+        (
+            ("--model-name", "/nowhere/model", "--backend", "local", "--port", "0"),
+            "--model-name /nowhere/model: there is no such folder",
+        ),
         (("--host", "0.0.0.0"), "set --api-key"),
     ],
 )

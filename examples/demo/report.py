@@ -81,27 +81,28 @@ def _rows(progress: Progress) -> list[tuple[str, Point]]:
 def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
     """Draw shares against optimizer steps, with the sessions that it took on the upper edge."""
     by_step = [point for point in curve if point.at_sessions is None]
-    marks = [point for point in curve if point.at_sessions is not None]
-    steps = [point.step for point in by_step]
+    every = list({point.step: point for point in curve}.values())  # the marks' versions, too
+    steps = [point.step for point in every]
     figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     for name, values, dash in (
-        ("sums right", [point.score.sums for point in by_step], "--"),
-        ("lists right", [point.score.lists for point in by_step], ":"),
+        ("sums right", [point.score.sums for point in every], "--"),
+        ("lists right", [point.score.lists for point in every], ":"),
     ):
         axes.plot(steps, values, label=name, color="#8a8f98", linestyle=dash, marker=".")
-    accepted = [point.score.accepted for point in by_step]
+    accepted = [point.score.accepted for point in every]
     axes.plot(
         steps, accepted, label="first replies accepted", color="#c2410c", linewidth=2.5, marker="o"
     )
-    for point in marks:
-        _draw_mark(axes, point)
+    for point in curve:
+        if point.at_sessions is not None:
+            _draw_mark(axes, point)
     axes.set(ylim=(0, 1.04), ylabel="share", xlabel="optimizer steps (16 samples each)")
     axes.set_title(f"Learning from being used: {options.method}, seed {options.seed}", pad=12)
-    axes.set_xticks(steps)
+    axes.set_xticks([point.step for point in by_step])
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)
     upper = axes.secondary_xaxis("top")
-    upper.set_xticks(steps, [str(point.sessions) for point in by_step])
+    upper.set_xticks([point.step for point in by_step], [str(point.sessions) for point in by_step])
     upper.set_xlabel("sessions ended by then")
     figure.savefig(path)
     plt.close(figure)

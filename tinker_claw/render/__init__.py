@@ -4,7 +4,7 @@ Rule: sampled ids are never encoded again; a prompt is either rendered in full o
 stream with new tokens behind it.
 """
 
-from tinker_claw.render.renderer import Prompt, Renderer
+from tinker_claw.render.renderer import Prompt, Renderer, family_of
 from tinker_claw.render.stream import Delta, ReplyStream
 
-__all__ = ["Delta", "Prompt", "Renderer", "ReplyStream"]
+__all__ = ["Delta", "Prompt", "Renderer", "ReplyStream", "family_of"]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import renderers
 from jinja2 import TemplateError
-from renderers.base import load_tokenizer
+from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.reasoning import prompt_ends_in_reasoning
 
 from tinker_claw.errors import ConfigError, RequestError
@@ -35,6 +35,11 @@ class Prompt:
     tokens: tuple[int, ...]
     hint_at: int | None
     """Index behind the content of the message that a hint belongs to; None: not known."""
+
+
+def family_of(model: str) -> str:
+    """The chat format that is known for a hub id; "auto" for one that is not."""
+    return MODEL_RENDERER_MAP.get(model, "auto")
 
 
 class Renderer:

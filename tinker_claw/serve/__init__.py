@@ -14,7 +14,7 @@ from tinker_claw.config import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
-from tinker_claw.serve.backend import check_backend
+from tinker_claw.serve.backend import check_backend, source
 from tinker_claw.serve.server import Server, listen, stop_on_signals, url_of
 from tinker_claw.serve.wiring import wire
 from tinker_claw.telemetry import configure, log
@@ -30,9 +30,10 @@ async def serve(settings: Settings) -> None:
     check_backend(settings)
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+        model = source(settings)
         ledger = _open_ledger(settings)
         stack.callback(ledger.close)
-        system = await wire(settings, ledger, stack)
+        system = await wire(settings, model, ledger, stack)
         server = Server(system.app)
         stop_on_signals(server)
         async with asyncio.TaskGroup() as group:

@@ -23,7 +23,7 @@ from tinker_claw.ledger import Ledger
 from tinker_claw.methods import Method, build, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.render import Renderer
-from tinker_claw.serve.backend import DEMO, learning_rate, open_trainer, source
+from tinker_claw.serve.backend import DEMO, Source, learning_rate, open_trainer
 from tinker_claw.serve.server import in_background
 from tinker_claw.serve.versions import Versions
 from tinker_claw.telemetry import Telemetry, log
@@ -55,15 +55,14 @@ class _Parts:
     health: Health
 
 
-async def wire(settings: Settings, ledger: Ledger, stack: AsyncExitStack) -> System:
+async def wire(settings: Settings, model: Source, ledger: Ledger, stack: AsyncExitStack) -> System:
     """Open the backend, restore the run, and connect the parts.
 
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    model = source(settings)
-    renderer = Renderer.load(model.path, model.renderer)
-    trainer = await stack.enter_async_context(open_trainer(settings, model.path))
+    renderer = Renderer.load(model.folder, model.family)
+    trainer = await stack.enter_async_context(open_trainer(settings, model.folder))
     capabilities = await trainer.capabilities()
     method = build(settings.run.method)
     require(method, settings.training, capabilities)
@@ -78,7 +77,7 @@ async def wire(settings: Settings, ledger: Ledger, stack: AsyncExitStack) -> Sys
         telemetry=Telemetry(settings.run.directory / "metrics.jsonl"),
         health=Health(),
     )
-    learner = _learner(parts, learning_rate(settings, model.path))
+    learner = _learner(parts, learning_rate(settings, model.folder))
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
