@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.small_tokenizer import tokenizer_folder
+from local_gpu.demo import MODEL_DIR
 from tinker_claw.render import Renderer
 
 
 @pytest.fixture(scope="session")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    """Qwen3's chat format over a small tokenizer."""
-    folder: Path = tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
-    return Renderer.load(str(folder), "qwen3")
+def renderer() -> Renderer:
+    """Qwen3's chat format over the shipped tokenizer."""
+    return Renderer.load(str(MODEL_DIR), "qwen3")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from local_gpu.demo import MODEL_DIR
 from tests.gateways import chat, spell
-from tests.small_tokenizer import tokenizer_folder
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render import Delta, Renderer
 from tinker_claw.types import HINT_TEMPLATE, Reply
@@ -97,9 +97,9 @@ def test_with_thinking_a_new_user_message_is_rendered_in_full(renderer: Renderer
 
 
 @pytest.fixture(scope="module")
-def unknown(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def unknown() -> Renderer:
     """A model that the package does not know: its own template, replies parsed at the end."""
-    return Renderer.load(str(tokenizer_folder(tmp_path_factory.mktemp("unknown"))), "auto")
+    return Renderer.load(str(MODEL_DIR), "auto")
 
 
 def test_an_unknown_model_gets_its_own_template(unknown: Renderer) -> None:
@@ -121,6 +121,6 @@ def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path, renderer: R
         Renderer.load(str(tmp_path), "morse")
     with pytest.raises(ConfigError, match="choose another --renderer"):
         Renderer.load(str(tmp_path / "nothing"), "qwen3")
-    folder = str(tokenizer_folder(tmp_path))
+    folder = str(MODEL_DIR)
     with pytest.raises(ConfigError, match="'glm-5' does not work with the tokenizer"):
         Renderer.load(folder, "glm-5")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from renderers import PrimeQwen3RendererConfig, Qwen35RendererConfig
 from renderers.base import load_tokenizer
 
+from local_gpu.demo import MODEL_DIR
 from tests.gateways import chat, spell
-from tests.small_tokenizer import tokenizer_folder
 from tinker_claw.render import Delta, Renderer
 from tinker_claw.types import Reply
 
@@ -184,9 +184,9 @@ def test_the_package_reads_well_formed_replies_the_same(renderer: Renderer, text
 
 
 @pytest.fixture(scope="module")
-def qwen35(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def qwen35() -> Renderer:
     """Qwen3.5's format: the prompt opens the thinking block, calls are XML."""
-    tokenizer = load_tokenizer(str(tokenizer_folder(tmp_path_factory.mktemp("qwen35"))))
+    tokenizer = load_tokenizer(str(MODEL_DIR))
     vision = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     tokenizer.add_special_tokens({"additional_special_tokens": list(vision)})
     return Renderer(tokenizer, Qwen35RendererConfig(enable_thinking=True))
@@ -211,9 +211,9 @@ def test_a_newer_family_with_calls_in_xml(qwen35: Renderer) -> None:
 
 
 @pytest.fixture(scope="module")
-def buffered(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def buffered() -> Renderer:
     """A family whose replies are parsed at the end."""
-    tokenizer = load_tokenizer(str(tokenizer_folder(tmp_path_factory.mktemp("prime"))))
+    tokenizer = load_tokenizer(str(MODEL_DIR))
     return Renderer(tokenizer, PrimeQwen3RendererConfig())
 
 
