@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -20,12 +22,14 @@ from local_gpu.demo import MODEL_DIR, grammar
 from tests.processes import ROOT, Running, product
 
 pytestmark = pytest.mark.slow
+HELLO = {"role": "user", "content": "Hello"}
 
 
-def run(*flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *flags],
         cwd=cwd,
+        env=os.environ | env,
         capture_output=True,
         text=True,
         timeout=120,
@@ -183,6 +187,38 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data) as running, ThreadPoolExecutor(1) as pool:
+        ask(running, "a", [HELLO])
+        slow = {"role": "user", "content": "a long letter " * 12_000}
+        body = {"model": "demo", "messages": [slow]}
+        url = f"{running.url}/chat/completions"
+        waiting = pool.submit(httpx.post, url, json=body, timeout=120)
+        time.sleep(1)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert running.process.poll() is None, "the reply in flight may go on"
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=10) == 130
+        assert isinstance(waiting.exception(), httpx.TransportError)
+    assert rows(data, "SELECT COUNT(*) FROM turns") == [(1,)]
+    assert rows(data, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_hub_model_without_a_network_is_one_sentence(tmp_path: Path) -> None:
+    done = run(
+        *("--model-name", "Qwen/Qwen3-8B", "--backend", "local", "--port", "0"),
+        cwd=tmp_path,
+        HF_HUB_OFFLINE="1",
+        HF_HOME=str(tmp_path / "cache"),
+    )
+    assert done.returncode == 2
+    assert "--model-name Qwen/Qwen3-8B cannot be had from the Hugging Face hub" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_port_in_use_is_named(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def _demo(options: Options, console: Console) -> None:
 
 def _present(progress: Progress, console: Console) -> None:
     paths = report.write(progress) | {"log": server.log_path(progress.options)}
-    console.print(report.table(progress))
+    console.print(report.table(progress) if progress.scores else "No version was scored.")
     console.print(
         f"{progress.sessions} sessions, {progress.version} steps, {progress.seconds:.0f} seconds.",
         highlight=False,
