@@ -40,6 +40,12 @@ def install() -> Path:
     return folder
 
 
+def readme_block() -> dict[str, Any]:
+    """What the README tells users to put into OpenClaw's configuration."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    return json.loads(readme.split("```json\n")[1].split("```")[0])
+
+
 @dataclass(frozen=True)
 class OpenClaw:
     """One user's OpenClaw: its home, its state and a provider block, nothing else configured."""
@@ -58,36 +64,16 @@ class OpenClaw:
         return claw
 
     def _config(self, base_url: str, model: str) -> dict[str, Any]:
-        return {
-            "update": {"checkOnStart": False},
-            "models": {
-                "mode": "replace",
-                "providers": {
-                    "tinker-claw": {
-                        "baseUrl": base_url,
-                        "apiKey": "anything",
-                        "api": "openai-completions",
-                        "timeoutSeconds": 600,
-                        "models": [
-                            {
-                                "id": model,
-                                "name": model,
-                                "reasoning": False,
-                                "input": ["text"],
-                                "contextWindow": 65536,
-                                "maxTokens": 128,
-                            }
-                        ],
-                    }
-                },
-            },
-            "agents": {
-                "defaults": {
-                    "model": {"primary": f"tinker-claw/{model}"},
-                    "workspace": str(self.home / "workspace"),
-                }
-            },
-        }
+        """The README's provider block, for this address and model."""
+        config = readme_block()
+        provider = config["models"]["providers"]["tinker-claw"]
+        provider["baseUrl"] = base_url
+        size = {"contextWindow": 65536, "maxTokens": 128}
+        provider["models"] = [provider["models"][0] | {"id": model, "name": model} | size]
+        defaults = config["agents"]["defaults"]
+        defaults["model"]["primary"] = f"tinker-claw/{model}"
+        defaults["workspace"] = str(self.home / "workspace")
+        return config
 
     def say(self, session: str, message: str) -> str:
         """One user turn, as `openclaw agent` sends it; returns what the user would read."""
