@@ -31,6 +31,7 @@ from tinker_claw.errors import BackendError
 _WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = "adapter_config.json"
 _MOMENTS = "optimizer.safetensors"
+_DRAFT = ".draft-"
 _PREFIX = "base_model.model."
 """PEFT's prefix of every tensor name."""
 
@@ -62,7 +63,7 @@ def slug(name: str) -> str:
 def new_folder(folder: Path) -> Generator[Path]:
     """Fill a folder that appears under its name only when the block has ended well."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder.parent))
     try:
         yield draft
         for file in draft.iterdir():
@@ -71,6 +72,12 @@ def new_folder(folder: Path) -> Generator[Path]:
         draft.rename(folder)
         _sync(folder.parent)
     finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for draft in folder.glob(f"{_DRAFT}*"):
         shutil.rmtree(draft, ignore_errors=True)
 
 

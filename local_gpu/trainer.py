@@ -25,6 +25,7 @@ from local_gpu.files import (
     read_state,
     slug,
     stamp,
+    sweep,
     write_adapter,
     write_state,
 )
@@ -65,6 +66,9 @@ class LocalConfig:
     max_batch_tokens: int = 512
     """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
     keep_states: int = 8
+    """Weights with optimizer moments, three times an adapter's size each."""
+    keep_adapters: int = 32
+    """Published versions on disk, besides those that are open."""
     threads: int | None = None
     """For torch, in the whole process; None leaves torch's own choice."""
 
@@ -76,6 +80,7 @@ class LocalConfig:
             "kv_cache_tokens": self.kv_cache_tokens,
             "max_batch_tokens": self.max_batch_tokens,
             "keep_states": self.keep_states,
+            "keep_adapters": self.keep_adapters,
             "threads": self.threads,
         }
         for name, value in counts.items():
@@ -99,6 +104,8 @@ class LocalTrainer:
             kv_cache_tokens=cache,
             max_batch_tokens=config.max_batch_tokens,
         )
+        for folder in (self._adapters, self._states):
+            sweep(folder)
         adapter = fresh_adapter(base, self._shape, config.seed)
         self._optimizer = LoraOptimizer(base, self._shape, adapter, self._size.context_tokens)
         self._samplers: set[LocalSampler] = set()
@@ -138,6 +145,8 @@ class LocalTrainer:
             ref, adapter = stamp(), self._optimizer.adapter()
             with new_folder(self._adapters / ref) as draft:
                 write_adapter(draft, self._base, self._shape, adapter)
+            serving = {ref, *(sampler.ref for sampler in list(self._samplers))}
+            prune(self._adapters, self._config.keep_adapters, serving.__contains__)
             return self._sampler(ref, with_lora(self._base, self._shape, adapter))
 
         return self._remember(await self._run(write))

@@ -257,6 +257,11 @@ def test_lock_of_a_killed_process_does_not_hold(tmp_path: Path) -> None:
     ledger.close()
 
 
+def test_new_directory_is_the_users_alone(tmp_path: Path) -> None:
+    Ledger(tmp_path / "data").close()
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0
+
+
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match=r"cannot be written.*--data-dir"):

@@ -247,6 +247,29 @@ async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path:
     await trainer.aclose()
 
 
+async def test_old_adapters_are_pruned_but_never_one_that_is_open(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, keep_adapters=2)
+    opened = await trainer.publish()
+    published = [await trainer.publish() for _ in range(4)]
+    for sampler in published[:-1]:
+        await sampler.aclose()
+    newest = await trainer.publish()
+    kept = {p.name for p in (tmp_path / "run" / "adapters").iterdir()}
+    assert kept == {opened.ref, published[-1].ref, newest.ref}
+    with pytest.raises(BackendError):
+        await trainer.open(published[0].ref)
+    await trainer.aclose()
+
+
+async def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
+    draft = tmp_path / "run" / "adapters" / ".draft-x1"
+    draft.mkdir(parents=True)
+    (draft / "adapter_model.safetensors").write_bytes(b"half")
+    trainer = await start_local(tmp_path)
+    assert not draft.exists()
+    await trainer.aclose()
+
+
 async def test_a_published_adapter_loads_in_peft_with_its_scale(tmp_path: Path) -> None:
     for alpha in (2, 16):
         trainer = await warmed(await start_local(tmp_path, rank=4, alpha=alpha))

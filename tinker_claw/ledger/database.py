@@ -91,7 +91,7 @@ class Database:
 def _lock(directory: Path) -> int:
     """Take the directory's lock; the operating system drops it when the process ends, however."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # it will hold conversations
         handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise LedgerError(
