@@ -2,7 +2,7 @@
 
 Stages: train the tokenizer; train the model on bare dialogues; settle it at a low rate, where some
 are dressed as an agent's requests and where it is set how often it answers plainly unasked; measure
-it; write the files and their hashes. About ten minutes on one core. One rule: every
+it; write the files and their hashes. Ten to fifteen minutes on one core. One rule: every
 seed is fixed, one thread, so that the same versions on the same machine give the same bytes.
 """
 
@@ -29,7 +29,7 @@ _STAGES = {
     "learn": Stage(
         steps=1800, peak_rate=5e-3, priors=Priors(nat=0.23, ai=0.6), dressed=0.0, seed=1
     ),
-    # Hinted dialogues pull the unhinted ones towards plain: these priors came out as .21 and .62.
+    # Hinted dialogues pull the unhinted ones towards plain: these priors came out as .27 and .60.
     # A larger share of dressed dialogues costs right equations, at this size and length.
     "settle": Stage(
         steps=600, peak_rate=8e-4, priors=Priors(nat=0.19, ai=0.66), dressed=0.05, seed=3
@@ -92,7 +92,7 @@ def main() -> None:
     """Read the command line and build."""
     parser = argparse.ArgumentParser(
         prog="python -m local_gpu.demo.build",
-        description="Build the demo's tiny model from nothing. About ten minutes on one core.",
+        description="Build the demo's tiny model from nothing. Ten to fifteen minutes on one core.",
     )
     parser.add_argument(
         "--out",
