@@ -1,0 +1,74 @@
+"""The README says nothing that the program does not know."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.openclaw import readme_block
+from tinker_claw import config
+from tinker_claw.telemetry import Telemetry
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def our_side() -> str:
+    """The README without the columns that speak of other programs."""
+    before, rest = README.split("### Coming from OpenClaw-RL")
+    table, after = rest.split("## Watching it")
+    ours = [line.split("|")[2] for line in table.splitlines() if line.count("|") >= 3]
+    return "\n".join([before, *ours, after])
+
+
+def test_every_flag_in_the_readme_exists() -> None:
+    known = set(re.findall(r"--[a-z][a-z-]+", config.parser().format_help()))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
+    assert named - known == set()
+    assert {"--method", "--backend", "--judge-url", "--w-rl", "--api-key"} <= named
+
+
+@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+def test_every_file_that_is_named_exists(text: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    paths = re.findall(r"`((?:tinker_claw|local_gpu|configs|tests|examples|docs)/[\w./-]*)`", text)
+    for name in [*links, *paths]:
+        assert (ROOT / name).exists(), name
+
+
+def test_commands_of_the_readme_parse() -> None:
+    commands = re.findall(r"^    python run\.py (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        config.load(command.split())
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make (demo|test|check|bench)\b", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_provider_block_points_at_the_default_port() -> None:
+    provider = readme_block()["models"]["providers"]["tinker-claw"]
+    gateway = config.load([]).gateway
+    assert provider["baseUrl"] == f"http://{gateway.host}:{gateway.port}/v1"
+    assert provider["models"][0]["id"] == config.load([]).run.model_name
+
+
+def test_metrics_that_are_named_exist() -> None:
+    figures = Telemetry(None).exposition().decode()
+    for name in re.findall(r"tinker_claw_[a-z_]+_(?:total|seconds)", README):
+        assert name.removesuffix("_total") in figures
+
+
+def test_demo_settings_are_settings() -> None:
+    settings = config.load(["--config", str(ROOT / "configs" / "demo.toml")])
+    assert settings.run.model_name == "demo"
+    assert settings.run.backend == "local"
+    assert settings.training.batch_size == 16
+    assert json.loads(settings.model_dump_json())["training"]["lora_rank"] == 16
