@@ -59,6 +59,8 @@ class LocalConfig:
     """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Of activations in the optimizer's backward pass; auto is on for CUDA."""
     context_tokens: int | None = None
     """None: as many as the model has positions."""
     kv_cache_tokens: int | None = None
@@ -107,7 +109,16 @@ class LocalTrainer:
         for folder in (self._adapters, self._states):
             sweep(folder)
         adapter = fresh_adapter(base, self._shape, config.seed)
-        self._optimizer = LoraOptimizer(base, self._shape, adapter, self._size.context_tokens)
+        on_gpu = base.device.type == "cuda"
+        self._optimizer = LoraOptimizer(
+            base,
+            self._shape,
+            adapter,
+            context_tokens=self._size.context_tokens,
+            checkpointing=on_gpu
+            if config.checkpointing == "auto"
+            else config.checkpointing == "on",
+        )
         self._samplers: set[LocalSampler] = set()
         self._loaded_state: str | None = None
 

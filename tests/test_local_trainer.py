@@ -17,6 +17,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from local_gpu import attention
 from local_gpu.model import clone, load_base
 from local_gpu.trainer import LocalConfig, LocalTrainer
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
@@ -233,6 +234,41 @@ async def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
     got = await adapter_of(second, tmp_path / "second")
     await second.aclose()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+async def test_checkpointed_activations_give_the_same_step(tmp_path: Path) -> None:
+    adapters: list[dict[str, Any]] = []
+    for checkpointing in ("off", "on"):
+        folder = tmp_path / checkpointing
+        trainer = await start_local(folder, checkpointing=checkpointing)
+        for salt in (1, 2):
+            await trainer.train_step([LossPass("ppo", (rl_datum(60, 20, salt),))], WARM)
+        adapters.append(await adapter_of(trainer, folder / "export"))
+        await trainer.aclose()
+    plain, checkpointed = adapters
+    assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
+
+
+async def test_checkpointing_computes_activations_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    count = attention.attend
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return count(*arguments)
+
+    monkeypatch.setattr(attention, "attend", counted)
+    seen: list[int] = []
+    for checkpointing in ("off", "on"):
+        trainer = await start_local(tmp_path / checkpointing, checkpointing=checkpointing)
+        calls = 0
+        await trainer.train_step([LossPass("ppo", (rl_datum(20, 5, 1),))], WARM)
+        seen.append(calls)
+        await trainer.aclose()
+    assert seen[1] == 2 * seen[0]
 
 
 async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path: Path) -> None:

@@ -160,6 +160,10 @@ class Local(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="base weights; auto: float32 on a CPU, bfloat16 on a GPU"
     )
+    checkpointing: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="compute activations again in the backward pass to save memory; auto: on a GPU",
+    )
     context_tokens: int | None = Field(
         default=None, ge=16, description="context; the model's unless set"
     )

@@ -105,6 +105,7 @@ async def open_trainer(settings: Settings, folder: str) -> AsyncGenerator[Traine
             seed=settings.run.seed,
             device=settings.local.device,
             dtype=settings.local.dtype,
+            checkpointing=settings.local.checkpointing,
             context_tokens=settings.local.context_tokens,
             kv_cache_tokens=settings.local.kv_cache_tokens,
             threads=settings.local.threads,
