@@ -2,7 +2,7 @@
 
 Stages: train the tokenizer; train the model on bare dialogues; settle it at a low rate, where some
 are dressed as an agent's requests and where it is set how often it answers plainly unasked; measure
-it; write the files and their hashes. Ten to fifteen minutes on one core. One rule: every
+it; write the files and their hashes. Six minutes on a free core. One rule: every
 seed is fixed, one thread, so that the same versions on the same machine give the same bytes.
 """
 
@@ -92,7 +92,7 @@ def main() -> None:
     """Read the command line and build."""
     parser = argparse.ArgumentParser(
         prog="python -m local_gpu.demo.build",
-        description="Build the demo's tiny model from nothing. Ten to fifteen minutes on one core.",
+        description="Build the demo's tiny model from nothing. Six minutes on a free core.",
     )
     parser.add_argument(
         "--out",
