@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 
 import httpx
@@ -166,6 +168,21 @@ async def test_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
     assert wanted == [3, 2, 1]
 
 
+async def test_calls_that_stumble_side_by_side_are_all_answered() -> None:
+    calls: Counter[str] = Counter()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        case = json.loads(request.content)["messages"][0]["content"]
+        calls[case] += 1
+        return completion(f"for {case}") if calls[case] > 3 else httpx.Response(503)
+
+    async with endpoint(answer) as http:
+        cases = [str(number) for number in range(20)]
+        asked = [http.answers([{"role": "user", "content": case}], 1) for case in cases]
+        assert await asyncio.gather(*asked) == [[f"for {case}"] for case in cases]
+    assert set(calls.values()) == {4}
+
+
 async def test_passing_failures_are_retried() -> None:
     replies = iter([httpx.Response(503), httpx.Response(429), completion("fine")])
 
@@ -185,6 +202,7 @@ async def test_passing_failures_are_retried() -> None:
     ("response", "says"),
     [
         (httpx.Response(401, text="bad key"), "HTTP 401.*bad key"),
+        (httpx.Response(400, text="invalid: 'my secret'"), r"refuses \(HTTP 400\)$"),
         (httpx.Response(200, text="<html>"), "no chat completion"),
         (httpx.Response(200, json={"choices": []}), "no choices"),
     ],

@@ -34,6 +34,7 @@ from tinker_claw.policy import PolicyHolder
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
     Completion,
+    HintScores,
     Kind,
     LossPass,
     Message,
@@ -63,10 +64,10 @@ class Says:
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         self.asked += 1
-        if self.failing:
-            self.failing -= 1
-            raise JudgeError("the judge is away")
         text = messages[-1]["content"]
+        if self.failing or "UNJUDGEABLE" in text:
+            self.failing = max(0, self.failing - 1)
+            raise JudgeError("the judge is away")
         bad, good = "NO" in text, "YES" in text
         if "[HINT]" in messages[0]["content"]:
             hint = "\\boxed{1}[HINT]do it the other way[/HINT]" if "HOW" in text else "\\boxed{-1}"
@@ -265,6 +266,16 @@ async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(
         assert w.health.judge.state == "ok"
 
 
+async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        stuck = [w.turn("UNJUDGEABLE") for _ in range(6)]  # more than are judged at a time
+        await w.until(lambda: w.says.asked >= 6)
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.turns.judgeable() == stuck
+
+
 async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) -> None:
     async with world(tmp_path, running=False) as w:
         w.turn("YES")
@@ -330,6 +341,21 @@ async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> N
             "quarantined": 1,
         }
         assert w.trainer.weights == 1
+
+
+async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, running=False) as w:
+        cut = HintScores("hint", (LOGPROB,), targets=((LOGPROB,) * 4,))  # one row for two tokens
+        w.ledger.samples.add(w.turn("NO"), -1, cut)
+        trainer = w.trainer
+    async with world(tmp_path, trainer=trainer) as w:
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (4, 1)
 
 
 async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause(

@@ -103,6 +103,9 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         assert running.stop() == 0
     assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
     assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
+    log = running.log.read_text().lower()
+    assert "turn.captured" in log
+    assert "how many" not in log, "every problem asks that: logs carry no user text"
     (step,) = [json.loads(line) for line in (data / "metrics.jsonl").read_text().splitlines()]
     assert step["samples"] == 16
     assert step["logprob_gap"] < 1e-4, "trainer and sampler agree on the sampled tokens"
@@ -118,6 +121,65 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         (1, 0, 1),
         (2, 1, 2),
     ]
+
+
+def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    adapters, aside = data / "adapters", data / "aside"
+    with product(data, "--batch-size", "4") as running:
+        adapters.rename(aside)
+        adapters.write_text("no folder: nothing can be published")
+        seed = 0
+        while (health := running.health())["learner"] != "failed":
+            converse(running, seed)
+            seed += 1
+            assert seed < 60, health
+        assert health["status"] == "degraded"
+        assert "adapters" in health["last_error"]
+        assert ask(running, "after", [HELLO])
+        assert running.stop() == 0
+    assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(0,)]
+
+    adapters.unlink()
+    aside.rename(adapters)
+    with product(data, "--batch-size", "4") as running:
+        learn(running, 1, range(500, 540))
+        assert running.stop() == 0
+
+
+def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data, "--judge-url", "http://127.0.0.1:9/v1") as running:
+        converse(running, 0)
+        deadline = time.monotonic() + 60
+        while running.health()["judge"] != "failing":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        health = running.health()
+        assert (health["status"], health["learner"]) == ("degraded", "waiting")
+        assert "127.0.0.1:9" in health["last_error"]
+        assert ask(running, "after", [HELLO])
+        assert running.stop() == 0
+    assert rows(data, "SELECT COUNT(*) FROM verdicts") == [(0,)]
+    with product(data) as running:
+        deadline = time.monotonic() + 30
+        while rows(data, "SELECT COUNT(*) FROM verdicts") != [(2,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert running.stop() == 0
+
+
+def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
+    command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "local"]
+    command += ["--port", "0", "--data-dir", str(tmp_path / "data")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "data" / "ledger.sqlite3").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode in (0, 130)
+    assert "Traceback" not in said
 
 
 def test_sigkill_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tinker_claw import config
 from tinker_claw.errors import ClawError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,4 +23,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClawError as error:
         sys.stderr.write(f"tinker-claw: {error}\n")
         return EXIT_USAGE
+    except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
+        return EXIT_INTERRUPTED
     return 0

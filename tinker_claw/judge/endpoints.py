@@ -51,13 +51,13 @@ class SamplerEndpoint:
         self._settings = settings
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        prompt = self._renderer.prompt(messages, None).tokens
         params = SamplingParams(
             max_tokens=self._settings.prm_max_tokens,
             temperature=self._settings.prm_temperature,
             stop_tokens=self._renderer.stop_tokens,
         )
         try:
+            prompt = self._renderer.prompt(messages, None).tokens
             completions = await self._sampler.sample(prompt, params, n)
         except (BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
@@ -103,7 +103,8 @@ class HttpEndpoint:
         answers: list[str] = []
         while len(answers) < n:  # a server may honour n only in part, or not at all
             try:
-                answers += await self._retry(self._ask, messages, n - len(answers))
+                # Copied, because a Retrying keeps the state of the one call it is in.
+                answers += await self._retry.copy()(self._ask, messages, n - len(answers))
             except _Again as error:
                 raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
         return answers[:n]
@@ -123,10 +124,7 @@ class HttpEndpoint:
         if response.status_code in (408, 429) or response.status_code >= 500:
             raise _Again(f"HTTP {response.status_code}")
         if not response.is_success:
-            raise JudgeError(
-                f"the judge at {self._url} refuses (HTTP {response.status_code}): "
-                f"{response.text[:200]}"
-            )
+            raise JudgeError(_refusal(response, self._url))
         return _texts(response, self._url)
 
     async def aclose(self) -> None:
@@ -142,6 +140,12 @@ class HttpEndpoint:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _refusal(response: httpx.Response, url: str) -> str:
+    """Why, where that is about key, address or model; other answers may repeat a user's words."""
+    told = f": {response.text[:200]}" if response.status_code in (401, 403, 404) else ""
+    return f"the judge at {url} refuses (HTTP {response.status_code}){told}"
 
 
 def _texts(response: httpx.Response, url: str) -> list[str]:

@@ -8,6 +8,7 @@ the sample, and says why.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import HintScores, Turn, Verdict
 
 RETRY_S = 5.0
-"""How long judging rests after the judge failed, before it asks again."""
+"""How long a turn rests after the judge failed on it; doubled with every further failure."""
+LONGEST_REST_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Judging:
         self._deps = deps
         self._slots = asyncio.Semaphore(deps.concurrency)
         self._in_hand: set[int] = set()
+        self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
         self._wake.set()
 
@@ -67,17 +70,20 @@ class Judging:
                         group.create_task(self._one(turn_id))
 
     async def _one(self, turn_id: int) -> None:
-        """Advance one turn. After a failure the slot is kept a while, to give the judge rest."""
-        async with self._slots:
-            try:
+        """Advance one turn. One that the judge fails on rests, and does not hold up the others."""
+        try:
+            async with self._slots:
                 await self._advance(turn_id)
-                self._deps.health.judge_works()
-            except JudgeError as error:
-                self._deps.health.judge_fails(error)
-                await asyncio.sleep(RETRY_S)
-                self._wake.set()
-            finally:
-                self._in_hand.discard(turn_id)
+            self._deps.health.judge_works()
+            del self._failures[turn_id]
+        except JudgeError as error:
+            self._deps.health.judge_fails(error)
+            rest_s = min(RETRY_S * 2 ** self._failures[turn_id], LONGEST_REST_S)
+            self._failures[turn_id] += 1
+            await asyncio.sleep(rest_s)
+            self._wake.set()
+        finally:
+            self._in_hand.discard(turn_id)
 
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.config import Training
-from tinker_claw.errors import BackendError, StepError
+from tinker_claw.errors import AlignmentError, BackendError, ClawError, RequestError, StepError
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.metrics import step_metrics
 from tinker_claw.learner.scoring import batch_items
@@ -24,6 +24,8 @@ from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport
 
 FAILURES_BEFORE_BISECTING = 2
+_FAILURES = (BackendError, AlignmentError, RequestError)
+"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Learner:
         step_id = steps.begin(self._deps.policy.current.version.id, ids)
         try:
             await self._train_and_swap(step_id, batch)
-        except BackendError as error:
+        except _FAILURES as error:
             steps.void(step_id, str(error))
             self._deps.telemetry.step_void(step_id=step_id, error=str(error))
             self._deps.health.learner_is("recovering", str(error))
@@ -142,11 +144,11 @@ class Learner:
         sampler = await self._deps.trainer.open(version.sampler_ref)
         self._retired.put_nowait(self._deps.policy.swap(Policy(version, sampler)))
 
-    async def _quarantine_culprit(self, batch: Sequence[Sample], error: BackendError) -> None:
+    async def _quarantine_culprit(self, batch: Sequence[Sample], error: ClawError) -> None:
         """Halve the batch until one sample alone fails; that one is never trained.
 
         Raises:
-            BackendError: no single sample is to blame, so learning stops with the cause.
+            ClawError: no single sample is to blame, so learning stops with the cause.
         """
         suspects = list(batch)
         while len(suspects) > 1:
@@ -163,7 +165,7 @@ class Learner:
         try:
             policy = self._deps.policy.current
             await self._train(await batch_items(samples, policy, self._deps.base, self._deps.cfg))
-        except BackendError:
+        except _FAILURES:
             return True
         finally:
             await self._restore()
