@@ -10,7 +10,8 @@
     ├── JudgeError                the judge's endpoint failed for good
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
-        └── StepError             an optimizer step failed: it is void
+        ├── StepError             an optimizer step failed: it is void
+        └── OutageError           the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
 """
@@ -81,6 +82,14 @@ class SamplerError(BackendError):
 
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
+
+
+class OutageError(BackendError):
+    """The service behind a backend does not answer, or refuses for a time.
+
+    Nothing is wrong with what was asked: whoever asked waits and asks again, and no sample is
+    blamed for it.
+    """
 
 
 def same_length(what: str, **arrays: object) -> int:

@@ -213,6 +213,26 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as a service bills them."""
+
+    prefill: int = 0
+    """Prompt tokens that were computed."""
+    cached: int = 0
+    """Prompt tokens that came from a cache, which cost less."""
+    sampled: int = 0
+    trained: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prefill=self.prefill + other.prefill,
+            cached=self.cached + other.cached,
+            sampled=self.sampled + other.sampled,
+            trained=self.trained + other.trained,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do; a method's needs are compared with it before anything is served."""
 

@@ -153,6 +153,34 @@ class Training(Section):
     save_interval: int = Field(default=1, ge=1, description="steps between saved states")
 
 
+class Tinker(Section):
+    """The Tinker service; its key is taken from TINKER_API_KEY"""
+
+    sample_timeout_s: float = Field(
+        default=300.0, gt=0, description="longest wait for one reply or score, seconds"
+    )
+    step_timeout_s: float = Field(
+        default=900.0, gt=0, description="longest wait for one optimizer step, seconds"
+    )
+    save_timeout_s: float = Field(
+        default=600.0, gt=0, description="longest wait to save, load or publish weights, seconds"
+    )
+    start_timeout_s: float = Field(
+        default=60.0, gt=0, description="longest wait for the service at start, seconds"
+    )
+
+
+class Spend(Section):
+    """What a service may cost"""
+
+    budget_usd: float | None = Field(
+        default=None, gt=0, description="stop judging and training at this sum; serving goes on"
+    )
+    prices: Path | None = Field(
+        default=None, description="price table; configs/prices.toml unless set"
+    )
+
+
 class Local(Section):
     """The included torch backend"""
 
@@ -192,6 +220,8 @@ class Settings(BaseSettings):
     gateway: Gateway = Gateway()
     judge: Judge = Judge()
     training: Training = Training()
+    tinker: Tinker = Tinker()
+    spend: Spend = Spend()
     local: Local = Local()
 
     @classmethod

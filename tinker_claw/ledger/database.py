@@ -18,7 +18,9 @@ from typing import Any
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_MIGRATIONS = {1: "migrate_1_to_2.sql"}
+"""From each older version to the next."""
 
 
 class Database:
@@ -54,7 +56,13 @@ class Database:
             self._connection.executescript(
                 f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
-        elif version != SCHEMA_VERSION:
+        while 0 < version < SCHEMA_VERSION:
+            step = files("tinker_claw.ledger").joinpath(_MIGRATIONS[version]).read_text()
+            version += 1
+            self._connection.executescript(
+                f"BEGIN; {step} PRAGMA user_version = {version}; COMMIT;"
+            )
+        if version > SCHEMA_VERSION:
             raise sqlite3.DatabaseError(
                 f"its schema is version {version}, this program knows {SCHEMA_VERSION}"
             )

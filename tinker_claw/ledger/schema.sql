@@ -104,7 +104,8 @@ CREATE TABLE steps (
   created_at  REAL NOT NULL,
   finished_at REAL,
   metrics     TEXT,                      -- JSON
-  error       TEXT
+  error       TEXT,
+  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void because the service was away, not by its samples
 ) STRICT;
 
 CREATE TABLE step_samples (
@@ -112,3 +113,19 @@ CREATE TABLE step_samples (
   sample_id INTEGER NOT NULL REFERENCES samples (id),
   PRIMARY KEY (step_id, sample_id)
 ) STRICT;
+
+-- What a service billed, and for what. Turn and step are NULL where neither caused it.
+CREATE TABLE spend (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  created_at REAL NOT NULL,
+  purpose    TEXT NOT NULL,              -- serve, judge, teacher, train
+  turn_id    INTEGER REFERENCES turns (id),
+  step_id    INTEGER REFERENCES steps (id),
+  prefill    INTEGER NOT NULL,           -- prompt tokens computed
+  cached     INTEGER NOT NULL,           -- prompt tokens from a cache
+  sampled    INTEGER NOT NULL,
+  trained    INTEGER NOT NULL,
+  usd        REAL                        -- NULL: the price was not known
+) STRICT;
+CREATE INDEX spend_by_turn ON spend (turn_id);
+CREATE INDEX spend_by_step ON spend (step_id);

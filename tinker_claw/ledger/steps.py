@@ -94,12 +94,16 @@ class StepTable:
                 )
         return version
 
-    def void(self, step_id: int, error: str) -> None:
-        """This step never happened; its samples stay queued."""
+    def void(self, step_id: int, error: str, *, outage: bool = False) -> None:
+        """This step never happened; its samples stay queued.
+
+        `outage`: the service was away, which says nothing about the samples.
+        """
         with self._db.transaction() as tx:
             tx.execute(
-                "UPDATE steps SET status = 'void', error = ?, finished_at = ? WHERE id = ?",
-                (error, time.time(), step_id),
+                "UPDATE steps SET status = 'void', error = ?, outage = ?, finished_at = ? "
+                "WHERE id = ?",
+                (error, outage, time.time(), step_id),
             )
 
     def void_unfinished(self) -> list[int]:
@@ -143,12 +147,12 @@ class StepTable:
         )
 
     def failures(self, sample_ids: Sequence[int]) -> int:
-        """How many void steps had exactly these samples."""
+        """How many steps with exactly these samples failed, outages left out."""
         marks = ", ".join("?" for _ in sample_ids)
         rows = self._db.rows(
             "SELECT step_id FROM step_samples JOIN steps ON steps.id = step_id "
-            f"WHERE status = 'void' GROUP BY step_id HAVING SUM(sample_id IN ({marks})) = ? "
-            "AND COUNT(*) = ?",
+            "WHERE status = 'void' AND outage = 0 GROUP BY step_id "
+            f"HAVING SUM(sample_id IN ({marks})) = ? AND COUNT(*) = ?",
             *sample_ids,
             len(sample_ids),
             len(sample_ids),

@@ -1,0 +1,1 @@
+"""Services that train and sample for us, behind the trainer interface."""
