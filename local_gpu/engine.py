@@ -15,6 +15,7 @@ from typing import Any
 
 from local_gpu.batching import Batcher
 from local_gpu.jobs import Feed, Job
+from local_gpu.model import BaseModel
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import SamplingParams, TokenChunk, Tokens
 
@@ -27,6 +28,20 @@ class EngineSize:
     kv_cache_tokens: int
     max_batch_tokens: int
     """Tokens per forward pass: how long a long prompt holds up other requests' tokens."""
+
+    @classmethod
+    def fit(
+        cls,
+        base: BaseModel,
+        *,
+        context_tokens: int | None,
+        kv_cache_tokens: int | None,
+        max_batch_tokens: int,
+    ) -> EngineSize:
+        """None: the model's own context, and a cache of one and a half contexts."""
+        context = min(base.context_tokens, context_tokens or base.context_tokens)
+        cache = kv_cache_tokens or context * 3 // 2
+        return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)
 
 
 @dataclass(frozen=True, slots=True)

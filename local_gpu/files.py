@@ -124,8 +124,13 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
 def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedState) -> None:
     with new_folder(folder) as draft:
         write_adapter(draft, base, shape, state.adapter)
-        moments = {name: tensor.contiguous().cpu() for name, tensor in state.moments.items()}
-        save_file(moments, draft / _MOMENTS, {"format": "pt", "steps": str(state.steps)})
+        write_moments(draft, state)
+
+
+def write_moments(folder: Path, state: SavedState) -> None:
+    """Write the optimizer's file beside an adapter's, into an existing folder."""
+    moments = {name: tensor.contiguous().cpu() for name, tensor in state.moments.items()}
+    save_file(moments, folder / _MOMENTS, {"format": "pt", "steps": str(state.steps)})
 
 
 def read_state(folder: Path, base: BaseModel) -> SavedState:

@@ -28,14 +28,13 @@ class TopLogprobs(NamedTuple):
     """(M, k) their logprobs, descending."""
 
 
-def hidden_rows(model: Any, tokens: Tensor, start: int) -> Tensor:
-    """Last hidden states that predict `tokens[start:]`.
+def hidden_rows(model: Any, inputs: Tensor, first: int) -> Tensor:
+    """Last hidden states of the positions from `first` on; that of position i predicts i + 1.
 
-    tokens (T,) int64 -> (T - start, hidden): the body runs over tokens[:-1], once, and the row of
-    position i - 1 predicts tokens[i].
+    inputs (N,) int64 -> (N - first, hidden): the body runs over them once.
     """
-    out = model.base_model(input_ids=tokens[None, :-1], use_cache=False)
-    return out.last_hidden_state[0, start - 1 :]
+    out = model.base_model(input_ids=inputs[None], use_cache=False)
+    return out.last_hidden_state[0, first:]
 
 
 def head_logprobs(head: nn.Module, rows: Tensor, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The four losses that this project sends, as Tinker defines them: sums over tokens.
+"""The losses of Tinker that this backend computes: sums over tokens.
 
 Rule: pure functions of the trainer's logprobs. Normalisation is already in the advantages and
 weights, so a result does not depend on how a batch was split. Source: TINKER.md A2 (Tinker's
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from tinker_claw.errors import AlignmentError, StepError
-from tinker_claw.types import Datum, LossName
+from tinker_claw.types import Datum
 
 CLIP_LOW: Final = 0.8
 CLIP_HIGH: Final = 1.28
 """Absolute bounds on the ratio (METHOD 5.4)."""
+
+DRO_BETA: Final = 0.05
 
 Config = Mapping[str, float]
 
@@ -40,11 +42,15 @@ class LossInputs:
     """(M, K) signed weights for cross_entropy."""
 
     @classmethod
-    def of(cls, datum: Datum, device: torch.device) -> LossInputs:
+    def of(cls, datum: Datum) -> LossInputs:
         def tensor(rows: object) -> Tensor | None:
-            return torch.tensor(rows, dtype=torch.float32, device=device) if rows else None
+            return torch.tensor(rows, dtype=torch.float32) if rows else None
 
         return cls(tensor(datum.logprobs), tensor(datum.advantages), tensor(datum.weights))
+
+    def to(self, device: torch.device) -> LossInputs:
+        rows = (self.behaviour, self.advantages, self.weights)
+        return LossInputs(*(None if row is None else row.to(device) for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,17 @@ class Loss:
     """Datum arrays that must be there."""
     keys: frozenset[str] = frozenset()
     """Keys that the config may have."""
+    silent_at_zero: bool = True
+    """A row whose weights or advantage are zero adds neither loss nor gradient."""
 
-    def check(self, name: str, datum: Datum, config: Config) -> None:
-        """Raise StepError naming a missing array or an unknown key."""
+    def check_config(self, name: str, config: Config) -> None:
         if unknown := sorted(set(config) - self.keys):
             known = ", ".join(sorted(self.keys)) or "no settings"
             raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {known}.")
+
+    def check(self, name: str, datum: Datum, config: Config) -> None:
+        """Raise StepError naming a missing array or an unknown key."""
+        self.check_config(name, config)
         if missing := [a for a in self.arrays if not getattr(datum, a)]:
             raise StepError(f"loss {name}: the datum has no {missing[0]}.")
         if "weights" in self.arrays:
@@ -104,6 +115,13 @@ def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tenso
     return -(logprobs * inputs.weights).sum()
 
 
+def dro(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_t (z_t A_t - beta/2 (z_t - q_t)^2): the quadratic term holds every row, at A = 0 too."""
+    behaviour, advantages = _rl(inputs)
+    beta = float(config.get("beta", DRO_BETA))
+    return -(logprobs * advantages - 0.5 * beta * (logprobs - behaviour).square()).sum()
+
+
 def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
     if inputs.behaviour is None or inputs.advantages is None:
         raise StepError("a reinforcement loss needs the datum's logprobs and advantages.")
@@ -124,11 +142,12 @@ def _bounds(config: Config) -> tuple[float, float]:
 _CLIP_KEYS: Final = frozenset({"clip_low_threshold", "clip_high_threshold"})
 _RL_ARRAYS: Final = ("logprobs", "advantages")
 
-LOSSES: Final[Mapping[LossName, Loss]] = MappingProxyType(
+LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
     {
         "ppo": Loss(ppo, _RL_ARRAYS, _CLIP_KEYS),
         "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
         "cispo": Loss(cispo, _RL_ARRAYS, _CLIP_KEYS),
         "cross_entropy": Loss(cross_entropy, ("weights",)),
+        "dro": Loss(dro, _RL_ARRAYS, frozenset({"beta"}), silent_at_zero=False),
     }
 )

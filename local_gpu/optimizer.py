@@ -1,13 +1,15 @@
-"""The learning module with its optimizer: one step at a time, all or nothing.
+"""The learning module with its optimizer: gradients add up, and one step takes them all.
 
 Rule: until every gradient of a step is there and finite, nothing is written. Runs in one thread,
-without asyncio. A datum is one sequence: no padding, so no mask.
+without asyncio. A record is one sequence: no padding, so no mask.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +17,23 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from local_gpu.files import SavedState
-from local_gpu.head import head_logprobs, hidden_rows
-from local_gpu.losses import LOSSES, LossInputs
+from local_gpu.head import head_logprobs, hidden_rows, read_logprobs
+from local_gpu.losses import LOSSES
 from local_gpu.model import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
+from local_gpu.records import LossRecord, RecordPass, records_of
 from tinker_claw.errors import BackendError, ClawError, StepError
-from tinker_claw.types import Adam, Datum, LossPass, StepReport
+from tinker_claw.types import Adam, LossPass, StepReport
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What one record gave."""
+
+    loss: float
+    logprobs: Tensor
+    """(R, K) float32, nats, on the CPU, before the step."""
 
 
 class LoraOptimizer:
@@ -53,36 +65,88 @@ class LoraOptimizer:
         for parameter in self._parameters.values():
             parameter.requires_grad_(True)
         self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0)
+        self._pending = False
+        self._spoiled: str | None = None
         self.steps = 0
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        """Gradients of all passes, added up; clipped by their global norm; one AdamW step.
-
-        g = sum over passes and datums of d loss / d theta, scaled by min(1, clip / |g|_2); then
-        theta -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay theta), PyTorch's AdamW.
+        """Gradients of all passes, added up, then one AdamW step: all or nothing.
 
         Raises:
             StepError: weights and moments are as they were.
         """
-        try:
-            self._check(passes)
-            report = self._accumulate(passes)
+        self.discard()
+        losses: list[float] = []
+        logprobs: list[tuple[tuple[float, ...], ...]] = []
+        with _void(self.discard):
+            wanted = records_of(
+                passes, vocabulary=self._base.vocabulary, context_tokens=self._context_tokens
+            )
+            for each in wanted:
+                done = self.forward_backward(each)
+                losses.append(math.fsum(row.loss for row in done))
+                logprobs.append(tuple(tuple(row.logprobs[:, 0].tolist()) for row in done))
+            norm = self.optim_step(adam)
+        tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
+        return StepReport(tuple(losses), tuple(logprobs), norm, tokens)
+
+    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+        """Add the gradients of the records to those that are there.
+
+        Raises:
+            StepError: `optim_step` will refuse what has been added up since the last one.
+        """
+        with _void(self.spoil):
+            done = [self._score(wanted, record, learn=True) for record in wanted.records]
+        self._pending = True
+        return done
+
+    def forward(self, wanted: RecordPass) -> list[Scored]:
+        """The same numbers without gradients; leaves those that are there alone."""
+        with _void():
+            return [self._score(wanted, record, learn=False) for record in wanted.records]
+
+    def optim_step(self, adam: Adam) -> float:
+        """Clip the gradients by their global norm and take one AdamW step; the norm before.
+
+        g scaled by min(1, clip / |g|_2); then
+        theta -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay theta), PyTorch's AdamW.
+
+        Raises:
+            StepError: a gradient is missing or not finite; all of them are forgotten.
+        """
+        with _void(self.discard):
+            if self._spoiled is not None:
+                raise StepError(
+                    f"The step is void, because a part of its gradient failed: {self._spoiled}"
+                )
+            if not self._pending:
+                raise StepError("There are no gradients: no forward_backward since the last step.")
+            for parameter in self._parameters.values():
+                if parameter.grad is None:
+                    # Rows without weight have gradient zero, and Adam's moments still decay.
+                    parameter.grad = torch.zeros_like(parameter)
             norm = self._clip(adam.grad_clip_norm)
-        except StepError:
-            self._optimizer.zero_grad()
-            raise
-        except (ClawError, RuntimeError, ValueError, TypeError, IndexError) as error:
-            self._optimizer.zero_grad()
-            raise StepError(f"The step is void, nothing was changed: {error}") from error
         for group in self._optimizer.param_groups:
             group["lr"] = adam.learning_rate
             group["betas"] = (adam.beta1, adam.beta2)
             group["eps"] = adam.eps
             group["weight_decay"] = adam.weight_decay
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.discard()
         self.steps += 1
-        return StepReport(report.losses, report.logprobs, norm, report.tokens)
+        return norm
+
+    def discard(self, _reason: str = "") -> None:
+        """Forget the gradients added up since the last step."""
+        self._optimizer.zero_grad()
+        self._pending = False
+        self._spoiled = None
+
+    def spoil(self, reason: str) -> None:
+        """Make the next `optim_step` fail: a part of its gradient will not come."""
+        self._optimizer.zero_grad()
+        self._spoiled = self._spoiled or reason
 
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the weights as they are."""
@@ -106,6 +170,7 @@ class LoraOptimizer:
             state.moments
         ):
             raise BackendError("The saved state belongs to another rank or another base model.")
+        self.discard()
         self._optimizer.state.clear()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -120,59 +185,32 @@ class LoraOptimizer:
         # Adam's own counter stays on the CPU, as PyTorch keeps it.
         return saved.to("cpu" if key == "step" else self._base.device, copy=True)
 
-    def _check(self, passes: Sequence[LossPass]) -> None:
-        if not any(loss_pass.datums for loss_pass in passes):
-            raise StepError("The step has no datums.")
-        for loss_pass in passes:
-            if loss_pass.loss not in LOSSES:
-                raise StepError(
-                    f"Unknown loss {loss_pass.loss!r}; there are {', '.join(sorted(LOSSES))}."
-                )
-            for datum in loss_pass.datums:
-                LOSSES[loss_pass.loss].check(loss_pass.loss, datum, loss_pass.config)
-                self._check_ids(datum)
-
-    def _check_ids(self, datum: Datum) -> None:
-        named = (*datum.tokens, *(i for row in datum.targets for i in row))
-        if min(named) < 0 or max(named) >= self._base.vocabulary:
-            raise StepError(f"A datum has an id outside 0..{self._base.vocabulary - 1}.")
-        if len(datum.tokens) > self._context_tokens:
-            raise StepError(
-                f"A datum has {len(datum.tokens)} tokens; the context has {self._context_tokens}."
-            )
-
-    def _accumulate(self, passes: Sequence[LossPass]) -> StepReport:
-        losses: list[float] = []
-        logprobs: list[tuple[tuple[float, ...], ...]] = []
-        for loss_pass in passes:
-            results = [self._backward(loss_pass, datum) for datum in loss_pass.datums]
-            losses.append(math.fsum(loss for loss, _ in results))
-            logprobs.append(tuple(rows for _, rows in results))
-        tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
-        return StepReport(tuple(losses), tuple(logprobs), None, tokens)
-
-    def _backward(self, loss_pass: LossPass, datum: Datum) -> tuple[float, tuple[float, ...]]:
-        """Forward and backward of one datum: (loss, logprobs of its sampled tokens)."""
-        device = self._base.device
-        tokens = torch.tensor(datum.tokens, device=device)
-        ids = tokens[datum.start :, None]
-        if datum.targets:
-            ids = torch.cat([ids, torch.tensor(datum.targets, device=device)], dim=1)
-        rows = hidden_rows(self._module, tokens, datum.start)
-        read = head_logprobs(self._head(), rows, ids)
-        chosen = read[:, 0]
-        if loss_pass.loss == "cross_entropy":
-            subject = read[:, 1:] if datum.targets else read
-        else:
-            subject = chosen
-        loss = LOSSES[loss_pass.loss].compute(
-            subject, LossInputs.of(datum, device), loss_pass.config
+    def _score(self, wanted: RecordPass, record: LossRecord, *, learn: bool) -> Scored:
+        """Forward one record, and backward from the rows that learn."""
+        device, cut = self._base.device, record.learns_from
+        ids = record.ids.to(device)
+        learn = learn and cut < len(ids)
+        with torch.set_grad_enabled(learn):
+            rows = hidden_rows(self._module, record.inputs.to(device), record.scored_from)
+            tail = head_logprobs(self._head(), rows[cut:], ids[cut:]) if learn else None
+        with torch.no_grad():
+            split = cut if learn else len(ids)
+            plain = read_logprobs(self._head(), rows[:split].detach(), ids[:split], 0).chosen
+        read = plain if tail is None else torch.cat([plain, tail.detach()])
+        if tail is None:
+            tail = plain[cut:]
+        chosen = tail[:, record.loss_column :]
+        loss = LOSSES[wanted.loss].compute(
+            chosen if wanted.loss == "cross_entropy" else chosen[:, 0],
+            record.inputs_of_loss.to(device),
+            wanted.config,
         )
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise StepError(f"The {loss_pass.loss} loss is {value}; nothing was changed.")
-        loss.backward()
-        return value, tuple(chosen.detach().tolist())
+            raise StepError(f"The {wanted.loss} loss is {value}; nothing was changed.")
+        if learn:
+            loss.backward()
+        return Scored(value, read.cpu())
 
     def _head(self) -> Any:
         return self._module.get_output_embeddings()
@@ -186,3 +224,16 @@ class LoraOptimizer:
         if limit > 0:
             clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
+
+
+@contextmanager
+def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
+    """Turn what fails in torch into a StepError, after `undo` has been told the reason."""
+    try:
+        yield
+    except (ClawError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        if undo is not None:
+            undo(str(error))
+        if isinstance(error, StepError):
+            raise
+        raise StepError(f"The step is void, nothing was changed: {error}") from error

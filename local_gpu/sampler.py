@@ -119,7 +119,7 @@ class LocalSampler:
             ids = torch.cat([ids, torch.tensor(targets, device=device)], dim=1)
         head = self._module.get_output_embeddings()
         k = min(top_k, self._size.vocabulary)
-        read = read_logprobs(head, hidden_rows(self._module, sequence, start), ids, k)
+        read = read_logprobs(head, hidden_rows(self._module, sequence[:-1], start - 1), ids, k)
         if not bool(read.chosen.isfinite().all()):
             raise SamplerError("The model's logprobs are not finite.")
         rows: list[list[float]] = read.chosen.tolist()

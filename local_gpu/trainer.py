@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from local_gpu.batching import check_version
+from local_gpu.device import Dtype, checkpoints_activations, open_base
 from local_gpu.engine import EngineSize
 from local_gpu.files import (
     export_adapter,
@@ -30,7 +29,7 @@ from local_gpu.files import (
     write_state,
 )
 from local_gpu.losses import LOSSES
-from local_gpu.model import BaseModel, LoraShape, fresh_adapter, load_base, with_lora
+from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.optimizer import LoraOptimizer
 from local_gpu.sampler import LocalSampler
 from tinker_claw.errors import BackendError, ConfigError
@@ -57,7 +56,7 @@ class LocalConfig:
     """For the initial adapter."""
     device: str = "auto"
     """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Dtype = "auto"
     """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Of activations in the optimizer's backward pass; auto is on for CUDA."""
@@ -98,26 +97,21 @@ class LocalTrainer:
         self._base = base
         self._executor = executor
         self._shape = LoraShape(config.rank, config.alpha)
-        context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        cache = config.kv_cache_tokens or context * 3 // 2
-        self._size = EngineSize(
-            vocabulary=base.vocabulary,
-            context_tokens=min(context, cache),
-            kv_cache_tokens=cache,
+        self._size = EngineSize.fit(
+            base,
+            context_tokens=config.context_tokens,
+            kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
         for folder in (self._adapters, self._states):
             sweep(folder)
         adapter = fresh_adapter(base, self._shape, config.seed)
-        on_gpu = base.device.type == "cuda"
         self._optimizer = LoraOptimizer(
             base,
             self._shape,
             adapter,
             context_tokens=self._size.context_tokens,
-            checkpointing=on_gpu
-            if config.checkpointing == "auto"
-            else config.checkpointing == "on",
+            checkpointing=checkpoints_activations(base, config.checkpointing),
         )
         self._samplers: set[LocalSampler] = set()
         self._loaded_state: str | None = None
@@ -240,20 +234,8 @@ def _build(
     config: LocalConfig,
     executor: ThreadPoolExecutor,
 ) -> LocalTrainer:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(automatic if config.device == "auto" else config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"device {config.device!r} cannot be used here: {error}. Try auto or cpu."
-        ) from error
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    fitting = "bfloat16" if device.type == "cuda" else "float32"
-    dtype = dtypes[fitting if config.dtype == "auto" else config.dtype]
-    return make(config, load_base(config.model, device=device, dtype=dtype), executor)
+    base = open_base(config.model, device=config.device, dtype=config.dtype, threads=config.threads)
+    return make(config, base, executor)
 
 
 def _inside(folder: Path, ref: str) -> Path:

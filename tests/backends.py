@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from table import TableTrainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from local_gpu.trainer import LocalConfig, LocalTrainer
@@ -64,6 +65,20 @@ async def start_local(folder: Path, **settings: Any) -> LocalTrainer:
     return await LocalTrainer.start(config)
 
 
+async def start_fake(folder: Path) -> TableTrainer:
+    return TableTrainer(folder / "table", vocabulary=VOCABULARY, context_tokens=CONTEXT)
+
+
+async def start_tinker(folder: Path, **settings: Any) -> Trainer:
+    """The adapter and the SDK against our wire server, over HTTP."""
+    from tinkers import start_tinker as start  # which serves the model of this module
+
+    tiny_model(folder / "model")
+    return await start(folder, **settings)
+
+
 BACKENDS: Mapping[str, Backend] = {
     "local": Backend(start_local, VOCABULARY, tolerance=1e-4),
+    "tinker": Backend(start_tinker, VOCABULARY, tolerance=1e-4),
+    "fake": Backend(start_fake, VOCABULARY, tolerance=1e-9),
 }

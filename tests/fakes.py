@@ -7,11 +7,13 @@ aborts it), so that a test which passes on them says something about the code th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tinker_claw.errors import BackendError, SamplerError, StepError
+from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
+from tinker_claw.metering import bill
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
@@ -24,8 +26,11 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    Usage,
 )
 
+UNTIL_TOLD = 1_000_000
+"""So many outages last until the test ends them."""
 LOGPROB = -0.5
 """Of every token, unless a sampler is given another opinion."""
 
@@ -46,6 +51,8 @@ class Script:
     fail_after: int | None = None
     """Raise SamplerError when so many tokens are out."""
     cached_tokens: int = 0
+    away_after: int | None = None
+    """Raise OutageError when so many tokens are out."""
 
 
 class FakeSampler:
@@ -55,9 +62,12 @@ class FakeSampler:
         self,
         *scripts: Script | Tokens,
         ref: str = "fake:0",
+        bills: bool = False,
         opinion: Opinion = lambda token: LOGPROB,
     ) -> None:
         self.ref = ref
+        self.bills = bills
+        """Like a service: the prompt before anything, then whatever was sampled."""
         self.prompts: list[tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.scored: list[tuple[int, ...]] = []
@@ -65,6 +75,8 @@ class FakeSampler:
         self.closed = False
         self.fail_logprobs = 0
         """So many calls of `logprobs` fail from now on."""
+        self.away = 0
+        """So many requests, of whatever kind, find the service away from now on."""
         self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
         self._opinion = opinion
 
@@ -76,6 +88,8 @@ class FakeSampler:
         self, prompt: Tokens, params: SamplingParams
     ) -> AsyncGenerator[TokenChunk, None]:
         script = self._take(prompt, params)
+        self._answers()
+        self._bill(Usage(prefill=len(prompt)))
         tokens = script.tokens[: params.max_tokens]
         stopped = bool(tokens) and tokens[-1] in params.stop_tokens
         reason = StopReason.STOP if stopped else StopReason.LENGTH
@@ -84,7 +98,10 @@ class FakeSampler:
             for at in range(0, max(1, len(tokens)), script.chunk):
                 if script.fail_after is not None and at >= script.fail_after:
                     raise SamplerError("the script says so")
+                if script.away_after is not None and at >= script.away_after:
+                    raise OutageError("the service is away, as told")
                 last = at + script.chunk >= len(tokens)
+                self._bill(Usage(sampled=len(tokens[at : at + script.chunk])))
                 yield self._chunk(tokens[at : at + script.chunk], params, script, last, reason)
                 if not last:
                     await asyncio.sleep(script.gap_s)
@@ -97,6 +114,8 @@ class FakeSampler:
         for _ in range(n):
             chunks = [chunk async for chunk in self.stream(prompt, params)]
             drawn.append(Completion.collect(chunks, params))
+        again = (n - 1) * len(prompt)
+        self._bill(Usage(prefill=-again, cached=again))
         return drawn
 
     async def logprobs(
@@ -107,10 +126,12 @@ class FakeSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
     ) -> TokenLogprobs:
+        self._answers()
         if self.fail_logprobs:
             self.fail_logprobs -= 1
             raise SamplerError("scoring fails, as told")
         self.scored.append(tuple(tokens))
+        self._bill(Usage(prefill=len(tokens), sampled=1))
         tail = tuple(tokens[start:])
         assert targets is None or len(targets) == len(tail)
         near = [tuple(range(token, token + top_k)) for token in tail] if top_k else []
@@ -124,6 +145,15 @@ class FakeSampler:
 
     async def aclose(self) -> None:
         self.closed = True
+
+    def _answers(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise OutageError("the service is away, as told")
+
+    def _bill(self, usage: Usage) -> None:
+        if self.bills:
+            bill(usage)
 
     def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
         self.prompts.append(tuple(prompt))
@@ -152,14 +182,22 @@ class FakeSampler:
 
 @dataclass
 class FakeTrainer:
-    """Counts its steps; its weights are the number of steps taken."""
+    """Counts its steps; its weights are the number of steps taken.
+
+    It does as it is told, so that a test can say what fails and when. It has no model: the fake
+    that meets the whole contract is `table.TableTrainer`.
+    """
 
     script: Script = Script((1,))
     """What its samplers recite."""
     context_tokens: int = 4096
+    bills: bool = False
+    """Like a service, its samplers included."""
     losses: frozenset[str] = frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"})
     fail: dict[str, int] = field(default_factory=dict)
     """Of train_step, save_state, publish, load_state, open: how many calls fail from now on."""
+    away: dict[str, int] = field(default_factory=dict)
+    """Of the same calls: how many find the service away from now on, before any other failure."""
     refuse: Callable[[Sequence[LossPass]], bool] = lambda passes: False
     """Batches whose step always fails."""
     weights: int = 0
@@ -167,6 +205,8 @@ class FakeTrainer:
     """Passes of every step that succeeded, voided ones included."""
     states: dict[str, int] = field(default_factory=dict)
     samplers: dict[str, FakeSampler] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
+    """Calls by name, those in vain included."""
     suspect: bool = False
     """A step failed, and no state was loaded since."""
     exported: Path | None = None
@@ -183,10 +223,13 @@ class FakeTrainer:
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         assert not self.suspect, "stepped on weights that a failed step left behind"
+        if self.bills:
+            bill(Usage(trained=sum(len(d.tokens) - 1 for p in passes for d in p.datums)))
+        good, self.suspect = self.weights, True
+        self.weights += 1  # half a step may have been applied
         if self._fails("train_step") or self.refuse(passes):
-            self.weights += 1  # half a step may have been applied
-            self.suspect = True
             raise StepError("the step failed, as told")
+        self.weights, self.suspect = good, False
         self.weights += 1
         self.steps.append(tuple(passes))
         return StepReport(
@@ -231,10 +274,14 @@ class FakeTrainer:
         self.closed = True
 
     def _sampler(self, ref: str) -> FakeSampler:
-        self.samplers[ref] = FakeSampler(self.script, ref=ref)
+        self.samplers[ref] = FakeSampler(self.script, ref=ref, bills=self.bills)
         return self.samplers[ref]
 
     def _fails(self, what: str) -> bool:
+        self.asked[what] += 1
+        if self.away.get(what):
+            self.away[what] -= 1
+            raise OutageError(f"the service is away for {what}, as told")
         left = self.fail.get(what, 0)
         self.fail[what] = max(0, left - 1)
         return left > 0

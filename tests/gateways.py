@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +16,15 @@ from pydantic import SecretStr
 from tests.fakes import FakeSampler
 from tinker_claw.config import Gateway
 from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.learner import Health
 from tinker_claw.ledger import Ledger
+from tinker_claw.outages import Backoff
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
+from tinker_claw.prices import Price
 from tinker_claw.render import Renderer
 from tinker_claw.serve.server import in_background
+from tinker_claw.spending import Spending
+from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
@@ -52,6 +57,8 @@ class World:
     http: httpx.AsyncClient
     openai: AsyncOpenAI
     woken: list[str]
+    spending: Spending
+    health: Health
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -119,14 +126,18 @@ async def gateway(
     context_tokens: int = 4000,
     student_topk: int = 2,
     api_key: str | None = None,
+    spending: Callable[[Ledger], Spending] | None = None,
+    health: Health | None = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
-    """Start one on `directory`; starting again there is a restart."""
+    """Start one on `directory`; starting again there is a restart. `health`: to be told of."""
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)
     version = ledger.steps.newest_version()
     if version is None:
         version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    paid = spending(ledger) if spending else Spending(Price(), ledger.spend, Telemetry(None))
+    parts = health or Health()
     policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(), list[str]()
 
     async def open_version(number: int) -> Sampler:
@@ -139,13 +150,22 @@ async def gateway(
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
+            spending=paid,
             renderer=renderer,
             context_tokens=context_tokens,
             student_topk=student_topk,
             on_next_state=lambda: woken.append("judge"),
-            health=lambda: {"status": "ok"},
+            health=lambda: paid.shown_in(
+                parts.snapshot(
+                    version=policy.current.version.id,
+                    waiting=ledger.samples.waiting(),
+                    batch_size=16,
+                )
+            ),
             metrics=lambda: b"turns 0\n",
             observer=observer,
+            outages=parts.backend,
+            waits=Backoff(first_s=0.05, longest_s=0.2),
         )
     )
     key = api_key or "none"
@@ -155,5 +175,7 @@ async def gateway(
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
-        yield World(url, ledger, sampler, policy, renderer, observer, http, client, woken)
+        yield World(
+            *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts)
+        )
     ledger.close()

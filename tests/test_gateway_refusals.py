@@ -84,7 +84,7 @@ async def test_a_key_is_needed_everywhere_but_for_health(
                 response = await world.http.get(path, headers=headers)
                 assert_error(response, 401, code="invalid_api_key", type="authentication_error")
             assert_error(await world.ask("hi", headers=headers), 401)
-        assert (await world.http.get(f"{root}/healthz")).json() == {"status": "ok"}
+        assert (await world.http.get(f"{root}/healthz")).json()["status"] == "ok"
         assert (await world.ask("hi", headers={"authorization": "bearer sesam"})).status_code == 200
         assert [model.id async for model in world.openai.models.list()] == [MODEL]
         wrong = world.openai.with_options(api_key="wrong")

@@ -29,8 +29,11 @@ from tinker_claw.learner import (
 )
 from tinker_claw.learner.rate import lora_learning_rate
 from tinker_claw.ledger import Ledger, NewTurn
+from tinker_claw.metering import bill
 from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder
+from tinker_claw.prices import Price
+from tinker_claw.spending import Spending
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
     Completion,
@@ -42,6 +45,7 @@ from tinker_claw.types import (
     SamplingParams,
     StopReason,
     Tokens,
+    Usage,
 )
 
 PROMPT = (1, 2, 3, 4)
@@ -61,9 +65,12 @@ class Says:
 
     failing: int = 0
     asked: int = 0
+    billed: Usage = Usage()  # noqa: RUF009 - frozen
+    """Of one question, whatever comes of it."""
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         self.asked += 1
+        bill(self.billed)
         text = messages[-1]["content"]
         if self.failing or "UNJUDGEABLE" in text:
             self.failing = max(0, self.failing - 1)
@@ -87,6 +94,8 @@ class World:
     says: Says
     health: Health
     metrics: Path
+    spending: Spending
+    telemetry: Telemetry
     sessions: int = 0
     base: FakeSampler = field(default_factory=FakeSampler)
 
@@ -146,6 +155,7 @@ async def world(
     method: Any = "combine",
     trainer: FakeTrainer | None = None,
     running: bool = True,
+    spending: Callable[[Ledger, Telemetry], Spending] | None = None,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -154,14 +164,18 @@ async def world(
     policy = PolicyHolder(await restore(ledger, trainer))
     telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
     base = await trainer.base()
+    paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
     learner = Learner(
-        LearnerDeps(ledger, trainer, base, build(method), policy, telemetry, health, cfg, 1e-3)
+        LearnerDeps(
+            *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
+            learning_rate=1e-3,
+        )
     )
     judge = Judge(says, JudgeSettings(), hint_candidates=1)
     scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
     judged = Judging(
         JudgingDeps(
-            *(ledger, judge, scorer, build(method), policy, telemetry, health),
+            *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),
             on_sample=learner.wake,
             concurrency=4,
         )
@@ -172,7 +186,7 @@ async def world(
             tasks = [group.create_task(part.run()) for part in (judged, learner) if running]
             yield World(
                 ledger, trainer, policy, judged, learner, says, health, path / "metrics.jsonl",
-                base=base,
+                paid, telemetry, base=base,
             )  # fmt: skip
             for task in tasks:
                 task.cancel()

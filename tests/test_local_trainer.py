@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 import torch
 from backends import CONTEXT, VOCABULARY, start_local, tiny_model
-from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from local_reference import (
+    WARM,
+    adapter_of,
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+    sequence,
+    warmed,
+)
 
 from local_gpu import attention
 from local_gpu.model import clone, load_base
@@ -28,131 +35,12 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
 
-WARM = Adam(learning_rate=0.01)
-# With eps = 1 the first step moves each weight by -g / (|g| + 1): the gradient can be read off it.
-READABLE = Adam(learning_rate=1.0, eps=1.0, grad_clip_norm=0.0)
-
 
 @pytest.fixture
 async def trainer(tmp_path: Path) -> AsyncIterator[LocalTrainer]:
     trainer = await start_local(tmp_path)
     yield trainer
     await trainer.aclose()
-
-
-def sequence(length: int, salt: int) -> tuple[int, ...]:
-    return tuple((salt * 17 + i * i * 5 + i * salt) % VOCABULARY for i in range(length))
-
-
-def rl_datum(length: int, start: int, salt: int) -> Datum:
-    rows = length - start
-    return Datum(
-        tokens=sequence(length, salt),
-        start=start,
-        logprobs=tuple(-4.0 - 0.3 * ((i + salt) % 5) for i in range(rows)),
-        advantages=tuple(0.1 * ((i * salt) % 7 - 3) for i in range(rows)),
-    )
-
-
-def entropy_datum(length: int, start: int, salt: int, width: int = 3) -> Datum:
-    rows = length - start
-    return Datum(
-        tokens=sequence(length, salt),
-        start=start,
-        targets=tuple(tuple((i + 11 * k) % VOCABULARY for k in range(width)) for i in range(rows)),
-        weights=tuple(tuple(0.1 * (k - 1) + 0.02 * i for k in range(width)) for i in range(rows)),
-    )
-
-
-async def warmed(trainer: LocalTrainer) -> LocalTrainer:
-    """Give B values, so that A has gradients, and forget the moments by a fresh export."""
-    await trainer.train_step([LossPass("ppo", (rl_datum(20, 8, 1),))], WARM)
-    return trainer
-
-
-async def adapter_of(trainer: LocalTrainer, folder: Path) -> dict[str, torch.Tensor]:
-    await trainer.export_adapter(folder)
-    return load_file(folder / "adapter_model.safetensors")
-
-
-def reference(model: Path, adapter: Path) -> Any:
-    base = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager"
-    )
-    return PeftModel.from_pretrained(base, adapter, is_trainable=True).eval()
-
-
-def full_logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
-    """[T - 1, vocabulary]: row i - 1 predicts tokens[i]."""
-    return model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-
-
-def reference_loss(name: str, rows: torch.Tensor, datum: Datum) -> torch.Tensor:
-    """The formulas of TINKER.md A2, spelled out a second time."""
-    picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
-    if name == "cross_entropy":
-        at = rows.gather(1, torch.tensor(datum.targets)) if datum.targets else picked[:, None]
-        return -(at * torch.tensor(datum.weights)).sum()
-    ratio = torch.exp(picked - torch.tensor(datum.logprobs))
-    gain = torch.tensor(datum.advantages)
-    if name == "importance_sampling":
-        return -(ratio * gain).sum()
-    if name == "cispo":
-        return -(ratio.clamp(0.8, 1.28).detach() * gain * picked).sum()
-    return -torch.min(ratio * gain, ratio.clamp(0.8, 1.28) * gain).sum()
-
-
-@pytest.mark.parametrize("name", ["ppo", "importance_sampling", "cispo", "cross_entropy"])
-async def test_a_step_equals_autograd_through_full_logits(
-    trainer: LocalTrainer, tmp_path: Path, name: Any
-) -> None:
-    make = entropy_datum if name == "cross_entropy" else rl_datum
-    datums = (make(40, 25, 2), make(30, 1, 3))
-    ref = await (await warmed(trainer)).save_state("warm")
-    before = tmp_path / "before"
-    await trainer.export_adapter(before)
-    model = reference(tmp_path / "model", before)
-    losses = [
-        reference_loss(name, full_logprobs(model, d.tokens)[d.start - 1 :], d) for d in datums
-    ]
-    sum(losses, torch.zeros(())).backward()
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    expected = torch.cat([g.flatten() for g in gradients.values()])
-
-    fresh = await start_local(tmp_path)
-    await fresh.load_state(ref)
-    report = await fresh.train_step([LossPass(name, datums)], Adam(0.0, grad_clip_norm=0.0))
-    await fresh.aclose()
-    assert report.losses[0] == pytest.approx(sum(x.item() for x in losses), rel=1e-4, abs=1e-4)
-    assert report.grad_norm == pytest.approx(expected.norm().item(), rel=1e-3)
-    for datum, got in zip(datums, report.logprobs[0], strict=True):
-        rows = full_logprobs(model, datum.tokens)[datum.start - 1 :]
-        picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
-        assert got == pytest.approx(picked.tolist(), abs=1e-4)
-
-
-async def gradient(folder: Path, passes: Sequence[LossPass]) -> torch.Tensor:
-    """The gradient of a first step at a fixed adapter, read off the weights that it left."""
-    trainer = await start_local(folder)
-    before = await adapter_of(trainer, folder / "a")
-    await trainer.train_step(passes, READABLE)
-    after = await adapter_of(trainer, folder / "b")
-    await trainer.aclose()
-    moved = torch.cat([(after[n] - before[n]).double().flatten() for n in sorted(before)])
-    return -moved / (1 - moved.abs())
-
-
-async def test_gradients_add_up_over_passes_and_however_they_are_split(tmp_path: Path) -> None:
-    one, two = rl_datum(20, 12, 2), rl_datum(31, 20, 5)
-    soft = entropy_datum(24, 15, 4)
-    rl = LossPass("ppo", (one, two))
-    entropy = LossPass("cross_entropy", (soft,))
-    together = await gradient(tmp_path, [rl, entropy])
-    alone = await gradient(tmp_path, [rl]) + await gradient(tmp_path, [entropy])
-    split = [LossPass("ppo", (two,)), entropy, LossPass("ppo", (one,))]
-    assert together.norm() > 0.1
-    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-3)
-    torch.testing.assert_close(together, await gradient(tmp_path, split), atol=2e-5, rtol=1e-3)
 
 
 async def test_the_step_is_adam_with_the_gradient_clipped_by_its_global_norm(

@@ -1,10 +1,10 @@
-"""The command line: settings in, exit status out."""
+"""The command line: settings in, exit status out. Without a command it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tinker_claw import config
 from tinker_claw.errors import ClawError
@@ -14,9 +14,15 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the gateway until it is told to stop. An error is one sentence on standard error."""
+    """Run a command, or the gateway until it is told to stop; an error is one sentence."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command, _ = COMMANDS.get(given[0], (None, "")) if given else (None, "")
     try:
-        settings = config.load(sys.argv[1:] if arguments is None else arguments)
+        if command is not None:
+            return command(given[1:])
+        if {"-h", "--help"} & set(given):
+            sys.stdout.write(_commands())
+        settings = config.load(given)
         from tinker_claw.serve import serve  # takes seconds: --help and wrong flags need none of it
 
         asyncio.run(serve(settings))
@@ -26,3 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
     return 0
+
+
+def _status(arguments: Sequence[str]) -> int:
+    from tinker_claw.status import main as status
+
+    return status(arguments)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "status": (_status, "how the gateway that runs is: what is wrong, and what that means"),
+}
+"""Commands by name: each imports what it needs when it is called, takes what follows its name, and
+returns the exit status."""
+
+
+def _commands() -> str:
+    lines = [f"  {name:<10}{told}\n" for name, (_, told) in COMMANDS.items()]
+    heading = "commands (run.py COMMAND --help says more); without one, run.py serves:\n"
+    return "".join([heading, *lines, "\n"])

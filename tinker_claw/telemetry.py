@@ -10,11 +10,14 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tinker_claw.types import Usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -58,6 +61,10 @@ class Telemetry:
         self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
         self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
         self._samples = Counter("tinker_claw_samples", "Samples", ["fate"], **make)
+        self._billed = Counter(
+            "tinker_claw_billed_tokens", "Tokens billed", ["kind", "purpose"], **make
+        )
+        self._usd = Counter("tinker_claw_spent_usd", "Dollars billed", ["purpose"], **make)
         self._steps = Counter("tinker_claw_steps", "Optimizer steps", ["status"], **make)
         self._waiting = Gauge("tinker_claw_samples_waiting", "Samples in the queue", **make)
         self._version = Gauge("tinker_claw_policy_version", "Serving policy version", **make)
@@ -91,6 +98,7 @@ class Telemetry:
         completion_tokens: int,
         seconds: float,
         first_token_s: float | None,
+        usd: float | None = None,
     ) -> None:
         self._turns.labels(kind).inc()
         self._tokens.labels("prompt").inc(prompt_tokens)
@@ -110,7 +118,15 @@ class Telemetry:
             cached_tokens=cached_tokens,
             completion_tokens=completion_tokens,
             seconds=round(seconds, 3),
+            **({} if usd is None else {"usd": usd}),
         )
+
+    def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
+        """Tokens that a service billed; without a price there are no dollars."""
+        for kind, tokens in asdict(usage).items():
+            self._billed.labels(kind, purpose).inc(tokens)
+        if usd is not None:
+            self._usd.labels(purpose).inc(usd)
 
     def verdict(
         self, *, turn: int, value: int | None, votes: tuple[int | None, ...], hints: int
@@ -137,9 +153,11 @@ class Telemetry:
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 
-    def step_void(self, *, step_id: int, error: str) -> None:
+    def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
+        """Of an outage the log has its beginning and its end, and none of the steps between."""
         self._steps.labels("void").inc()
-        log.error("step.void", step_id=step_id, error=error)
+        if not outage:
+            log.error("step.void", step_id=step_id, error=error)
 
     def publish(self, *, version: int, step: int, seconds: float) -> None:
         self._version.set(version)

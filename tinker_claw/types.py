@@ -243,6 +243,8 @@ class Capabilities:
     student_topk: bool
     """Samplers return their own top-k while sampling."""
     context_tokens: int
+    target_logprobs: bool = True
+    """Samplers score given tokens at given ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Services that train and sample for us, behind the trainer interface."""
+"""Services that train and sample for us, behind the trainer interface of `policy`."""

@@ -42,7 +42,14 @@ class Run(Section):
         default="tinker",
         description="who trains and samples: the Tinker service, or torch on this machine",
     )
-    base_url: str | None = Field(default=None, description="address of a Tinker-compatible server")
+    base_url: str | None = Field(
+        default=None,
+        description="address of another Tinker server (python -m local_gpu.serve is one)",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="hub id or folder of the tokenizer; --model-name unless set",
+    )
     data_dir: Path | None = Field(
         default=None, description="ledger, states and metrics; runs/<model>-<method> unless set"
     )
@@ -52,6 +59,9 @@ class Run(Section):
     renderer: str = Field(
         default="auto",
         description="chat format from the renderers package; auto goes by the model's name",
+    )
+    context_tokens: int | None = Field(
+        default=None, ge=16, description="context, at most the model's; the model's unless set"
     )
     seed: int = Field(default=0, description="seed of the adapter's first weights")
     log_format: Literal["auto", "console", "json"] = Field(
@@ -88,6 +98,11 @@ class Gateway(Section):
         default=16_000_000, ge=1024, description="largest request body, bytes"
     )
     keepalive_s: float = Field(default=10.0, gt=0, description="seconds between keep-alive chunks")
+    outage_patience_s: float = Field(
+        default=240.0,
+        ge=0,
+        description="how long a request is tried again while the service is away, seconds",
+    )
 
 
 class Judge(Section):
@@ -191,9 +206,6 @@ class Local(Section):
     checkpointing: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="compute activations again in the backward pass to save memory; auto: on a GPU",
-    )
-    context_tokens: int | None = Field(
-        default=None, ge=16, description="context; the model's unless set"
     )
     kv_cache_tokens: int | None = Field(
         default=None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from uuid import uuid4
 
-from tinker_claw.errors import ContextLengthError, RequestError
+from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.gateway.book import Book, Link, exact_digest
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.policy import Sampler
@@ -93,6 +93,9 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
             return version, current.sampler, True
         try:
             return version, await deps.open_version(version), True
+        except OutageError as error:
+            deps.outages.seen("serving", error)
+            raise
         except LookupError:
             pass
     raise RequestError(

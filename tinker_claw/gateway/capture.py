@@ -2,7 +2,7 @@
 
 Rule: what was sampled is written exactly as it came, and before anyone is told that it is
 complete. A generation that fails before its first token is tried again here, because agents
-rewrite the user's message when they try again themselves.
+rewrite the user's message when they try again themselves; while the service is away, for minutes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tinker_claw.errors import SamplerError
+from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.gateway.admit import Job
 from tinker_claw.gateway.book import Book, Stream, exact_digest
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.patience import Patience
 from tinker_claw.ledger import NewTurn
+from tinker_claw.metering import Account, charged
 from tinker_claw.render import Delta
 from tinker_claw.sessions import digests, last_user_words, reply_digest, without_volatile
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
 from tinker_claw.wire import Usage
 from tinker_claw.wire.reply import FinishReason
-
-RETRY_WAITS_S = (0.2, 1.0)
-"""Seconds before the second and the third attempt."""
 
 Show = Callable[[list[Delta]], Awaitable[None]]
 
@@ -52,6 +51,8 @@ class Generation:
         self._parser = deps.renderer.stream(job.prompt.tokens, job.request.tools)
         self._chunks: list[TokenChunk] = []
         self._first_token_s: float | None = None
+        self._account = Account()
+        self._captured = False
 
     async def run(self, show: Show) -> Outcome:
         """Sample to the end, handing deltas to `show` as they come.
@@ -62,6 +63,14 @@ class Generation:
             BackendError: no token came after all attempts, or the stream broke.
             LedgerError: the turn could not be written.
         """
+        with charged() as self._account:
+            try:
+                return await self._run(show)
+            finally:
+                if not self._captured:  # it was billed, and there is no turn to write that to
+                    self._deps.spending.record("serve", self._account.usage)
+
+    async def _run(self, show: Show) -> Outcome:
         try:
             await self._sample(show)
         except asyncio.CancelledError:
@@ -82,16 +91,22 @@ class Generation:
         )
 
     async def _sample(self, show: Show) -> None:
-        for wait_s in RETRY_WAITS_S:
+        deps = self._deps
+        patience = Patience(self._job.started, deps.settings.outage_patience_s, deps.waits)
+        while True:
             try:
-                return await self._attempt(show)
-            except SamplerError as error:
-                if self._first_token_s is not None:
+                with deps.outages.watching("serving"):
+                    return await self._attempt(show)
+            except (SamplerError, OutageError) as error:
+                wait_s = patience.wait_s(error)
+                if self._first_token_s is not None or wait_s is None:
                     raise
-                log.warning("sampler.failed", error=str(error), again_in_s=wait_s)
                 self._chunks.clear()
-                await asyncio.sleep(wait_s)
-        await self._attempt(show)
+                if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
+                    await deps.outages.rest("serving", wait_s)
+                else:
+                    log.warning("sampler.failed", error=str(error), again_in_s=wait_s)
+                    await asyncio.sleep(wait_s)
 
     async def _attempt(self, show: Show) -> None:
         job = self._job
@@ -112,6 +127,7 @@ class Generation:
         job = self._job
         messages = job.request.messages
         history, answer = digests(messages), reply_digest(reply)
+        bill = self._deps.spending.bill("serve", self._account.usage)
         turn_id = self._deps.turns.add(
             NewTurn(
                 session_id=job.session_id,
@@ -126,8 +142,11 @@ class Generation:
                 history=history,
                 reply_digest=answer,
                 untrained_because=_untrained_because(job, completion),
-            )
+            ),
+            bill,
         )
+        self._captured = True
+        self._deps.spending.count(bill)
         if job.identity.kind is Kind.MAIN and not job.identity.done:
             self._book.add(job.session_id, history, answer, turn_id, _stream(job, completion))
         self._deps.observer.turn_captured(
@@ -141,6 +160,7 @@ class Generation:
             completion_tokens=len(completion.tokens),
             seconds=time.monotonic() - job.started,
             first_token_s=self._first_token_s,
+            usd=bill.usd if bill else None,
         )
 
 

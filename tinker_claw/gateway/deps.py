@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 from tinker_claw.config import Gateway
 from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.outages import Backoff, Outages
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.render import Renderer
+from tinker_claw.spending import Spending
 
 
 class TurnObserver(Protocol):
@@ -28,7 +30,10 @@ class TurnObserver(Protocol):
         completion_tokens: int,
         seconds: float,
         first_token_s: float | None,
-    ) -> None: ...
+        usd: float | None,
+    ) -> None:
+        """`usd`: what it cost; None where nothing was billed, or the price is not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class GatewayDeps:
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
     turns: TurnTable
+    spending: Spending
     renderer: Renderer
     context_tokens: int
     student_topk: int
@@ -52,3 +58,7 @@ class GatewayDeps:
     metrics: Callable[[], bytes]
     """Prometheus' text format."""
     observer: TurnObserver
+    outages: Outages
+    """Where the gateway says whether the service answers."""
+    waits: Backoff = Backoff(first_s=0.5, longest_s=15.0)
+    """Between the attempts of one request while the service is away."""

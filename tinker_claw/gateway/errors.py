@@ -12,9 +12,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from tinker_claw.errors import BackendError, ClawError, RequestError
+from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
 from tinker_claw.telemetry import log
 from tinker_claw.wire import error_body
+
+RETRY_AFTER_S = 30
+"""For clients that wait as they are told: the request was tried again here for long enough."""
+
+
+def answer(error: ClawError) -> JSONResponse:
+    """The whole answer for an error of ours."""
+    status, body = describe(error)
+    unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
+    return JSONResponse(
+        body, status, headers={"retry-after": str(RETRY_AFTER_S)} if unavailable else None
+    )
 
 
 def describe(error: ClawError) -> tuple[HTTPStatus, dict[str, Any]]:
@@ -25,7 +37,10 @@ def describe(error: ClawError) -> tuple[HTTPStatus, dict[str, Any]]:
     log.error("gateway.failed", kind=type(error).__name__, error=str(error))
     if isinstance(error, BackendError):
         status = HTTPStatus.SERVICE_UNAVAILABLE
-        return status, error_body("The model cannot answer at the moment; try again.", status)
+        told = "The model cannot answer at the moment; try again."
+        if isinstance(error, OutageError):
+            told = "The service that runs the model is away; try again in a few minutes."
+        return status, error_body(told, status)
     return _internal()
 
 
@@ -43,8 +58,7 @@ def install(app: FastAPI) -> None:
 
 async def _claw_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClawError)
-    status, body = describe(error)
-    return JSONResponse(body, status)
+    return answer(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -18,7 +18,7 @@ from tinker_claw.gateway.admit import Job
 from tinker_claw.gateway.book import Book
 from tinker_claw.gateway.capture import Generation
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.errors import describe
+from tinker_claw.gateway.errors import answer, describe
 from tinker_claw.render import Delta
 from tinker_claw.wire import sse
 from tinker_claw.wire.reply import DONE
@@ -48,8 +48,7 @@ class WholeAnswer(Response):
         try:
             outcome = await self._generation.run(_show_nothing)
         except ClawError as error:
-            status, body = describe(error)
-            return JSONResponse(body, status)
+            return answer(error)
         return JSONResponse(self._job.head.completion(outcome.reply, outcome.finish, outcome.usage))
 
 

@@ -42,6 +42,7 @@ class Judge:
 
         Raises:
             JudgeError: the endpoint failed for good; nothing is concluded from that.
+            OutageError: the service is away; nothing is concluded from that either.
         """
         verdict_prompt = verdict_messages(request, reply, state)
         hint_prompt = hint_messages(request, reply, state) if self._hint_candidates else None

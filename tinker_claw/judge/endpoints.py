@@ -19,7 +19,7 @@ from tenacity import (
 )
 
 from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.errors import BackendError, JudgeError, RequestError
+from tinker_claw.errors import BackendError, JudgeError, OutageError, RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.render import Renderer
 from tinker_claw.types import Message, SamplingParams
@@ -36,6 +36,7 @@ class Endpoint(Protocol):
 
         Raises:
             JudgeError: it could not be asked, after all retries.
+            OutageError: the service that has the judging model is away.
         """
         ...
 
@@ -59,6 +60,8 @@ class SamplerEndpoint:
         try:
             prompt = self._renderer.prompt(messages, None).tokens
             completions = await self._sampler.sample(prompt, params, n)
+        except OutageError:
+            raise
         except (BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
         return [self._renderer.parse(done.tokens, prompt).text for done in completions]

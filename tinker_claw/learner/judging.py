@@ -2,7 +2,7 @@
 
 Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
 that fails leaves the turn to be tried again, and no verdict is made up; a teacher that fails drops
-the sample, and says why.
+the sample, and says why. While the service behind either is away, the turn waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinker_claw.errors import AlignmentError, BackendError, JudgeError, RequestError
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    JudgeError,
+    OutageError,
+    RequestError,
+)
 from tinker_claw.judge import Judge, Judgement
 from tinker_claw.judge.parsing import parse_vote
 from tinker_claw.learner.health import Health
@@ -20,11 +26,12 @@ from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger import Ballot, Ledger
 from tinker_claw.methods import Method, reward_of
 from tinker_claw.policy import PolicyHolder
+from tinker_claw.spending import Spending, teacher_usage
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import HintScores, Turn, Verdict
 
 RETRY_S = 5.0
-"""How long a turn rests after the judge failed on it; doubled with every further failure."""
+"""How long a turn rests that got no answer; doubled with every further failure."""
 LONGEST_REST_S = 600.0
 
 
@@ -39,6 +46,7 @@ class JudgingDeps:
     policy: PolicyHolder
     telemetry: Telemetry
     health: Health
+    spending: Spending
     on_sample: Callable[[], None]
     concurrency: int
 
@@ -70,20 +78,28 @@ class Judging:
                         group.create_task(self._one(turn_id))
 
     async def _one(self, turn_id: int) -> None:
-        """Advance one turn. One that the judge fails on rests, and does not hold up the others."""
+        """Advance one turn. One that gets no answer rests, and does not hold up the others."""
         try:
             async with self._slots:
                 await self._advance(turn_id)
             self._deps.health.judge_works()
             del self._failures[turn_id]
-        except JudgeError as error:
-            self._deps.health.judge_fails(error)
-            rest_s = min(RETRY_S * 2 ** self._failures[turn_id], LONGEST_REST_S)
-            self._failures[turn_id] += 1
-            await asyncio.sleep(rest_s)
+        except (JudgeError, OutageError) as error:
+            await self._rest(turn_id, error)
             self._wake.set()
         finally:
             self._in_hand.discard(turn_id)
+
+    async def _rest(self, turn_id: int, error: JudgeError | OutageError) -> None:
+        health = self._deps.health
+        health.judge_fails(error)
+        rest_s = min(RETRY_S * 2 ** self._failures[turn_id], LONGEST_REST_S)
+        self._failures[turn_id] += 1
+        if isinstance(error, OutageError):  # what is left to do shows who did not answer
+            judged = self._deps.ledger.judgements.verdict(turn_id) is not None
+            await health.backend.rest("teaching" if judged else "judging", rest_s)
+        else:
+            await asyncio.sleep(rest_s)
 
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
@@ -98,6 +114,8 @@ class Judging:
             return
         try:
             teacher = await self._score(turn, hints)
+        except OutageError:
+            raise
         except (AlignmentError, BackendError, RequestError) as error:
             self._refuse(turn_id, f"the teacher could not score it: {error}")
             return
@@ -109,7 +127,13 @@ class Judging:
         state = self._deps.ledger.turns.next_state(turn.id)
         if state is None:
             raise LookupError(f"turn {turn.id} has no next state")
-        judgement = await self._deps.judge.judge(turn.request_text, turn.reply_text, state)
+        spending = self._deps.spending
+        async with spending.room_to_judge():
+            with (
+                self._deps.health.backend.watching("judging"),
+                spending.paying("judge", turn_id=turn.id),
+            ):
+                judgement = await self._deps.judge.judge(turn.request_text, turn.reply_text, state)
         self._record(turn.id, judgement)
         return judgement.verdict
 
@@ -129,7 +153,14 @@ class Judging:
     async def _score(self, turn: Turn, hints: tuple[str, ...]) -> HintScores | None:
         if not hints:
             return None
-        return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
+        spending = self._deps.spending
+        tokens = len(turn.prompt) + len(turn.completion.tokens)
+        async with spending.room_to_teach(teacher_usage(tokens, len(hints))):
+            with (
+                self._deps.health.backend.watching("teaching"),
+                spending.paying("teacher", turn_id=turn.id),
+            ):
+                return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
 
     def _refuse(self, turn_id: int, reason: str) -> None:
         self._deps.ledger.turns.refuse(turn_id, reason)

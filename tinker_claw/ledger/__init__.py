@@ -11,11 +11,13 @@ from pathlib import Path
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import Ballot, JudgementTable
+from tinker_claw.ledger.means import Means, read_means
 from tinker_claw.ledger.samples import SampleTable
+from tinker_claw.ledger.spend import Bill, SpendTable, Spent
 from tinker_claw.ledger.steps import StepTable
 from tinker_claw.ledger.turns import LastTurn, NewTurn, TurnTable
 
-__all__ = ["Ballot", "LastTurn", "Ledger", "NewTurn"]
+__all__ = ["Ballot", "Bill", "LastTurn", "Ledger", "Means", "NewTurn", "Spent"]
 
 
 class Ledger:
@@ -27,6 +29,7 @@ class Ledger:
         self.judgements = JudgementTable(self._db)
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
+        self.spend = SpendTable(self._db)
 
     @property
     def path(self) -> Path:
@@ -48,6 +51,10 @@ class Ledger:
         with self._db.transaction() as tx:
             tx.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", list(run.items()))
         return bool(stored)
+
+    def means(self) -> Means:
+        """What turns were like so far, for estimates."""
+        return read_means(self._db)
 
     def close(self) -> None:
         self._db.close()

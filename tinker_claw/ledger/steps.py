@@ -118,7 +118,8 @@ class StepTable:
     def void_unsaved(self, saved: PolicyVersion) -> list[int]:
         """Void committed steps after `saved`, whose weights are gone; requeue their samples.
 
-        Their versions keep their ids, so the ids of versions to come are higher still.
+        Their versions keep their ids, so the ids of versions to come are higher still. Their
+        samples had trained well, so the void steps do not count among their failures.
         """
         rows = self._db.rows(
             "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
@@ -127,8 +128,8 @@ class StepTable:
         with self._db.transaction() as tx:
             for step_id in lost:
                 tx.execute(
-                    "UPDATE steps SET status = 'void', error = 'its state was not saved' "
-                    "WHERE id = ?",
+                    "UPDATE steps SET status = 'void', error = 'its state was not saved', "
+                    "outage = 1 WHERE id = ?",
                     (step_id,),
                 )
                 tx.execute(

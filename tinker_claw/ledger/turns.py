@@ -18,6 +18,7 @@ from tinker_claw.ledger.codec import (
     unpack_ids,
 )
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason, Turn
 
 
@@ -72,8 +73,8 @@ class TurnTable:
             ).fetchone()
         return int(row["id"])
 
-    def add(self, turn: NewTurn) -> int:
-        """Write a turn; returns its id. It is durable when this returns."""
+    def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
+        """Write a turn and what serving it cost; returns its id. Durable when this returns."""
         done = turn.completion
         values = {
             "session_id": turn.session_id,
@@ -109,7 +110,10 @@ class TurnTable:
                 f"{marks})",
                 values,
             )
-        return int(cursor.lastrowid or 0)
+            turn_id = int(cursor.lastrowid or 0)
+            if bill is not None:
+                write(tx, bill, turn_id=turn_id)
+        return turn_id
 
     def last(self, session_id: int) -> LastTurn | None:
         """The newest main turn of a session."""

@@ -29,6 +29,7 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
             ("cross_entropy", "cross_entropy" in has.losses),
             ("[N, K] targets", has.two_d_targets),
             ("top-k logprobs while sampling", has.student_topk),
+            ("logprobs of given ids", has.target_logprobs),
         )
         if not there
     ]

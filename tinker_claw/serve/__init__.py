@@ -15,8 +15,10 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
 from tinker_claw.serve.backend import check_backend, source
+from tinker_claw.serve.costs import announce
 from tinker_claw.serve.server import Server, listen, stop_on_signals, url_of
 from tinker_claw.serve.wiring import wire
+from tinker_claw.spending import check_budget, price_in_force
 from tinker_claw.telemetry import configure, log
 
 
@@ -27,13 +29,16 @@ async def serve(settings: Settings) -> None:
         ClawError: it could not start; the sentence says why and what to do.
     """
     configure(settings.run.log_format)
-    check_backend(settings)
+    price = price_in_force(settings)
+    check_budget(settings, price)
+    await check_backend(settings)
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
         model = source(settings)
         ledger = _open_ledger(settings)
         stack.callback(ledger.close)
-        system = await wire(settings, model, ledger, stack)
+        announce(settings, price, ledger)
+        system = await wire(settings, model, ledger, price, stack)
         server = Server(system.app)
         stop_on_signals(server)
         async with asyncio.TaskGroup() as group:
@@ -75,7 +80,13 @@ def _first_cause(error: Exception) -> Exception:
 def _open_ledger(settings: Settings) -> Ledger:
     ledger = Ledger(settings.run.directory)
     try:
-        held = ledger.bind({"model": settings.run.model_name, "method": settings.run.method})
+        held = ledger.bind(
+            {
+                "model": settings.run.model_name,
+                "method": settings.run.method,
+                "backend": settings.run.backend,
+            }
+        )
         if held and not settings.run.resume:
             raise ConfigError(
                 f"{settings.run.directory} holds a run already; choose another --data-dir, or "

@@ -22,10 +22,13 @@ from tinker_claw.learner import (
 from tinker_claw.ledger import Ledger
 from tinker_claw.methods import Method, build, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
+from tinker_claw.prices import Price
 from tinker_claw.render import Renderer
 from tinker_claw.serve.backend import DEMO, Source, learning_rate, open_trainer
+from tinker_claw.serve.costs import forecast
 from tinker_claw.serve.server import in_background
 from tinker_claw.serve.versions import Versions
+from tinker_claw.spending import Budget, Spending
 from tinker_claw.telemetry import Telemetry, log
 
 
@@ -53,9 +56,12 @@ class _Parts:
     policy: PolicyHolder
     telemetry: Telemetry
     health: Health
+    spending: Spending
 
 
-async def wire(settings: Settings, model: Source, ledger: Ledger, stack: AsyncExitStack) -> System:
+async def wire(
+    settings: Settings, model: Source, ledger: Ledger, price: Price, stack: AsyncExitStack
+) -> System:
     """Open the backend, restore the run, and connect the parts.
 
     Raises:
@@ -66,6 +72,7 @@ async def wire(settings: Settings, model: Source, ledger: Ledger, stack: AsyncEx
     capabilities = await trainer.capabilities()
     method = build(settings.run.method)
     require(method, settings.training, capabilities)
+    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
     parts = _Parts(
         settings=settings,
         ledger=ledger,
@@ -74,8 +81,9 @@ async def wire(settings: Settings, model: Source, ledger: Ledger, stack: AsyncEx
         renderer=renderer,
         method=method,
         policy=PolicyHolder(await restore(ledger, trainer)),
-        telemetry=Telemetry(settings.run.directory / "metrics.jsonl"),
+        telemetry=telemetry,
         health=Health(),
+        spending=_spending(settings, ledger, price, telemetry),
     )
     learner = _learner(parts, learning_rate(settings, model.folder))
     judging = _judging(parts, await _endpoint(parts, stack), learner)
@@ -83,6 +91,12 @@ async def wire(settings: Settings, model: Source, ledger: Ledger, stack: AsyncEx
     stack.push_async_callback(versions.aclose)
     app = _gateway(parts, judging, versions, capabilities.context_tokens)
     return System(app, judging, learner, parts.health, parts.policy)
+
+
+def _spending(settings: Settings, ledger: Ledger, price: Price, telemetry: Telemetry) -> Spending:
+    usd = settings.spend.budget_usd
+    budget = Budget(usd, lambda: forecast(settings, price, ledger)) if usd is not None else None
+    return Spending(price, ledger.spend, telemetry, budget)
 
 
 def _learner(parts: _Parts, rate: float) -> Learner:
@@ -95,6 +109,7 @@ def _learner(parts: _Parts, rate: float) -> Learner:
             policy=parts.policy,
             telemetry=parts.telemetry,
             health=parts.health,
+            spending=parts.spending,
             cfg=parts.settings.training,
             learning_rate=rate,
         )
@@ -116,6 +131,7 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
             policy=parts.policy,
             telemetry=parts.telemetry,
             health=parts.health,
+            spending=parts.spending,
             on_sample=learner.wake,
             concurrency=judge.judge_concurrency,
         )
@@ -131,17 +147,21 @@ def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens
             policy=policy,
             open_version=versions.open,
             turns=parts.ledger.turns,
+            spending=parts.spending,
             renderer=parts.renderer,
             context_tokens=context_tokens,
             student_topk=student_topk(parts.method, settings.training),
             on_next_state=judging.wake,
-            health=lambda: parts.health.snapshot(
-                version=policy.current.version.id,
-                waiting=parts.ledger.samples.waiting(),
-                batch_size=settings.training.batch_size,
+            health=lambda: parts.spending.shown_in(
+                parts.health.snapshot(
+                    version=policy.current.version.id,
+                    waiting=parts.ledger.samples.waiting(),
+                    batch_size=settings.training.batch_size,
+                )
             ),
             metrics=parts.telemetry.exposition,
             observer=parts.telemetry,
+            outages=parts.health.backend,
         )
     )
 

@@ -1,0 +1,126 @@
+"""What the wire server needs to know, and where a model's name leads.
+
+Rule: every limit of the server stands here, with its unit in its name. Imports no torch, so that a
+wrong flag is answered at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from local_gpu import demo
+from tinker_claw.errors import ConfigError
+
+DEMO: Final = "demo"
+KEY_PREFIX: Final = "tml-"
+"""Tinker's SDK refuses a key that starts with anything else."""
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+    """Settings of one server."""
+
+    model: str
+    """demo, a folder with a causal LM in Hugging Face format, or a hub id."""
+    root: Path
+    """Checkpoints live here; a later server with the same root finds them again."""
+    name: str | None = None
+    """What clients call the base model; None is `model`."""
+    api_key: str | None = None
+    """None accepts any key."""
+    alpha: int = 32
+    """Of every adapter; Tinker's wire has no field for it."""
+    max_rank: int = 256
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    context_tokens: int | None = None
+    kv_cache_tokens: int | None = None
+    max_batch_tokens: int = 512
+    threads: int | None = None
+    open_samplers: int = 4
+    """Adapters that stay ready for sampling, besides the base and those in use."""
+    keep_ephemeral: int = 16
+    """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
+    turn_tokens: int = 8192
+    """A forward_backward lets other clients in after this many tokens."""
+    sweep_s: float = 15.0
+    """How often silent sessions, old answers and expired checkpoints are looked for."""
+    hole_s: float = 60.0
+    """How long requests wait for one with a lower seq_id that has not come."""
+    poll_s: float = 20.0
+    """How long retrieve_future waits; the SDK gives it 45 s."""
+    silence_s: float = 600.0
+    """A session without any sign of life for so long is ended."""
+    keep_result_s: float = 600.0
+    """How long an answer can be had that was never retrieved."""
+    keep_retrieved_s: float = 60.0
+    """And one that was."""
+    keep_result_bytes: int = 1 << 28
+    """Of answers together; the oldest go first."""
+    chunk_datums: int = 1024
+    """The SDK cuts a forward_backward into requests of so many datums ..."""
+    chunk_bytes: int = 5_000_000
+    """... and so many bytes."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "alpha": self.alpha,
+            "context_tokens": self.context_tokens,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_batch_tokens": self.max_batch_tokens,
+            "threads": self.threads,
+            "open_samplers": self.open_samplers,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.api_key is not None and not self.api_key.startswith(KEY_PREFIX):
+            raise ConfigError(
+                f"the API key must start with {KEY_PREFIX!r}, because Tinker's SDK sends no other"
+            )
+
+    @property
+    def offered(self) -> str:
+        """The base model's name on the wire."""
+        return self.name or self.model
+
+
+def source_of(model: str) -> str:
+    """The folder or hub id that a model is loaded from.
+
+    Raises:
+        ConfigError: there is no such folder, or the shipped model is damaged.
+    """
+    if model == DEMO:
+        demo.verify()
+        return str(demo.MODEL_DIR)
+    if model.startswith(("/", "./", "../", "~")):
+        folder = Path(model).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"--model {model}: there is no such folder")
+        return str(folder)
+    return model
+
+
+def tokenizer_of(source: str) -> str:
+    """What the SDK's get_tokenizer should load: an absolute folder, or the hub id."""
+    folder = Path(source)
+    # The trailing slash keeps the SDK from reading /models/x as <org>/<model>/<variant>.
+    return f"{folder.resolve()}/" if folder.is_dir() else source
+
+
+def check_exposure(host: str, api_key: str | None) -> None:
+    """Refuse to serve other machines without a key.
+
+    Raises:
+        ConfigError: says what to add.
+    """
+    if host not in LOOPBACK and api_key is None:
+        raise ConfigError(
+            f"--host {host} lets other machines in: give --api-key {KEY_PREFIX}... as well, and "
+            "set TINKER_API_KEY to it on the clients"
+        )

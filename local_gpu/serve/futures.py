@@ -1,0 +1,138 @@
+"""Answers that are asked for later: a request gets an id at once, and its result by long poll.
+
+Rule: every promise ends in an answer or in a sentence. A fault of ours answers the one client and
+is logged; it does not end the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from tinker_claw.errors import AlignmentError, ClawError, RequestError, StepError
+
+Answer: TypeAlias = bytes | Mapping[str, Any]
+"""Protobuf, or what becomes JSON."""
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Promise:
+    id: str
+    owner: str
+    """The session; its end cancels what it waits for."""
+    cancellable: bool
+    """By its client; what changes weights is not."""
+    task: asyncio.Task[None] | None = None
+    answer: Answer | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    forget_at: float = float("inf")
+    """On the monotonic clock."""
+
+    @property
+    def size(self) -> int:
+        return len(self.answer) if isinstance(self.answer, bytes) else 200
+
+
+class Promises:
+    """All requests in flight and the answers that may still be asked for."""
+
+    def __init__(
+        self, spawn: Spawn, *, keep_s: float, keep_retrieved_s: float, keep_bytes: int
+    ) -> None:
+        self._spawn = spawn
+        self._keep_s = keep_s
+        self._keep_retrieved_s = keep_retrieved_s
+        self._keep_bytes = keep_bytes
+        self._promises: dict[str, Promise] = {}
+        self._held_bytes = 0
+
+    def start(
+        self, owner: str, work: Coroutine[Any, Any, Answer], *, cancellable: bool = False
+    ) -> str:
+        promise = Promise(uuid4().hex, owner, cancellable)
+        self._promises[promise.id] = promise
+        promise.task = self._spawn(self._settle(promise, work))
+        return promise.id
+
+    async def wait(self, request_id: str, at_most_s: float) -> Answer | None:
+        """The answer, or None while it is not there.
+
+        Raises:
+            KeyError: there is no such promise, or its answer is too old.
+        """
+        promise = self._promises[request_id]
+        try:
+            async with asyncio.timeout(at_most_s):
+                await promise.ready.wait()
+        except TimeoutError:
+            return None
+        forget_at = time.monotonic() + self._keep_retrieved_s
+        promise.forget_at = min(promise.forget_at, forget_at)
+        return promise.answer
+
+    def cancel(self, request_id: str) -> None:
+        promise = self._promises.get(request_id)
+        if promise is not None and promise.task is not None and promise.cancellable:
+            promise.task.cancel()
+
+    def cancel_all(self, owner: str | None = None) -> None:
+        """Those of one session, or every one; who polls for them is told."""
+        for promise in self._promises.values():
+            if owner in (None, promise.owner) and promise.task is not None:
+                promise.task.cancel()
+
+    def sweep(self) -> None:
+        """Forget answers that are old, and the oldest of too many."""
+        now = time.monotonic()
+        finished = [p for p in self._promises.values() if p.answer is not None]
+        for promise in sorted(finished, key=lambda p: p.forget_at):
+            if promise.forget_at <= now or self._held_bytes > self._keep_bytes:
+                self._held_bytes -= promise.size
+                del self._promises[promise.id]
+
+    def __len__(self) -> int:
+        return len(self._promises)
+
+    async def _settle(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+        try:
+            promise.answer = await guarded(work)
+        except asyncio.CancelledError:
+            promise.answer = failure("The request was cancelled: its session or the server ended.")
+            raise
+        finally:
+            work.close()  # one that was cancelled before it began would warn
+            promise.task = None
+            promise.forget_at = time.monotonic() + self._keep_s
+            promise.ready.set()
+            self._held_bytes += promise.size
+            if self._held_bytes > self._keep_bytes:
+                self.sweep()
+
+
+async def guarded(work: Awaitable[Answer]) -> Answer:
+    """The answer, or the failure as the SDK reads it. The one broad `except` of this room."""
+    try:
+        return await work
+    except ClawError as error:
+        return failure(str(error), by_user=_is_users(error))
+    except Exception as error:
+        _log.exception("request_failed")
+        return failure(f"The server failed: {type(error).__name__}.", by_user=False)
+
+
+def failure(sentence: str, *, by_user: bool = True) -> Mapping[str, Any]:
+    return {"error": sentence, "category": "user" if by_user else "server"}
+
+
+def _is_users(error: ClawError) -> bool:
+    # A step that torch could not compute (out of memory) is not the client's mistake.
+    torch_failed = isinstance(error.__cause__, RuntimeError)
+    return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed

@@ -1,0 +1,179 @@
+"""What clients do with models in training, each request once and in its turn.
+
+Rule: a request that was sent twice is carried out once; its model and seq_id (or session and
+model_seq_id) decide that, and the second one gets the id of the first. Whatever is wrong with a
+numbered request is said by its future, in its turn: its number is used up all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import TypeAlias
+
+from local_gpu.serve import asks
+from local_gpu.serve.futures import Answer, Promises
+from local_gpu.serve.lane import CREATION
+from local_gpu.serve.sampling import Samplers
+from local_gpu.serve.sessions import Session, Sessions
+from local_gpu.serve.store import Place
+from local_gpu.serve.training import Run, Workshop
+from local_gpu.serve.wire import parse_forward_backward
+from tinker_claw.errors import RequestError
+
+Work: TypeAlias = Callable[[], Awaitable[Answer]]
+_UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
+_ANSWER_TYPES = {
+    "weights": "save_weights",
+    "sampler_weights": "save_weights_for_sampler",
+    "external_weights": "save_weights_external",
+}
+
+
+class Models:
+    """Every method returns the id under which `retrieve_future` gives the result."""
+
+    def __init__(
+        self, shop: Workshop, sessions: Sessions, samplers: Samplers, promises: Promises
+    ) -> None:
+        self._shop = shop
+        self._sessions = sessions
+        self._samplers = samplers
+        self._promises = promises
+
+    def create(self, ask: asks.CreateModel) -> str:
+        """Raises RequestError, by HTTP: there is no model yet whose turn could say it."""
+        session = self._sessions.get(ask.session_id)
+        lora = ask.lora_config or asks.Lora()
+        check_base(self._shop, ask.base_model)
+        _check_lora(lora, self._shop.config.max_rank)
+        _check_optimizer(ask.optimizer_config)
+        run = self._run(session, ask.model_seq_id)
+        return self._in_turn(run, CREATION, lambda: run.create(lora))
+
+    def load_weights(self, ask: asks.LoadWeights) -> str:
+        if ask.model_id is not None:
+            there = self._sessions.run(ask.model_id)
+            return self._in_turn(
+                there, ask.seq_id, lambda: there.load(ask.path, with_optimizer=ask.optimizer)
+            )
+        if ask.session_id is None or ask.model_seq_id is None:
+            raise RequestError("load_weights needs model_id, or session_id with model_seq_id.")
+        session = self._sessions.get(ask.session_id)
+        if ask.base_model is not None:
+            check_base(self._shop, ask.base_model)
+        _check_optimizer(ask.optimizer_config or asks.Optimizer())
+        run = self._run(session, ask.model_seq_id)
+        return self._in_turn(
+            run, CREATION, lambda: run.create_from(ask.path, with_optimizer=ask.optimizer)
+        )
+
+    def forward_backward(self, body: bytes) -> str:
+        message = parse_forward_backward(body)
+        run = self._sessions.run(message.model_id)
+        return self._in_turn(run, message.seq_id or None, lambda: run.forward_backward(message))
+
+    def optim_step(self, ask: asks.OptimStep) -> str:
+        run = self._sessions.run(ask.model_id)
+        return self._in_turn(run, ask.seq_id, lambda: run.optim_step(ask))
+
+    def save_weights(self, ask: asks.SaveWeights) -> str:
+        run = self._sessions.run(ask.model_id)
+        return self._in_turn(run, ask.seq_id, lambda: self._save(run, "weights", ask))
+
+    def save_weights_external(self, ask: asks.SaveExternal) -> str:
+        run = self._sessions.run(ask.model_id)
+
+        async def save() -> Answer:
+            if ask.age_encryption_recipients:
+                raise RequestError("age_encryption_recipients: nothing is encrypted here.")
+            return await self._save(run, "external_weights", ask)
+
+        return self._in_turn(run, ask.seq_id, save)
+
+    def save_weights_for_sampler(self, ask: asks.SaveForSampler) -> str:
+        run = self._sessions.run(ask.model_id)
+        if ask.path is not None:
+            return self._in_turn(run, ask.seq_id, lambda: self._save(run, "sampler_weights", ask))
+        return self._in_turn(run, ask.seq_id, lambda: self._save_nameless(run, ask))
+
+    def _in_turn(self, run: Run, seq_id: int | None, work: Work) -> str:
+        number = run.lane.unnumbered() if seq_id is None else seq_id
+        if known := run.lane.known(number):
+            return known
+
+        async def numbered() -> Answer:
+            async with run.lane.turn(number):
+                return await work()
+
+        return run.lane.remember(number, self._promises.start(run.session_id, numbered()))
+
+    def _run(self, session: Session, number: int) -> Run:
+        if number not in session.runs:
+            session.runs[number] = Run(session.id, number, self._shop)
+        return session.runs[number]
+
+    async def _save(self, run: Run, kind: str, ask: asks.SaveWeights) -> Answer:
+        if ask.path is None:
+            raise RequestError("A checkpoint needs a name.")
+        place = Place.of(run.id, kind, ask.path)
+        await run.save(
+            place,
+            overwrite=ask.overwrite,
+            moments=kind == "weights",
+            facts={"ttl_seconds": _ttl(ask), "user_metadata": ask.user_metadata},
+        )
+        return {"type": _ANSWER_TYPES[kind], "path": place.path}
+
+    async def _save_nameless(self, run: Run, ask: asks.SaveForSampler) -> Answer:
+        """Weights that only this session's sampling client will use."""
+        session = self._sessions.get(run.session_id)
+        number = ask.sampling_session_seq_id
+        if number is None:
+            number = max(session.samplers, default=-1) + 1
+        place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
+        facts = {"ttl_seconds": _ttl(ask), "ephemeral": True}
+        await run.save(place, overwrite=True, moments=False, facts=facts)
+        for old in run.retire_ephemeral(place):
+            await self._shop.torch.run(lambda old=old: self._shop.store.remove(old))
+            await self._samplers.close(old)
+        sampler = session.add_sampler(number, self._shop.config.offered, place.path)
+        return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
+
+
+def check_base(shop: Workshop, name: str) -> None:
+    if name != shop.config.offered:
+        raise RequestError(
+            f"base_model {name!r} is not served here; this server serves {shop.config.offered}.",
+            status=HTTPStatus.NOT_FOUND,
+        )
+
+
+def _ttl(ask: asks.SaveWeights) -> int | None:
+    if ask.ttl_seconds is not None and ask.ttl_seconds < 1:
+        raise RequestError(f"ttl_seconds is {ask.ttl_seconds}, not at least 1.")
+    return ask.ttl_seconds
+
+
+def _check_lora(lora: asks.Lora, max_rank: int) -> None:
+    rules = (
+        (not lora.train_unembed, "train_unembed=True", "set train_unembed=False"),
+        (lora.train_mlp, "train_mlp=False", "leave train_mlp=True"),
+        (lora.train_attn, "train_attn=False", "leave train_attn=True"),
+        (1 <= lora.rank <= max_rank, f"rank {lora.rank}", f"take one in 1..{max_rank}"),
+    )
+    for kept, asked, remedy in rules:
+        if not kept:
+            raise RequestError(
+                f"{asked} is not trained here, where LoRA is on attention and MLP layers: "
+                f"{remedy} in create_lora_training_client.",
+                status=_UNPROCESSABLE,
+            )
+
+
+def _check_optimizer(optimizer: asks.Optimizer) -> None:
+    if optimizer.type != "adamw":
+        raise RequestError(
+            f"optimizer {optimizer.type!r} is not served here; use adamw (AdamOptimizerConfig).",
+            status=_UNPROCESSABLE,
+        )

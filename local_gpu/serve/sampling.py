@@ -1,0 +1,202 @@
+"""Sampling from the base and from saved adapters.
+
+Rule: weights behind a path never change. A few adapters stay open; one that serves a request is
+never closed under it, and the base is always there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from local_gpu.files import read_adapter
+from local_gpu.model import with_lora
+from local_gpu.sampler import LocalSampler
+from local_gpu.serve.asks import Params, Prompt, Sample
+from local_gpu.serve.futures import Answer
+from local_gpu.serve.scoring import PromptAsk, score
+from local_gpu.serve.store import Place
+from local_gpu.serve.training import Workshop
+from local_gpu.serve.wire import PromptScores, sample_response
+from tinker_claw.errors import ConfigError, ContextLengthError, RequestError
+from tinker_claw.types import SamplingParams
+
+
+@dataclass(slots=True)
+class _Open:
+    sampler: LocalSampler
+    module: Any
+    users: int = 0
+    closing: bool = False
+    """Off the shelf; its last user closes it."""
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """Open adapters, least recently used first, and one lock per path that is being opened."""
+
+    open: dict[Place, _Open] = field(default_factory=dict[Place, _Open])
+    opening: dict[Place, asyncio.Lock] = field(default_factory=dict[Place, asyncio.Lock])
+
+
+class Samplers:
+    def __init__(self, shop: Workshop) -> None:
+        self._shop = shop
+        self._base = self._opened("base", shop.base.module)
+        self._stop_tokens = _stop_tokens(shop.base.module)
+        self._shelf = _Shelf()
+
+    async def sample(self, ask: Sample, place: Place | None) -> Answer:
+        """Score the prompt as asked, and draw `num_samples` completions.
+
+        Raises:
+            RequestError: naming what cannot be served.
+        """
+        prompt = _tokens(ask.prompt)
+        asked = PromptAsk.of(ask, len(prompt), self._shop.size.vocabulary)
+        params = self._params(ask, len(prompt))
+        # The one token that compute_logprobs must ask for comes out of the scoring pass.
+        at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
+        self._check(prompt, params, room=0 if at_once else params.max_tokens)
+        async with self._lease(place) as held:
+            scores = PromptScores()
+            if asked.anything:
+                call = partial(score, held.module, prompt, asked, params)
+                scores, completion = await self._shop.torch.run(call)
+                if at_once:
+                    return sample_response([completion], scores)
+            completions = await held.sampler.sample(tuple(prompt), params, ask.num_samples)
+        return sample_response(completions, scores)
+
+    async def close(self, place: Place) -> None:
+        """Take an adapter off the shelf; what it serves at the moment it serves to the end."""
+        held = self._shelf.open.pop(place, None)
+        if held is not None:
+            held.closing = True
+            if held.users == 0:
+                await held.sampler.aclose()
+
+    async def aclose(self) -> None:
+        for held in (self._base, *self._shelf.open.values()):
+            await held.sampler.aclose()
+
+    @property
+    def open_count(self) -> int:
+        """Adapters that hold memory, without the base."""
+        return len(self._shelf.open)
+
+    @property
+    def held_requests(self) -> int:
+        """Requests that hold cache or wait for it."""
+        every = (self._base, *self._shelf.open.values())
+        return sum(held.sampler.held_requests for held in every)
+
+    @asynccontextmanager
+    async def _lease(self, place: Place | None) -> AsyncGenerator[_Open]:
+        held = self._base if place is None else await self._take(place)
+        held.users += 1
+        try:
+            yield held
+        finally:
+            held.users -= 1
+            if held.closing and held.users == 0:
+                await held.sampler.aclose()
+            await self._make_room()
+
+    async def _take(self, place: Place) -> _Open:
+        async with self._shelf.opening.setdefault(place, asyncio.Lock()):
+            held = self._shelf.open.pop(place, None)
+            if held is None:
+                module = await self._shop.torch.run(partial(self._load, place))
+                held = self._opened(place.path, module)
+            self._shelf.open[place] = held  # the most recently used is last
+        self._shelf.opening.pop(place, None)
+        return held
+
+    async def _make_room(self) -> None:
+        idle = [place for place, held in self._shelf.open.items() if held.users == 0]
+        surplus = len(self._shelf.open) - self._shop.config.open_samplers
+        for place in idle[: max(0, surplus)]:
+            await self.close(place)
+
+    def _load(self, place: Place) -> Any:
+        self._shop.store.read(place)
+        saved = read_adapter(self._shop.store.folder(place), self._shop.base)
+        try:
+            return with_lora(self._shop.base, saved.shape, saved.tensors)
+        except ConfigError as error:
+            raise RequestError(str(error)) from error
+
+    def _opened(self, ref: str, module: Any) -> _Open:
+        # Its own scoring is not used, so nothing of it runs in the torch thread.
+        sampler = LocalSampler(ref, module, self._shop.size, self._shop.torch.run, lambda _: None)
+        return _Open(sampler, module)
+
+    def _params(self, ask: Sample, prompt_tokens: int) -> SamplingParams:
+        params = ask.sampling_params
+        if ask.prompt_alt_tokens_k:
+            raise RequestError("prompt_alt_tokens_k is not served here; leave it at 0.")
+        room = self._shop.size.context_tokens - prompt_tokens
+        return SamplingParams(
+            max_tokens=max(1, room) if params.max_tokens is None else params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=None if params.top_k == -1 else params.top_k,
+            seed=params.seed,
+            stop_tokens=self._stops(params),
+            student_topk=min(ask.topk_sample_logprobs, self._shop.size.vocabulary),
+        )
+
+    def _stops(self, params: Params) -> tuple[int, ...]:
+        if params.stop is None:
+            return self._stop_tokens
+        words = params.stop if isinstance(params.stop, list) else [params.stop]
+        ids = [word for word in words if isinstance(word, int)]
+        if len(ids) < len(words):
+            raise RequestError(
+                "stop strings are not served here: give stop as a list of token ids "
+                "(tokenizer.encode(...)), leave it out for the model's own end, or give []."
+            )
+        return tuple(ids)
+
+    def _check(self, prompt: list[int], params: SamplingParams, room: int) -> None:
+        size = self._shop.size
+        if not prompt:
+            raise RequestError("The prompt is empty; it needs at least one token.")
+        if len(prompt) + room > size.context_tokens:
+            raise ContextLengthError(len(prompt), params.max_tokens, size.context_tokens)
+        if min(prompt) < 0 or max(prompt) >= size.vocabulary:
+            raise RequestError(f"The prompt has a token outside 0..{size.vocabulary - 1}.")
+        rules = (
+            (params.max_tokens >= 1, f"max_tokens is {params.max_tokens}, not at least 1."),
+            (params.temperature >= 0, f"temperature is {params.temperature:g}, below 0."),
+            (0 < params.top_p <= 1, f"top_p is {params.top_p:g}, not in (0, 1]."),
+            (
+                params.top_k is None or params.top_k >= 1,
+                f"top_k is {params.top_k}, neither -1 nor at least 1.",
+            ),
+        )
+        for kept, sentence in rules:
+            if not kept:
+                raise RequestError(sentence)
+
+
+def _tokens(prompt: Prompt) -> list[int]:
+    for chunk in prompt.chunks:
+        if chunk.type != "encoded_text":
+            raise RequestError(
+                f"The prompt has a chunk of {chunk.type}; only tokens are read here."
+            )
+    return [token for chunk in prompt.chunks for token in chunk.tokens]
+
+
+def _stop_tokens(module: Any) -> tuple[int, ...]:
+    """The model's own end: one id, several or none in its configuration."""
+    ids = module.generation_config.eos_token_id
+    if ids is None:
+        ids = module.config.get_text_config().eos_token_id
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (int(ids),)

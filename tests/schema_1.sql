@@ -1,0 +1,114 @@
+-- One file, one story: session -> turn -> next state -> votes -> verdict, hints -> sample -> step -> version.
+-- Times are seconds since 1970. Token arrays are zlib-packed little-endian arrays (codec.py).
+
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE sessions (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  user       TEXT NOT NULL,
+  key        TEXT NOT NULL,
+  created_at REAL NOT NULL,
+  UNIQUE (user, key)
+) STRICT;
+
+CREATE TABLE versions (
+  id          INTEGER PRIMARY KEY,
+  parent      INTEGER REFERENCES versions (id),
+  step        INTEGER NOT NULL,          -- optimizer steps since the base, along the lineage
+  state_ref   TEXT,                      -- NULL: this step was not saved (--save-interval > 1)
+  sampler_ref TEXT NOT NULL,
+  created_at  REAL NOT NULL
+) STRICT;
+
+CREATE TABLE turns (
+  id                INTEGER PRIMARY KEY AUTOINCREMENT,
+  session_id        INTEGER NOT NULL REFERENCES sessions (id),
+  idx               INTEGER NOT NULL,    -- 0, 1, 2 ... within the session, per kind
+  kind              TEXT NOT NULL,
+  kind_reason       TEXT NOT NULL,
+  policy_version    INTEGER NOT NULL REFERENCES versions (id),
+  created_at        REAL NOT NULL,
+  prompt            BLOB NOT NULL,
+  prompt_tokens     INTEGER NOT NULL,
+  tokens            BLOB NOT NULL,
+  logprobs          BLOB NOT NULL,
+  topk              INTEGER NOT NULL,    -- candidates per token, 0 for none
+  topk_ids          BLOB NOT NULL,
+  topk_logprobs     BLOB NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  cached_tokens     INTEGER NOT NULL,
+  stop_reason       TEXT NOT NULL,
+  params            TEXT NOT NULL,       -- JSON of SamplingParams
+  hint_at           INTEGER,
+  request_text      TEXT NOT NULL,
+  reply_text        TEXT NOT NULL,
+  history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
+  reply_digest      TEXT NOT NULL,
+  settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
+  untrained_because TEXT                 -- NULL while it may still be trained
+) STRICT;
+CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
+CREATE INDEX turns_open ON turns (id) WHERE settled = 0;
+
+CREATE TABLE next_states (
+  turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
+  role       TEXT NOT NULL,
+  text       TEXT NOT NULL,
+  created_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE votes (
+  turn_id INTEGER NOT NULL REFERENCES turns (id),
+  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'
+  n       INTEGER NOT NULL,
+  value   INTEGER,                       -- NULL: could not be parsed
+  answer  TEXT NOT NULL,
+  PRIMARY KEY (turn_id, about, n)
+) STRICT;
+
+CREATE TABLE verdicts (
+  turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
+  value      INTEGER,                    -- NULL: no valid vote, hence no verdict
+  created_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE hints (
+  turn_id INTEGER NOT NULL REFERENCES turns (id),
+  rank    INTEGER NOT NULL,
+  text    TEXT NOT NULL,
+  PRIMARY KEY (turn_id, rank)
+) STRICT;
+
+CREATE TABLE samples (
+  id               INTEGER PRIMARY KEY AUTOINCREMENT,
+  turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
+  reward           INTEGER,              -- NULL: hint only
+  hint             TEXT,                 -- NULL: reward only
+  teacher_logprobs BLOB,
+  teacher_targets  BLOB,
+  overlap          INTEGER,
+  state            TEXT NOT NULL,        -- queued, trained, expired, quarantined
+  step_id          INTEGER REFERENCES steps (id),
+  created_at       REAL NOT NULL
+) STRICT;
+CREATE INDEX samples_by_state ON samples (state, id);
+
+CREATE TABLE steps (
+  id          INTEGER PRIMARY KEY AUTOINCREMENT,
+  status      TEXT NOT NULL,             -- intent, committed, void
+  parent      INTEGER NOT NULL REFERENCES versions (id),
+  version     INTEGER REFERENCES versions (id),
+  created_at  REAL NOT NULL,
+  finished_at REAL,
+  metrics     TEXT,                      -- JSON
+  error       TEXT
+) STRICT;
+
+CREATE TABLE step_samples (
+  step_id   INTEGER NOT NULL REFERENCES steps (id),
+  sample_id INTEGER NOT NULL REFERENCES samples (id),
+  PRIMARY KEY (step_id, sample_id)
+) STRICT;

@@ -1,0 +1,208 @@
+"""The first five minutes with Tinker: whatever is wrong is one sentence that says what to do.
+
+Over real HTTP; where a server has to be strange, it is Python's own HTTP server.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from backends import CONTEXT
+from faults import Fault
+from tinkers import KEY, NAME, served, start_tinker
+
+from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer, access, check_sdk, offered
+from tinker_claw.backends.tinker.access import Served, choose
+from tinker_claw.config import Training
+from tinker_claw.errors import ConfigError, OutageError
+from tinker_claw.methods import build, require
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def config(**settings: Any) -> TinkerConfig:
+    return TinkerConfig(**({"model": NAME, "key": KEY, "start_timeout_s": 3.0} | settings))
+
+
+async def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        await TinkerTrainer.start(config(**settings))
+    return str(caught.value)
+
+
+async def test_missing_key_says_where_to_get_one() -> None:
+    said = await refusal(key=None)
+    assert "TINKER_API_KEY is not set" in said
+    assert "tinker-console.thinkingmachines.ai" in said
+    assert "--backend local" in said
+
+
+async def test_missing_key_for_a_server_of_ones_own_does_not_send_to_the_console() -> None:
+    said = await refusal(key=None, base_url="http://box:8000")
+    assert "console" not in said
+    assert "export TINKER_API_KEY=tml-" in said
+
+
+async def test_thing_that_is_no_key_is_refused_before_it_is_sent() -> None:
+    said = await refusal(key="sk-proj-1234")
+    assert said == "TINKER_API_KEY holds no Tinker key: those begin with 'tml-'"
+    assert "sk-proj" not in said
+
+
+async def test_wrong_key_is_named(tmp_path: Path) -> None:
+    there = served(tmp_path, root=tmp_path / "served", api_key="tml-right")
+    said = await refusal(base_url=there.url)
+    assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
+    assert KEY not in said
+    trainer = await TinkerTrainer.start(config(base_url=there.url, key="tml-right"))
+    await trainer.aclose()
+
+
+async def test_model_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    there = served(tmp_path, root=tmp_path / "served")
+    said = await refusal(base_url=there.url, model="Qwen/Qwen3-9B")
+    assert said == (
+        f"--model-name Qwen/Qwen3-9B is not among the models that {there.url} trains: {NAME}"
+    )
+
+
+def test_model_that_can_only_be_sampled_is_told_apart() -> None:
+    models = [Served("a", None, trainable=False), Served("b", 100, trainable=True)]
+    with pytest.raises(ConfigError, match=r"can be sampled at http://x but not trained.*: b"):
+        choose("a", models, "http://x")
+    assert choose("b", models, "http://x").context_tokens == 100
+    assert choose("c", [], "http://x").name == "c", "a server that lists nothing is believed"
+
+
+async def test_no_network_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said = await refusal(base_url=f"http://127.0.0.1:{port}")
+    assert f"http://127.0.0.1:{port} cannot be reached" in said
+    assert "--base-url" in said
+    assert "no address" in await refusal(base_url="box:8000")
+
+
+class Strange(BaseHTTPRequestHandler):
+    status = 404
+    body: Any = "nothing here"
+
+    def answer(self) -> None:
+        body = json.dumps(self.body).encode()
+        self.send_response(self.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = answer
+    do_POST = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def strange(status: int) -> Iterator[str]:
+    """A server that answers everything with one status."""
+    answering = type("Answering", (Strange,), {"status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), answering) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_web_server_that_is_not_tinker_is_told_apart() -> None:
+    with strange(404) as url:
+        assert f"{url} is no Tinker server (HTTP 404): check --base-url" == await refusal(
+            base_url=url
+        )
+
+
+async def test_account_without_credit_is_sent_to_the_console() -> None:
+    with strange(402) as url:
+        said = await refusal(base_url=url)
+    assert "billing is not in order (HTTP 402)" in said
+
+
+async def test_service_that_is_down_is_said_to_be() -> None:
+    with strange(503) as url:
+        assert "it answers HTTP 503" in await refusal(base_url=url)
+
+
+def test_another_release_of_the_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_sdk()
+    monkeypatch.setattr(access, "SDK_VERSION", "0.39.0")
+    with pytest.raises(ConfigError, match=r"is 0\.38\.0.*needs exactly 0\.39\.0.*pip install"):
+        check_sdk()
+
+
+async def test_context_is_what_the_service_says_unless_less_is_asked_for(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    assert (await trainer.capabilities()).context_tokens == CONTEXT
+    await trainer.aclose()
+    _, found = await offered(config(base_url=served(tmp_path).url))
+    assert found.context_tokens == CONTEXT
+    smaller = await start_tinker(tmp_path, context_tokens=100)
+    assert (await smaller.capabilities()).context_tokens == 100
+    await smaller.aclose()
+
+
+async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    full = await trainer.capabilities()
+    require(build("combine"), Training(), full)
+    await trainer.aclose()
+
+    poor = await start_tinker(tmp_path)
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Sample"))
+    lacks = await poor.capabilities()
+    await poor.aclose()
+    assert not lacks.student_topk
+    assert not lacks.target_logprobs
+    assert lacks.losses == full.losses
+    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-mode token"):
+        require(build("combine"), Training(), lacks)
+    require(build("combine"), Training(opd_mode="token"), lacks)
+
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Forward"))
+    poor = await start_tinker(tmp_path)
+    with pytest.raises(ConfigError, match="no ppo loss"):
+        require(build("binary"), Training(), await poor.capabilities())
+    await poor.aclose()
+
+
+async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Path) -> None:
+    from tinker_claw.backends.tinker.probe import Abilities
+
+    trainer = await start_tinker(tmp_path)
+    await trainer.capabilities()
+    found = trainer._abilities
+    assert isinstance(found, Abilities)
+    assert found.sparse_targets
+    assert found.scoring.sparse
+    assert found.scoring.last_n
+    await trainer.aclose()
+
+
+async def test_outage_during_the_probe_is_no_missing_ability(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, sample_timeout_s=1.0)
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "again", of="Forward"))
+    with pytest.raises(OutageError, match="probe"):
+        await trainer.capabilities()
+    served(tmp_path).faulty.behave()
+    assert "ppo" in (await trainer.capabilities()).losses
+    await trainer.aclose()

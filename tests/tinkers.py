@@ -1,0 +1,77 @@
+"""The Tinker backend for tests: the real adapter and SDK against our wire server over HTTP.
+
+Rule: one server per folder and test; starting a trainer again on the same folder is a restart of
+the client, `Served.restart` one of the server. A fixture of conftest.py stops them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from faults import Faulty
+from wire_servers import KEY, NAME, WireServer, wire_server
+
+from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer
+
+_running: dict[Path, Served] = {}
+
+
+class Served:
+    """A server that can misbehave and be restarted, at one address."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self._settings = settings
+        self._stack = ExitStack()
+        self.server: WireServer
+        self.faulty: Faulty
+        self._start(port=0)
+
+    def _start(self, port: int) -> None:
+        def around(app: Any) -> Faulty:
+            self.faulty = Faulty(app)
+            return self.faulty
+
+        self.server = self._stack.enter_context(
+            wire_server(self.folder, around=around, port=port, **self._settings)
+        )
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def restart(self) -> None:
+        """Sessions, futures and gradients are gone; checkpoints stay."""
+        port = int(self.url.rsplit(":", 1)[1])
+        self.stop()
+        self._start(port)
+
+
+def served(folder: Path, **settings: Any) -> Served:
+    """The server of this folder, started if there is none."""
+    if folder not in _running:
+        _running[folder] = Served(folder, **settings)
+    return _running[folder]
+
+
+async def start_tinker(
+    folder: Path, *, alpha: int = 8, server: dict[str, Any] | None = None, **settings: Any
+) -> TinkerTrainer:
+    """A trainer over the server of this folder."""
+    options = {"root": folder / "served", "alpha": alpha, **(server or {})}
+    there = await asyncio.to_thread(lambda: served(folder, **options))
+    defaults: dict[str, Any] = {"model": NAME, "key": KEY, "rank": 4, "base_url": there.url}
+    return await TinkerTrainer.start(TinkerConfig(**(defaults | settings)))
+
+
+def stop_all() -> None:
+    """Stop every server that was started."""
+    while _running:
+        _, there = _running.popitem()
+        there.stop()

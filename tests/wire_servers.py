@@ -1,0 +1,124 @@
+"""Our Tinker-wire server, in this process on a thread of its own or as a real process.
+
+Rule: clients reach it over real HTTP, with the unmodified SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Read by the SDK when a client is made: its telemetry would talk to the server between tests.
+os.environ["TINKER_TELEMETRY"] = "0"
+
+from local_gpu.serve.app import create_app
+from local_gpu.serve.config import WireConfig
+from local_gpu.serve.server import Server, listen, url_of
+from local_gpu.serve.service import Service, build
+from local_gpu.serve.training import Workshop
+
+ROOT = Path(__file__).parent.parent
+KEY = "tml-test"
+NAME = "tiny"
+START_S = 120
+
+
+@dataclass(frozen=True)
+class WireServer:
+    """A server in this process."""
+
+    url: str
+    shop: Workshop
+    loop: asyncio.AbstractEventLoop
+    service: Service
+
+    def call(self, work: Any) -> Any:
+        """Run a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+
+@contextmanager
+def wire_server(
+    folder: Path, *, around: Callable[[Any], Any] = lambda app: app, port: int = 0, **settings: Any
+) -> Iterator[WireServer]:
+    """Serve the tiny model; starting again on the same folder is a restart.
+
+    `around` wraps the application, for a server that misbehaves.
+    """
+    from backends import CONTEXT, tiny_model  # here, so that `backends` may import this file
+
+    defaults: dict[str, Any] = {
+        "model": str(tiny_model(folder / "model")),
+        "name": NAME,
+        "root": folder / "wire",
+        "threads": 1,
+        "kv_cache_tokens": CONTEXT,
+    }
+    shop = build(WireConfig(**(defaults | settings)))
+    app = create_app(shop)
+    ready, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
+
+    def started() -> None:
+        loops.append(asyncio.get_running_loop())
+        ready.set()
+
+    with listen("127.0.0.1", port) as listening:
+        server = Server(around(app), started, lambda: app.state.service.promises.cancel_all())
+        run = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+        run.start()
+        try:
+            assert ready.wait(START_S), "the server did not start"
+            yield WireServer(url_of(listening), shop, loops[0], app.state.service)
+        finally:
+            server.should_exit = True
+            run.join(START_S)
+            assert not run.is_alive()
+
+
+@dataclass(frozen=True)
+class WireProcess:
+    """`python -m local_gpu.serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def wire_process(root: Path, *flags: str) -> Iterator[WireProcess]:
+    """Serve the demo model on a free port; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "local_gpu.serve", "--port", "0", "--threads", "1"]
+    log = root.with_suffix(".log")
+    with log.open("ab") as stderr:
+        process = subprocess.Popen(
+            [*command, "--root", str(root), *flags],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        began = time.monotonic()
+        line = process.stdout.readline()
+        assert line.startswith("serving "), f"{line}{log.read_text()} {time.monotonic() - began}"
+        yield WireProcess(process, line.split(" at ")[1].split()[0], line)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()

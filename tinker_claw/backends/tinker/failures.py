@@ -1,0 +1,166 @@
+"""What went wrong at the service, in a sentence, and whether waiting helps.
+
+Rule: an error that says nothing about the request itself (no answer, no credit, too many requests,
+a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what was
+asked, and keeps the service's own words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from enum import Enum
+from http import HTTPStatus
+from typing import Final
+
+import tinker
+
+from tinker_claw.backends.tinker.plain import Unreachable, ask_what_it_has
+from tinker_claw.errors import BackendError, OutageError
+
+DEFAULT_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+_LOST: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE)
+_REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+BILLING: Final = (
+    "it says that billing is not in order (HTTP 402): look at the account's balance and payment "
+    "method in the Tinker console"
+)
+
+
+class Fault(Enum):
+    """Who has to do something about a failure."""
+
+    AWAY = "away"
+    """The service does not answer, or refuses for a time."""
+    LOST = "lost"
+    """It does not know our session, model or request any more: begin a new session."""
+    ASKED = "asked"
+    """It refuses, or fails on, what was asked."""
+
+
+class Deadline(Exception):
+    """Our own deadline has passed."""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Sort a failure of the SDK."""
+    for cause in _causes(error):
+        if isinstance(cause, Deadline | tinker.APIConnectionError):
+            return Fault.AWAY
+        if isinstance(cause, tinker.APIStatusError):
+            return _fault_of_status(cause.status_code)
+        if isinstance(cause, tinker.RequestFailedError):
+            return Fault.ASKED
+    if isinstance(error, ValueError | TypeError | AssertionError):
+        return Fault.ASKED
+    # A closed or poisoned client (RuntimeError), a promise that the service has dropped.
+    return Fault.LOST
+
+
+def _fault_of_status(status: int) -> Fault:
+    if status in _LOST:
+        return Fault.LOST
+    away = status in (*_BUSY, *_REFUSED, HTTPStatus.PAYMENT_REQUIRED)
+    return Fault.AWAY if away or status >= HTTPStatus.INTERNAL_SERVER_ERROR else Fault.ASKED
+
+
+def reason(error: BaseException) -> str:
+    """The part of a sentence that follows "because"; never a user's words beyond the service's."""
+    for cause in _causes(error):
+        if isinstance(cause, Deadline):
+            return str(cause)
+        if isinstance(cause, tinker.RequestFailedError):
+            # The SDK appends its own ids and types to the service's words.
+            told = str(cause).removeprefix("Request failed: ")
+            return told.split(" for self.request_id=", 1)[0].rstrip(".")
+        if isinstance(cause, tinker.APIStatusError):
+            return about_status(cause.status_code, cause.body)
+        if isinstance(cause, tinker.APIConnectionError):
+            return "it cannot be reached"
+    return str(error).rstrip(".") or type(error).__name__
+
+
+def about_status(status: int, body: object = None) -> str:
+    """An HTTP status as a part of a sentence."""
+    if status == HTTPStatus.PAYMENT_REQUIRED:
+        return BILLING
+    if status in _REFUSED:
+        return f"it refuses the key (HTTP {status}): check TINKER_API_KEY"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "it limits the rate of requests (HTTP 429)"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return f"it answers HTTP {status}"
+    told = _told(body)
+    return f"it answers HTTP {status}" + (f": {told}" if told else "")
+
+
+def _told(body: object) -> str:
+    """The service's own words in an error body, shortened."""
+    if isinstance(body, dict):
+        words: object = body.get("detail") or body.get("error") or body.get("message")  # pyright: ignore[reportUnknownMemberType]
+        return str(words)[:300].rstrip(".") if isinstance(words, str) else ""
+    return ""
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from: the SDK wraps an HTTP status into a ValueError."""
+    at: BaseException | None = error
+    while at is not None:
+        yield at
+        at = at.__cause__
+
+
+async def diagnose(base_url: str, key: str | None) -> str:
+    """Why a request got no answer, as a part of a sentence."""
+    try:
+        answer = await ask_what_it_has(base_url, key)
+    except Unreachable as error:
+        return f"{error}; check the network and the address"
+    if answer.is_success:
+        return "it answers other questions; this one hangs"
+    return about_status(answer.status_code)
+
+
+def outage(what: str, why: str) -> OutageError:
+    return OutageError(f"Tinker: {what} came to nothing, because {why}.")
+
+
+def failure_of(what: str, error: Exception) -> BackendError:
+    if fault_of(error) is Fault.ASKED:
+        return BackendError(f"Tinker: {what} failed: {reason(error)}.")
+    return outage(what, reason(error))
+
+
+class Notices(logging.Handler):
+    """Listens to the SDK's log for the one thing that it does not raise: a pause for billing.
+
+    On HTTP 402 the SDK sleeps and asks again for up to an hour, and says so in its log only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.billing = 0
+        """How often a pause for billing was announced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "billing" in record.getMessage():
+            self.billing += 1
+
+
+def _abandoned(record: logging.LogRecord) -> bool:
+    """Keep everything but the cry of a poll whose session was closed under it.
+
+    The SDK's polls survive being cancelled, and die, unheard, with the session that we give up.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, RuntimeError) and "client holder is closed" in str(error))
+
+
+logging.getLogger("asyncio").addFilter(_abandoned)
+NOTICES: Final = Notices()
+_SDK_LOG: Final = logging.getLogger("tinker")
+_SDK_LOG.addHandler(NOTICES)
+# Its lines are about single requests, and repeat; what matters is raised, or is a notice.
+_SDK_LOG.propagate = False

@@ -1,0 +1,162 @@
+"""One session with the service: made when it is needed, and made anew when it was lost.
+
+Rule: whoever waits here waits with a deadline. Making a session blocks inside the SDK, for minutes
+where the network is down, so that happens in a daemon thread that holds up neither the event loop
+nor the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import tinker
+from tinker.lib.public_interfaces import APIFuture
+
+from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, diagnose
+
+T = TypeVar("T")
+
+CLOSE_S: Final = 10.0
+_LOOK_S: Final = 1.0
+"""How often a wait looks for a notice."""
+Ending = Literal["success", "errored", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the service is, and who we are."""
+
+    base_url: str
+    key: str | None
+    """None: the SDK finds it (a credential command, or what `tinker auth login` stored)."""
+
+
+class Link:
+    """A session for one purpose, training or sampling."""
+
+    def __init__(self, address: Address, purpose: str) -> None:
+        self._address = address
+        self._purpose = purpose
+        self._service = self._new()
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    @property
+    def service(self) -> tinker.ServiceClient:
+        """The present session; compare it to see whether it was renewed meanwhile."""
+        return self._service
+
+    async def ask(
+        self, make: Callable[[tinker.ServiceClient], APIFuture[T]], deadline_s: float
+    ) -> T:
+        """Make a client in this session; the first one opens it.
+
+        Raises:
+            Deadline: it took longer; says why, as far as can be found out.
+            Exception: whatever the SDK raises.
+        """
+        service = self._service
+
+        async def made() -> T:
+            return await (await in_daemon_thread(lambda: make(service)))
+
+        (result,) = await self.settle([asyncio.ensure_future(made())], deadline_s)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
+        """The result of one request. Raises like `ask`."""
+        (result,) = await self.settle([_awaiting(future)], deadline_s)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def wait_all(
+        self, futures: Mapping[str, APIFuture[Any]], deadline_s: float
+    ) -> dict[str, Any]:
+        """The results of all requests; what failed stands there as its exception."""
+        tasks = [_awaiting(future) for future in futures.values()]
+        return dict(zip(futures, await self.settle(tasks, deadline_s), strict=True))
+
+    async def settle(
+        self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
+    ) -> list[T | BaseException]:
+        """Wait for all tasks, or until the deadline, or until the service asks for money."""
+        loop = asyncio.get_running_loop()
+        until, seen, waiting = loop.time() + deadline_s, NOTICES.billing, set(tasks)
+        try:
+            while waiting and loop.time() < until and NOTICES.billing == seen:
+                left = min(_LOOK_S, max(0.0, until - loop.time()))
+                _, waiting = await asyncio.wait(waiting, timeout=left)
+        finally:
+            for task in tasks:
+                task.cancel()
+        late = Deadline(await self._why(seen, deadline_s)) if waiting else None
+        return [_outcome(task) if task.done() and task not in waiting else late for task in tasks]  # type: ignore[misc]
+
+    async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
+        """Begin a new session, unless somebody has done so since `broken` was looked up."""
+        if self._service is broken:
+            self._service = self._new()
+            await _close(broken, ending)
+
+    async def aclose(self) -> None:
+        """Finish the session, so that the service frees what it holds for us."""
+        await _close(self._service, "success")
+
+    async def _why(self, seen: int, deadline_s: float) -> str:
+        if NOTICES.billing != seen:
+            return BILLING
+        told = await diagnose(self._address.base_url, self._address.key)
+        return f"nothing came back within {deadline_s:g} s: {told}"
+
+    def _new(self) -> tinker.ServiceClient:
+        return tinker.ServiceClient(
+            base_url=self._address.base_url,
+            api_key=self._address.key,
+            user_metadata={"client": "tinker-claw", "purpose": self._purpose},
+        )
+
+
+def _awaiting(future: APIFuture[T]) -> asyncio.Task[T]:
+    return asyncio.ensure_future(future.result_async())
+
+
+def _outcome(task: asyncio.Task[T]) -> T | BaseException:
+    if task.cancelled():
+        return Deadline("the request was cancelled")
+    return task.exception() or task.result()
+
+
+async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
+    """Tell the service that the session is over. It finds out by itself if it cannot be told."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await service.close(ending).result_async()
+    except (TimeoutError, tinker.TinkerError, RuntimeError):
+        return
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call of the SDK; the process does not wait for it when it ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled under our hands
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="tinker-claw-sdk", daemon=True).start()
+    return await asyncio.wrap_future(future)

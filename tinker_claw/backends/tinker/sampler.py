@@ -1,0 +1,284 @@
+"""One version's weights at the service: sampling and scoring.
+
+Rule: weights never change under a sampler. A session that the service has lost is made anew, once
+per request, without anyone noticing; the ids and logprobs that come back are handed on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import tinker
+from tinker import types as sdk
+
+from tinker_claw.backends.tinker.answers import candidates, completion, tail
+from tinker_claw.backends.tinker.datums import csr
+from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
+from tinker_claw.backends.tinker.link import Link
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    ContextLengthError,
+    RequestError,
+    SamplerError,
+    same_length,
+)
+from tinker_claw.metering import bill
+from tinker_claw.types import (
+    Completion,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+
+T = TypeVar("T")
+
+BASE_REF = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How this server scores given tokens, as the probe found out."""
+
+    last_n: bool = True
+    """It can score the end of a prompt only, and take the rest from its cache."""
+    sparse: bool = True
+    """It takes the ids to score as compressed sparse rows."""
+
+
+class TinkerSampler:
+    """Implements `tinker_claw.policy.Sampler`. The ref is a tinker:// path, or `base`."""
+
+    def __init__(
+        self,
+        ref: str,
+        base_model: str,
+        link: Link,
+        *,
+        context_tokens: int,
+        timeout_s: float,
+        scoring: Callable[[], Scoring] = Scoring,
+        closed: Callable[[str], None] = lambda ref: None,
+    ) -> None:
+        self.ref = ref
+        self._base_model = base_model
+        self._link = link
+        self._context_tokens = context_tokens
+        self._timeout_s = timeout_s
+        self._scoring = scoring
+        self._closed = closed
+        self._client: tinker.SamplingClient | None = None
+        self._session: tinker.ServiceClient | None = None
+        self._opening = asyncio.Lock()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def connect(self) -> None:
+        """Make sure that the service has these weights.
+
+        Raises:
+            BackendError: it has not.
+            OutageError: it cannot be asked at the moment.
+        """
+        try:
+            await self._twice(self._connected)
+        except Exception as error:
+            if fault_of(error) is Fault.AWAY:
+                raise outage(f"opening the sampler {self.ref}", reason(error)) from error
+            raise BackendError(
+                f"Tinker cannot open the sampler {self.ref!r}: {reason(error)}."
+            ) from error
+
+    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+        """One chunk at the end: the service has no streaming."""
+        (done,) = await self.sample(prompt, params)
+        yield TokenChunk(
+            tokens=done.tokens,
+            logprobs=done.logprobs,
+            topk_ids=done.topk_ids,
+            topk_logprobs=done.topk_logprobs,
+            stop_reason=done.stop_reason,
+            cached_tokens=done.cached_tokens,
+        )
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        """Draw n completions in one request, which computes and bills the prompt once."""
+        self._check(prompt, params, n)
+        response = await self._request(
+            prompt,
+            n,
+            sdk.SamplingParams(
+                max_tokens=params.max_tokens,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=-1 if params.top_k is None else params.top_k,
+                seed=params.seed,
+                stop=list(params.stop_tokens) or None,
+            ),
+            topk_sample_logprobs=params.student_topk,
+        )
+        if len(response.sequences) != n:
+            raise SamplerError(f"Tinker gave {len(response.sequences)} completions, not {n}.")
+        cached = response.prompt_cache_hit_tokens
+        return [completion(sequence, params, cached) for sequence in response.sequences]
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        """Score in one request with one sampled token, which is thrown away."""
+        if not 1 <= start < len(tokens):
+            raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
+        if len(tokens) > self._context_tokens:
+            raise ContextLengthError(len(tokens), 0, self._context_tokens)
+        rows = len(tokens) - start
+        response = await self._request(
+            tokens,
+            1,
+            sdk.SamplingParams(max_tokens=1, temperature=1.0),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=top_k,
+            target_prompt_logprobs=self._targets(tokens, start, targets),
+            prompt_logprobs_last_n=rows if self._scoring().last_n else None,
+        )
+        own = tail(response.prompt_logprobs_np, len(tokens), rows, "prompt logprobs")
+        named = None
+        if targets is not None and response.target_prompt_logprobs is not None:
+            # Values only, in order: the rows that were named, whichever layout they came in.
+            flat = np.asarray(response.target_prompt_logprobs.data)
+            named = flat.reshape(-1, len(targets[0]))[-rows:]
+        if targets is not None and (named is None or len(named) != rows):
+            raise SamplerError("Tinker did not score the ids that were asked for.")
+        likeliest = response.topk_prompt_logprobs_np if top_k else None
+        ids, best = candidates(likeliest, rows, top_k) if top_k else ((), ())
+        return TokenLogprobs(
+            start=start,
+            logprobs=tuple(own.tolist()),
+            targets=() if named is None else tuple(map(tuple, named.tolist())),
+            topk_ids=ids,
+            topk_logprobs=best,
+        )
+
+    async def aclose(self) -> None:
+        await self._idle.wait()
+        self._closed(self.ref)
+
+    def _check(self, prompt: Tokens, params: SamplingParams, n: int) -> None:
+        if not prompt:
+            raise RequestError("The prompt is empty.", param="messages")
+        if params.max_tokens < 1:
+            raise RequestError("max_tokens must be at least 1.", param="max_tokens")
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        if len(prompt) + params.max_tokens > self._context_tokens:
+            raise ContextLengthError(len(prompt), params.max_tokens, self._context_tokens)
+
+    def _targets(
+        self, tokens: Tokens, start: int, targets: Sequence[Sequence[int]] | None
+    ) -> sdk.TensorData | None:
+        if targets is None:
+            return None
+        same_length("logprobs", tail=tokens[start:], targets=targets)
+        if len({len(row) for row in targets}) != 1:
+            raise AlignmentError("logprobs: rows of targets differ in length")
+        ids = np.asarray(targets, dtype=np.int64)
+        if self._scoring().sparse and start > 1:
+            return csr(ids, before=start - 1)
+        table = np.full((len(tokens) - 1, ids.shape[1]), -1, dtype=np.int64)
+        table[start - 1 :] = ids
+        return sdk.TensorData.from_numpy(table)
+
+    async def _request(
+        self, tokens: Tokens, n: int, params: sdk.SamplingParams, **options: Any
+    ) -> sdk.SampleResponse:
+        """One request, in a new session if the service has lost the old one; billed."""
+        self._in_flight += 1
+        self._idle.clear()
+        bill(Usage(prefill=len(tokens)))
+        try:
+            response = await self._answered(tokens, n, params, options)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+        hits = response.prompt_cache_hit_tokens
+        # All but the first of n completions find the prompt in the cache, at the cache's price.
+        bill(
+            Usage(
+                prefill=-hits,
+                cached=hits + (n - 1) * len(tokens),
+                sampled=sum(len(sequence.tokens) for sequence in response.sequences),
+            )
+        )
+        return response
+
+    async def _answered(
+        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+    ) -> sdk.SampleResponse:
+        try:
+            return await self._twice(lambda: self._once(tokens, n, params, options))
+        except Exception as error:
+            why = reason(error)
+            if fault_of(error) is Fault.ASKED:
+                raise SamplerError(f"Tinker could not sample from {self.ref}: {why}.") from error
+            raise outage(f"a request to the sampler {self.ref}", why) from error
+
+    async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Once more, in a session that lives, if the service has lost what we had there."""
+        session = self._link.service
+        try:
+            return await call()
+        except Exception as error:
+            if fault_of(error) is not Fault.LOST:
+                raise
+        self._client = None
+        if not await self._lives():
+            await self._link.renew(session)
+        return await call()
+
+    async def _lives(self) -> bool:
+        """Whether the session still serves the base model."""
+        try:
+            await self._link.ask(
+                lambda service: service.create_sampling_client(base_model=self._base_model),
+                self._timeout_s,
+            )
+        except Exception as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            return False
+        return True
+
+    async def _once(
+        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+    ) -> sdk.SampleResponse:
+        client = await self._connected()
+        prompt = sdk.ModelInput.from_ints(list(tokens))
+        return await self._link.wait(client.sample(prompt, n, params, **options), self._timeout_s)
+
+    async def _connected(self) -> tinker.SamplingClient:
+        """The client in the present session; many requests at once make one only."""
+        async with self._opening:
+            if self._client is None or self._session is not self._link.service:
+                session = self._link.service
+                base = self.ref == BASE_REF
+                self._client = await self._link.ask(
+                    lambda service: service.create_sampling_client(
+                        model_path=None if base else self.ref,
+                        base_model=self._base_model if base else None,
+                    ),
+                    self._timeout_s,
+                )
+                self._session = session
+            return self._client

@@ -1,0 +1,114 @@
+"""What lies at the service: names for it, taking it home, and throwing the oldest away.
+
+Rule: nothing that serves, or that training would go back to, is ever deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import httpx
+import tinker
+
+from tinker_claw.backends.tinker.link import Address, in_daemon_thread
+from tinker_claw.errors import BackendError
+from tinker_claw.telemetry import log
+
+_DELETE_S: Final = 30.0
+_LIST_S: Final = 60.0
+_DOWNLOAD_S: Final = 600.0
+
+
+def unused_name(name: str) -> str:
+    """A name that sorts by time and was never used before."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "state"
+    return f"{slug}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{token_hex(4)}"
+
+
+class Shelf:
+    """The checkpoints of one kind that this process has written; the newest `keep` stay.
+
+    Storage is billed by the month, and a state with its optimizer is three times its weights.
+    """
+
+    def __init__(self, address: Address, keep: int, spare: Callable[[str], bool]) -> None:
+        self._address = address
+        self._keep = keep
+        self._spare = spare
+        self._paths: deque[str] = deque()
+
+    async def add(self, path: str) -> None:
+        """Put a new checkpoint there, and delete the oldest of too many."""
+        self._paths.append(path)
+        surplus = [p for p in list(self._paths)[: -self._keep] if not self._spare(p)]
+        for old in surplus:
+            self._paths.remove(old)
+            await self._delete(old)
+
+    async def _delete(self, path: str) -> None:
+        try:
+            async with asyncio.timeout(_DELETE_S):
+                client = await _rest(self._address)
+                await client.delete_checkpoint_from_tinker_path(path).result_async()
+        except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError) as error:
+            # It costs a little storage, and no more; the step it belongs to is long over.
+            log.warning("checkpoint.kept", path=path, error=type(error).__name__)
+
+
+async def download(address: Address, path: str, folder: Path) -> None:
+    """Fetch the files of an exported checkpoint into a folder, each of them whole.
+
+    Raises:
+        BackendError: the service names no files, or one of them cannot be had.
+    """
+    async with asyncio.timeout(_LIST_S):
+        client = await _rest(address)
+        found = await client.get_external_weights_urls(path).result_async()
+    if not found.urls:
+        raise BackendError(f"Tinker exported no files for {path}.")
+    targets = _targets(folder, list(found.urls))
+    with TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+        async with httpx.AsyncClient(timeout=_DOWNLOAD_S, follow_redirects=True) as web:
+            for number, url in enumerate(found.urls.values()):
+                await _fetch(web, url, Path(draft) / str(number))
+        for number, target in enumerate(targets):
+            (Path(draft) / str(number)).replace(target)
+
+
+def _targets(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where the files go, their folders made; a name that leads outside is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = folder.resolve()
+    targets = [(root / name).resolve() for name in names]
+    for name, target in zip(names, targets, strict=True):
+        if not target.is_relative_to(root):
+            raise BackendError(f"Tinker names a file outside the export: {name!r}.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+    return targets
+
+
+async def _fetch(web: httpx.AsyncClient, url: str, file: Path) -> None:
+    try:
+        async with web.stream("GET", url) as answer:
+            answer.raise_for_status()
+            with file.open("wb") as out:
+                async for piece in answer.aiter_bytes():
+                    out.write(piece)
+    except httpx.HTTPError as error:
+        raise BackendError(
+            f"A file of the export cannot be downloaded: {type(error).__name__}."
+        ) from error
+
+
+async def _rest(address: Address) -> tinker.RestClient:
+    return await in_daemon_thread(
+        lambda: tinker.RestClient(base_url=address.base_url, api_key=address.key)
+    )

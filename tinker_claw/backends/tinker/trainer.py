@@ -1,0 +1,252 @@
+"""LoRA weights at the service.
+
+Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that the
+service can take them together; if one of them fails or comes late, the optimizer may have applied
+half of the gradients. Those weights are suspect: nothing is done with them any more, and the caller
+loads a committed state, which begins a new session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import tinker
+from tinker.lib.public_interfaces import APIFuture
+
+from tinker_claw.backends.tinker.access import Served, address, check_sdk, choose, served_models
+from tinker_claw.backends.tinker.datums import to_sdk
+from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
+from tinker_claw.backends.tinker.link import Address, Link
+from tinker_claw.backends.tinker.probe import Abilities, probe
+from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
+from tinker_claw.backends.tinker.steps import adam_params, raise_failures, report_of
+from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
+from tinker_claw.errors import BackendError, StepError
+from tinker_claw.metering import bill
+from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, Usage
+
+T = TypeVar("T")
+
+FALLBACK_CONTEXT: Final = 32_768
+"""Where neither the service nor the settings say how long a context may be."""
+_STATE: Final = re.compile(r"tinker://[^/]+/weights/[^/]+")
+_SAMPLER: Final = re.compile(r"tinker://[^/]+/sampler_weights/[^/]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerConfig:
+    """What the adapter needs to know. Times in seconds."""
+
+    model: str
+    name: str | None = None
+    """The name shown to users; None shows `model`."""
+    base_url: str | None = None
+    """None: TINKER_BASE_URL, else the Tinker service."""
+    key: str | None = field(default=None, repr=False)
+    """None: TINKER_API_KEY, else the SDK's other sources."""
+    rank: int = 32
+    """Alpha is 32, the service's own."""
+    seed: int = 0
+    context_tokens: int | None = None
+    """None: what the service says."""
+    sample_timeout_s: float = 300.0
+    step_timeout_s: float = 900.0
+    save_timeout_s: float = 600.0
+    start_timeout_s: float = 60.0
+    keep_states: int = 8
+    keep_samplers: int = 32
+
+
+async def offered(config: TinkerConfig) -> tuple[Address, Served]:
+    """Where the service is, and what it says of the model. Spends nothing.
+
+    Raises:
+        ConfigError: key, address or model is wrong; the sentence says what to do.
+    """
+    where = address(config.base_url, config.key)
+    served = await served_models(where, config.start_timeout_s)
+    return where, choose(config.model, served, where.base_url)
+
+
+class TinkerTrainer:
+    """Implements `tinker_claw.policy.Trainer`. Made by `start`."""
+
+    def __init__(self, config: TinkerConfig, where: Address, served: Served) -> None:
+        self._config = config
+        self._where = where
+        offered = served.context_tokens or FALLBACK_CONTEXT
+        self._context_tokens = min(offered, config.context_tokens or offered)
+        self._training = Link(where, "training")
+        self._sampling = Link(where, "sampling")
+        self._client: tinker.TrainingClient | None = None
+        self._suspect = False
+        self._abilities: Abilities | None = None
+        self._loaded: str | None = None
+        self._open: Counter[str] = Counter()
+        self._states = Shelf(where, config.keep_states, lambda path: path == self._loaded)
+        self._samplers = Shelf(where, config.keep_samplers, lambda path: self._open[path] > 0)
+
+    @classmethod
+    async def start(cls, config: TinkerConfig) -> TinkerTrainer:
+        """Check the SDK, the key, the address and the model. Spends nothing.
+
+        Raises:
+            ConfigError: one of them is wrong; the sentence says what to do.
+        """
+        check_sdk()
+        # The SDK would report exceptions with their stacks; conversations pass through here.
+        os.environ.setdefault("TINKER_TELEMETRY", "0")
+        where, served = await offered(config)
+        return cls(config, where, served)
+
+    async def capabilities(self) -> Capabilities:
+        abilities = await self._probed()
+        return Capabilities(
+            model=self._config.name or self._config.model,
+            losses=abilities.losses,
+            two_d_targets=abilities.two_d_targets,
+            student_topk=abilities.student_topk,
+            target_logprobs=abilities.target_logprobs,
+            context_tokens=self._context_tokens,
+        )
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        if not passes:
+            raise StepError("The step has no passes.")
+        client = await self._ready()
+        sparse = (await self._probed()).sparse_targets
+        datums = await asyncio.to_thread(lambda: [to_sdk(p, sparse=sparse) for p in passes])
+        tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
+        self._suspect = True  # until everything has come back well, however this ends
+        futures: dict[str, APIFuture[Any]] = {}
+        for number, (one, data) in enumerate(zip(passes, datums, strict=True), 1):
+            name = f"forward_backward {number} ({one.loss})"
+            futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
+        futures["optim_step"] = client.optim_step(adam_params(adam))
+        bill(Usage(trained=tokens))
+        results = await self._training.wait_all(futures, self._config.step_timeout_s)
+        raise_failures(results)
+        *outputs, stepped = results.values()
+        report = report_of(passes, outputs, stepped, tokens)
+        self._suspect = False
+        return report
+
+    async def publish(self) -> TinkerSampler:
+        client = await self._ready()
+        saved = await self._saved("publishing the weights", client.save_weights_for_sampler, "v")
+        await self._samplers.add(saved.path)
+        return await self.open(saved.path)
+
+    async def open(self, ref: str) -> TinkerSampler:
+        if ref == BASE_REF:
+            return await self.base()
+        if not _SAMPLER.fullmatch(ref):
+            raise BackendError(f"{ref!r} is not the path of a sampler at Tinker.")
+        sampler = self._sampler(ref)
+        await sampler.connect()
+        self._open[ref] += 1
+        return sampler
+
+    async def base(self) -> TinkerSampler:
+        return self._sampler(BASE_REF)
+
+    async def save_state(self, name: str) -> str:
+        client = await self._ready()
+        saved = await self._saved("saving the state", client.save_state, name)
+        await self._states.add(saved.path)
+        return saved.path
+
+    async def load_state(self, ref: str) -> None:
+        """Go on from a saved state, optimizer included, in a new session.
+
+        The old session is finished only when the new one has the weights.
+        """
+        if not _STATE.fullmatch(ref):
+            raise BackendError(f"{ref!r} is not the path of a saved state at Tinker.")
+        fresh = Link(self._where, "training")
+        try:
+            client = await fresh.ask(
+                lambda service: service.create_training_client_from_state_with_optimizer(ref),
+                self._config.save_timeout_s,
+            )
+        except Exception as error:
+            await fresh.aclose()
+            if fault_of(error) is Fault.AWAY:
+                raise outage("loading a saved state", reason(error)) from error
+            raise BackendError(f"Tinker cannot load {ref!r}: {reason(error)}.") from error
+        old, self._training = self._training, fresh
+        self._client, self._suspect, self._loaded = client, False, ref
+        await old.aclose()
+
+    async def export_adapter(self, directory: Path) -> None:
+        client = await self._ready()
+        what = "exporting the adapter"
+        saved = await self._saved(what, client.save_weights_external, "export")
+        try:
+            await download(self._where, saved.path, directory)
+        except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError, OSError) as error:
+            raise BackendError(f"Tinker: {what} failed: {reason(error)}.") from error
+
+    async def aclose(self) -> None:
+        """Finish both sessions."""
+        await asyncio.gather(self._training.aclose(), self._sampling.aclose())
+
+    async def _ready(self) -> tinker.TrainingClient:
+        """The training client; made on first use.
+
+        Raises:
+            StepError: its weights are suspect.
+        """
+        if self._suspect:
+            raise StepError("The weights at Tinker are suspect; load a committed state first.")
+        if self._client is None:
+            config = self._config
+            try:
+                self._client = await self._training.ask(
+                    lambda service: service.create_lora_training_client(
+                        config.model, rank=config.rank, seed=config.seed, train_unembed=False
+                    ),
+                    config.save_timeout_s,
+                )
+            except Exception as error:
+                raise failure_of("creating the LoRA weights", error) from error
+        return self._client
+
+    async def _probed(self) -> Abilities:
+        if self._abilities is None:
+            training = await self._ready()
+            try:
+                sampling = await self._sampling.ask(
+                    lambda service: service.create_sampling_client(base_model=self._config.model),
+                    self._config.start_timeout_s,
+                )
+            except Exception as error:
+                raise failure_of("opening the base model", error) from error
+            self._abilities = await probe(
+                training, sampling, self._training, self._config.sample_timeout_s
+            )
+        return self._abilities
+
+    async def _saved(self, what: str, save: Callable[[str], APIFuture[T]], name: str) -> T:
+        try:
+            return await self._training.wait(save(unused_name(name)), self._config.save_timeout_s)
+        except Exception as error:
+            raise failure_of(what, error) from error
+
+    def _sampler(self, ref: str) -> TinkerSampler:
+        return TinkerSampler(
+            ref,
+            self._config.model,
+            self._sampling,
+            context_tokens=self._context_tokens,
+            timeout_s=self._config.sample_timeout_s,
+            scoring=lambda: self._abilities.scoring if self._abilities else Scoring(),
+            closed=lambda ref: self._open.subtract([ref]),
+        )

@@ -1,0 +1,35 @@
+"""How long one request is tried again before its client is told that it failed.
+
+Rule: an outage is waited out for as long as the settings say, counted from when the request came
+in; any other failure is tried twice more. Only what has not yet sent a token is tried again.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tinker_claw.errors import OutageError, SamplerError
+from tinker_claw.outages import Backoff
+
+RETRY_WAITS_S = (0.2, 1.0)
+"""Seconds before the second and the third attempt, where the sampler failed."""
+
+
+class Patience:
+    """Of one request."""
+
+    def __init__(self, started: float, patience_s: float, waits: Backoff) -> None:
+        """`started`: time.monotonic() of the request; `waits`: between attempts in an outage."""
+        self._until = started + patience_s
+        self._waits = waits
+        self._outages = 0
+        self._failures = 0
+
+    def wait_s(self, error: SamplerError | OutageError) -> float | None:
+        """Seconds until the next attempt; None: there is none. The last one is at the very end."""
+        if isinstance(error, OutageError):
+            self._outages += 1
+            left = self._until - time.monotonic()
+            return min(self._waits.after(self._outages), left) if left > 0 else None
+        self._failures += 1
+        return RETRY_WAITS_S[self._failures - 1] if self._failures <= len(RETRY_WAITS_S) else None

@@ -1,0 +1,57 @@
+"""The state of the parts as one sentence for the user: what he gets, and what becomes of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from tinker_claw.outages import Asking
+
+
+def meaning(
+    *,
+    version: int,
+    waiting: int,
+    batch_size: int,
+    away: Set[Asking],
+    learner: str,
+    judge: str,
+) -> str:
+    """What the state means to the user right now. `learner`, `judge`: states of their parts."""
+    troubles = [told for told in (_judging(away, judge), _learning(away, learner)) if told]
+    if "serving" in away:
+        replies = (
+            "Replies wait for the service, which is asked again and again; a request that it does "
+            "not answer in time gets an error"
+        )
+    elif troubles:
+        replies = f"Replies come from policy v{version} as before"
+    else:
+        queue = f"{waiting} of {batch_size} samples for the next step are queued"
+        if learner == "finished":
+            queue = "learning has taken all its steps"
+        return f"Replies come from policy v{version}; {queue}."
+    return "; ".join([replies, *troubles, _kept(waiting)]) + "."
+
+
+def _judging(away: Set[Asking], judge: str) -> str | None:
+    if judge == "failed":
+        return "turns are recorded, and judged after a restart"
+    if judge != "ok" or away & {"judging", "teaching"}:
+        return "judging waits"
+    return None
+
+
+def _learning(away: Set[Asking], learner: str) -> str | None:
+    if learner == "failed":
+        return "learning has stopped until a restart"
+    if learner == "stalled" or "learning" in away:
+        return "learning waits"
+    if learner == "recovering":
+        return "a step failed, and the state before it is being loaded"
+    return None
+
+
+def _kept(waiting: int) -> str:
+    if waiting == 0:
+        return "nothing is lost"
+    return f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none is lost"
