@@ -130,6 +130,10 @@ def document(rows: list[Row], serving: Row, price: Price, shape: Shape) -> dict[
     }
 
 
+def _timed(line: str, started: float) -> str:
+    return f"{time.monotonic() - started:4.0f} s  {line}"
+
+
 def main() -> None:
     """Read flags, measure, print a table and, where asked, a JSON file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cost", description=__doc__)
@@ -142,7 +146,9 @@ def main() -> None:
     console, started = Console(width=120), time.monotonic()
     shape = Shape(turns=arguments.turns, prompt=arguments.prompt)
     rows, serving = asyncio.run(
-        measure(shape, arguments.threads, lambda line: console.print(line, style="dim"))
+        measure(
+            shape, arguments.threads, lambda line: console.print(_timed(line, started), style="dim")
+        )
     )
     price = prices.load().of(MODEL)
     show(console, rows, serving, price)

@@ -8,6 +8,7 @@ sampled as always, billed, and then replaced.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import subprocess
 import sys
@@ -87,14 +88,14 @@ class Fresh(Sampler):
     Nothing ends early either: a random model would stop where it likes.
     """
 
+    _numbers = itertools.count()
+
     def __init__(self, inner: Sampler) -> None:
         self.ref = inner.ref
         self._inner = inner
-        self._next = 0
 
     def _begin(self, tokens: Tokens) -> tuple[int, ...]:
-        self._next += 1
-        return (10 + self._next % (VOCABULARY - 10), *tokens[1:])
+        return (10 + next(self._numbers) % (VOCABULARY - 10), *tokens[1:])
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
         return self._inner.stream(self._begin(prompt), params)
@@ -191,14 +192,15 @@ async def serve_turns(bench: Bench) -> tuple[list[tuple[Tokens, Completion]], Us
     sampler = Fresh(await trainer.publish())
     topk = student_topk(build("combine"), bench.cfg)
     params = SamplingParams(max_tokens=bench.shape.reply, seed=1, student_topk=topk)
-    turns: list[tuple[Tokens, Completion]] = []
+    length = bench.shape.prompt
+    prompts = [
+        tuple(rng.randrange(10, VOCABULARY) for _ in range(length))
+        for _ in range(bench.shape.turns)
+    ]
     with charged() as account:
-        for _ in range(bench.shape.turns):
-            prompt = tuple(rng.randrange(10, VOCABULARY) for _ in range(bench.shape.prompt))
-            (done,) = await sampler.sample(prompt, params)
-            turns.append((prompt, done))
+        replies = await asyncio.gather(*(sampler.sample(prompt, params) for prompt in prompts))
     await trainer.aclose()
-    return turns, account.usage
+    return [(prompt, done) for prompt, (done,) in zip(prompts, replies, strict=True)], account.usage
 
 
 async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int) -> Bills:
@@ -252,9 +254,9 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     scorer = HintScorer(base, bench.renderer, bench.cfg)
     found: Bills = {}
     with charged() as account:
-        for prompt, done in turns:
-            turn = captured(bench, prompt, done, session=0)
-            await judge.judge(turn.request_text, turn.reply_text, _next_state(False))
+        turn = captured(bench, *turns[0], session=0)
+        asked = (turn.request_text, turn.reply_text, _next_state(False))
+        await asyncio.gather(*(judge.judge(*asked) for _ in turns))
         found["judge"] = account.usage
     with charged() as account:
         for number, (prompt, done) in enumerate(turns):
@@ -280,7 +282,7 @@ def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=16,
         max_position_embeddings=context_tokens,

@@ -107,6 +107,8 @@ class Batcher(ContinuousBatchingManager):
         status.request_stop(BackgroundThreadStatus.FLUSH_AND_STOP, global_rank=0)
         self._wake_up_loop.set()
         self._generation_thread.join()
+        # It and its events refer to one another; the weights must not wait for the collector.
+        self.model = None
 
     def submit(
         self, request_id: str, prompt: Sequence[int], max_tokens: int, stop_tokens: Sequence[int]

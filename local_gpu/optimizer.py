@@ -96,7 +96,7 @@ class LoraOptimizer:
         Raises:
             StepError: `optim_step` will refuse what has been added up since the last one.
         """
-        with _void(self.spoil):
+        with _void(self._spoil):
             done = [self._score(wanted, record, learn=True) for record in wanted.records]
         self._pending = True
         return done
@@ -143,7 +143,7 @@ class LoraOptimizer:
         self._pending = False
         self._spoiled = None
 
-    def spoil(self, reason: str) -> None:
+    def _spoil(self, reason: str) -> None:
         """Make the next `optim_step` fail: a part of its gradient will not come."""
         self._optimizer.zero_grad()
         self._spoiled = self._spoiled or reason

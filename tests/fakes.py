@@ -225,12 +225,11 @@ class FakeTrainer:
         assert not self.suspect, "stepped on weights that a failed step left behind"
         if self.bills:
             bill(Usage(trained=sum(len(d.tokens) - 1 for p in passes for d in p.datums)))
-        good, self.suspect = self.weights, True
-        self.weights += 1  # half a step may have been applied
+        self.suspect = True
+        self.weights += 1  # half a step may have been applied, where it fails
         if self._fails("train_step") or self.refuse(passes):
             raise StepError("the step failed, as told")
-        self.weights, self.suspect = good, False
-        self.weights += 1
+        self.suspect = False
         self.steps.append(tuple(passes))
         return StepReport(
             losses=tuple(0.0 for _ in passes),

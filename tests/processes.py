@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +40,21 @@ class Running:
         return self.process.wait(timeout=60)
 
 
+LOCAL = ("--backend", "local", "--threads", "1")
+
+
 @contextmanager
-def product(data_dir: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Running]:
-    """Start the demo model on the local backend; killed at the end if it still runs."""
+def product(
+    data_dir: Path,
+    *flags: str,
+    env: dict[str, str] | None = None,
+    backend: Sequence[str] = LOCAL,
+    python: str = sys.executable,
+) -> Iterator[Running]:
+    """Start the demo model, locally unless told otherwise; killed at the end if it still runs."""
     log = data_dir.with_suffix(".log")
-    command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "local"]
-    command += ["--port", "0", "--data-dir", str(data_dir), "--threads", "1", *flags]
+    command = [python, "run.py", "--model-name", "demo", *backend]
+    command += ["--port", "0", "--data-dir", str(data_dir), *flags]
     with log.open("ab") as stderr:
         start = stderr.tell()
         process = subprocess.Popen(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.errors import JudgeError
+from tinker_claw.errors import JudgeError, OutageError
 from tinker_claw.judge import HttpEndpoint, Judge, SamplerEndpoint
 from tinker_claw.judge.parsing import choose_hints, majority, parse_hint, parse_vote
 from tinker_claw.judge.prompts import MAX_CHARS, hint_messages, verdict_messages
@@ -238,3 +238,11 @@ async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -
         await SamplerEndpoint(sampler, renderer, SETTINGS).answers(
             [*verdict_messages("a", "b", STATE)], 3
         )
+
+
+async def test_base_model_whose_service_is_away_is_an_outage(renderer: Renderer) -> None:
+    sampler = FakeSampler((1,))
+    sampler.away = 1
+    judge = Judge(SamplerEndpoint(sampler, renderer, SETTINGS), SETTINGS, hint_candidates=1)
+    with pytest.raises(OutageError):
+        await judge.judge("please", "done", NextState("user", "thanks"))

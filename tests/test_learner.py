@@ -15,7 +15,7 @@ import pytest
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.config import Training
-from tinker_claw.errors import BackendError, JudgeError
+from tinker_claw.errors import BackendError, JudgeError, OutageError
 from tinker_claw.judge import Judge
 from tinker_claw.learner import (
     Health,
@@ -31,6 +31,7 @@ from tinker_claw.learner.rate import lora_learning_rate
 from tinker_claw.ledger import Ledger, NewTurn
 from tinker_claw.metering import bill
 from tinker_claw.methods import build
+from tinker_claw.outages import Backoff
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.prices import Price
 from tinker_claw.spending import Spending
@@ -50,6 +51,7 @@ from tinker_claw.types import (
 
 PROMPT = (1, 2, 3, 4)
 HINT = (90, 91)
+SHORT = Backoff(first_s=0.01, longest_s=0.04)
 
 
 class Splicer:
@@ -64,6 +66,8 @@ class Says:
     """A judge's endpoint whose answers follow from the next state in the prompt."""
 
     failing: int = 0
+    away: int = 0
+    """So many questions find the service away."""
     asked: int = 0
     billed: Usage = Usage()  # noqa: RUF009 - frozen
     """Of one question, whatever comes of it."""
@@ -72,6 +76,9 @@ class Says:
         self.asked += 1
         bill(self.billed)
         text = messages[-1]["content"]
+        if self.away:
+            self.away -= 1
+            raise OutageError("the service is away, as told")
         if self.failing or "UNJUDGEABLE" in text:
             self.failing = max(0, self.failing - 1)
             raise JudgeError("the judge is away")
@@ -156,6 +163,7 @@ async def world(
     trainer: FakeTrainer | None = None,
     running: bool = True,
     spending: Callable[[Ledger, Telemetry], Spending] | None = None,
+    waits: Backoff = SHORT,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -169,6 +177,7 @@ async def world(
         LearnerDeps(
             *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
             learning_rate=1e-3,
+            waits=waits,
         )
     )
     judge = Judge(says, JudgeSettings(), hint_candidates=1)

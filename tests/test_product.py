@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from local_gpu.demo import MODEL_DIR, grammar
-from tests.processes import ROOT, Running, product
+from local_gpu.demo import MODEL_DIR
+from tests.processes import ROOT, product
+from tests.talk import HELLO, ask, converse, learn, rows
 
 pytestmark = pytest.mark.slow
-HELLO = {"role": "user", "content": "Hello"}
 
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -34,57 +32,6 @@ def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProces
         text=True,
         timeout=120,
     )
-
-
-def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
-    response = httpx.post(
-        f"{running.url}/chat/completions",
-        json={"model": "demo", "messages": messages, "max_tokens": 100},
-        headers={"X-Session-Id": session},
-        timeout=120,
-    )
-    response.raise_for_status()
-    return response.json()["choices"][0]["message"]["content"]
-
-
-def converse(running: Running, seed: int) -> None:
-    """One short session: a problem, a verdict on the answer, and a second one."""
-    rng = random.Random(seed)
-    problem = grammar.new_problem(rng)
-    messages = [{"role": "user", "content": grammar.first_message(problem)}]
-    for _ in range(2):
-        reply = ask(running, f"session-{seed}", messages)
-        good = grammar.accepts(reply, problem)
-        said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
-        messages += [
-            {"role": "assistant", "content": reply},
-            {"role": "user", "content": said},
-        ]
-    ask(running, f"session-{seed}", messages)
-
-
-def learn(running: Running, version: int, seeds: range) -> None:
-    """Talk until the policy version is reached."""
-    for first in range(seeds.start, seeds.stop, 4):
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda seed: converse(running, seed), range(first, first + 4)))
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            health = running.health()
-            if health["policy_version"] >= version:
-                return
-            if health["samples_waiting"] < health["batch_size"]:
-                break
-            time.sleep(0.2)
-    raise AssertionError(f"version {version} not reached: {running.health()}")
-
-
-def rows(data: Path, query: str) -> list[tuple[int, ...]]:
-    connection = sqlite3.connect(data / "ledger.sqlite3")
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
 
 
 def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
@@ -229,8 +176,7 @@ def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
     [
         (
             ("--model-name", "Qwen/Qwen3-8B"),
-            "the Tinker backend is not part of this release yet. Train on this machine instead: "
-            "run.py --backend local --model-name Qwen/Qwen3-8B",
+            "TINKER_API_KEY is not set: make one at https://tinker-console.thinkingmachines.ai",
         ),
         (("--config", "nowhere.toml"), "--config nowhere.toml cannot be read"),
         (("--port", "70000"), "gateway.port"),

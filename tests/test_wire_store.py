@@ -197,6 +197,18 @@ def test_what_has_expired_is_gone(server: WireServer, client: Any) -> None:
     raw.close()
 
 
+def test_a_corrupt_record_is_no_checkpoint(server: WireServer, client: Any, rest: Any) -> None:
+    training = lora(client)
+    path = training.save_state("corrupt").result(WAIT_S).path
+    record = server.shop.store.folder(Place.at(path)) / "checkpoint.json"
+    for text in ("", "{}", record.read_text().replace("null", '"soon"')):
+        record.write_text(text)
+        time.sleep(0.3)  # the sweep passes over it
+        assert rest.list_checkpoints(training.model_id).result(WAIT_S).checkpoints == []
+        with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
+            client.create_training_client_from_state(path).result(WAIT_S)
+
+
 @pytest.mark.parametrize("name", ["../out", "a/b", "", ".", "..", ".hidden", "a\0b", "x" * 201])
 def test_no_name_leads_out_of_the_root(client: Any, name: str) -> None:
     training = lora(client)

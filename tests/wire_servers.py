@@ -21,6 +21,11 @@ from typing import Any
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
 os.environ["TINKER_TELEMETRY"] = "0"
 
+import httpx
+import tinker
+from tinker.proto import tinker_public_pb2 as pb
+from tinker.proto.request_conv import forward_backward_request_to_proto
+
 from local_gpu.serve.app import create_app
 from local_gpu.serve.config import WireConfig
 from local_gpu.serve.server import Server, listen, url_of
@@ -31,6 +36,7 @@ ROOT = Path(__file__).parent.parent
 KEY = "tml-test"
 NAME = "tiny"
 START_S = 120
+RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
 
 @dataclass(frozen=True)
@@ -99,9 +105,9 @@ class WireProcess:
 
 
 @contextmanager
-def wire_process(root: Path, *flags: str) -> Iterator[WireProcess]:
-    """Serve the demo model on a free port; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "local_gpu.serve", "--port", "0", "--threads", "1"]
+def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess]:
+    """Serve the demo model, on a free port unless told; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "local_gpu.serve", "--port", str(port), "--threads", "1"]
     log = root.with_suffix(".log")
     with log.open("ab") as stderr:
         process = subprocess.Popen(
@@ -122,3 +128,67 @@ def wire_process(root: Path, *flags: str) -> Iterator[WireProcess]:
             process.kill()
         process.wait()
         process.stdout.close()
+
+
+class Raw:
+    """A client that sends what it is told, and nothing else."""
+
+    def __init__(self, url: str, key: str = KEY) -> None:
+        self.http = httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=60)
+
+    def post(self, path: str, /, **body: Any) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def status(self, path: str, /, **body: Any) -> int:
+        return self.http.post(path, json=body).status_code
+
+    def poll(self, request_id: str) -> httpx.Response:
+        return self.http.post("retrieve_future", json={"request_id": request_id})
+
+    def result(self, request_id: str) -> httpx.Response:
+        """Polls until the answer is there."""
+        deadline = time.monotonic() + 60
+        while b"try_again" in (answer := self.poll(request_id)).content:
+            assert time.monotonic() < deadline
+        return answer
+
+    def session(self) -> str:
+        return self.post("create_session", tags=[], user_metadata=None, sdk_version="x")[
+            "session_id"
+        ]
+
+    def model(self, session: str | None = None, number: int = 0, base: str = NAME) -> str:
+        asked = {"rank": 4, "seed": 1, "train_unembed": False}
+        where = {"session_id": session or self.session(), "model_seq_id": number}
+        made = self.post("create_model", **where, base_model=base, lora_config=asked)
+        return self.result(made["request_id"]).json()["model_id"]
+
+    def forward_backward(self, model: str, seq_id: int, copies: int = 1) -> str:
+        datum = tinker.Datum(
+            tinker.ModelInput.from_ints(RAW_TOKENS[:-1]),
+            {"target_tokens": RAW_TOKENS[1:], "weights": [1.0] * 29},
+        )
+        request = tinker.types.ForwardBackwardRequest(
+            forward_backward_input=tinker.types.ForwardBackwardInput(
+                [datum] * copies, "cross_entropy"
+            ),
+            model_id=model,
+            seq_id=seq_id,
+        )
+        body = forward_backward_request_to_proto(request).SerializeToString()
+        answer = self.http.post("forward_backward", content=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["request_id"]
+
+    def optim_step(self, model: str, seq_id: int) -> str:
+        adam = {"learning_rate": 0.01}
+        return self.post("optim_step", model_id=model, seq_id=seq_id, adam_params=adam)[
+            "request_id"
+        ]
+
+    def loss(self, request_id: str) -> float:
+        message = pb.ForwardBackwardOutput()
+        message.ParseFromString(self.result(request_id).content)
+        return message.metrics["loss:sum"]

@@ -40,7 +40,14 @@ def _status(arguments: Sequence[str]) -> int:
     return status(arguments)
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    from tinker_claw.serve.doctor import main as doctor
+
+    return doctor(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "doctor": (_doctor, "whether everything is there that run.py with the same flags needs"),
     "status": (_status, "how the gateway that runs is: what is wrong, and what that means"),
 }
 """Commands by name: each imports what it needs when it is called, takes what follows its name, and

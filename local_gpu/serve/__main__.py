@@ -80,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     model = parser.add_argument_group("model")
     model.add_argument("--model", default="demo", help="demo, a folder, or a Hugging Face id")
-    model.add_argument("--name", help="what clients call it; without it, --model")
+    model.add_argument(
+        "--name",
+        help="what clients call it (SamplingClient.get_tokenizer loads that name); --model without",
+    )
     model.add_argument("--alpha", type=int, default=32, help="of every LoRA adapter")
     add("--root", type=Path, default=Path("runs/wire"), help="folder of the checkpoints")
     add("--host", default="127.0.0.1", help="address to listen on; others need --api-key")

@@ -72,12 +72,17 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
             f"cannot listen on {host}:{port} ({error}); stop what uses it, or choose another "
             "--port (0 takes a free one)"
         ) from error
+    # asyncio sets it only on sockets that name their protocol, which this one does not: without it
+    # each answer waits 40 ms for the client's delayed acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     with listening:
         yield listening
 
 
 def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()  # what other machines may call this one
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -83,7 +83,11 @@ class Record:
     """None: never."""
     ephemeral: bool = False
     """Belongs to a session of this server; a later server sweeps it."""
-    user_metadata: dict[str, str] | None = field(default=None)
+    user_metadata: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.expires_at is not None:
+            datetime.fromisoformat(self.expires_at)  # so that a record that is there can be read
 
     @classmethod
     def now(cls, base_model: str, rank: int, ttl_seconds: int | None, **more: Any) -> Record:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,8 @@ class Run:
         self._optimizer: LoraOptimizer | None = None
         self._shape: LoraShape | None = None
         self._ephemeral: list[Place] = []
-        self._hole: str | None = None
+        self._void: str | None = None
+        """Why the next optim_step must fail."""
 
     @property
     def rank(self) -> int | None:
@@ -101,12 +103,13 @@ class Run:
                 optimizer.load(SavedState(saved.tensors, {}, 0))
 
         await self._shop.torch.run(read)
+        self._void = None
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def forward_backward(self, message: pb.ForwardBackwardRequest) -> Answer:
         optimizer, torch = self._ready(), self._shop.torch
         learn = not message.forward_only
-        try:
+        with self._void_unless_done() if learn else nullcontext():
             wanted = await torch.run(
                 lambda: record_pass(
                     message,
@@ -119,18 +122,14 @@ class Run:
                 part = replace(wanted, records=records)
                 call = optimizer.forward_backward if learn else optimizer.forward
                 scored += await torch.run(partial(call, part))
-        except ClawError as error:
-            if learn:
-                await torch.run(partial(optimizer.spoil, str(error)))
-            raise
         return forward_backward_output(message, scored)
 
     async def optim_step(self, ask: OptimStep) -> Answer:
         optimizer = self._ready()
-        if self._hole is not None:
-            sentence, self._hole = self._hole, None
+        if self._void is not None:
+            sentence, self._void = self._void, None
             await self._shop.torch.run(optimizer.discard)
-            raise StepError(f"The step is void: {sentence}")
+            raise StepError(f"The step is void, a part of its gradient is missing: {sentence}")
         adam = _adam(ask)
         norm = await self._shop.torch.run(partial(optimizer.optim_step, adam))
         return {"metrics": {"unclipped_grad_l2:mean": norm}}
@@ -201,7 +200,19 @@ class Run:
         return read_state(self._folder(place), self._shop.base)
 
     def _on_hole(self, sentence: str) -> None:
-        self._hole = sentence
+        self._void = self._void or sentence
+
+    @contextmanager
+    def _void_unless_done(self) -> Generator[None]:
+        before = self._void
+        # Stays if a fault of ours, which is none of the errors below, ends the block.
+        self._void = before or "a forward_backward was not finished"
+        try:
+            yield
+        except ClawError as error:
+            self._void = before or str(error)
+            raise
+        self._void = before
 
 
 def _turns(records: tuple[LossRecord, ...], tokens: int) -> Generator[tuple[LossRecord, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tinker_claw.config import Gateway
+from tinker_claw.gateway.patience import WAITS
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.outages import Backoff, Outages
 from tinker_claw.policy import PolicyHolder, Sampler
@@ -60,5 +61,5 @@ class GatewayDeps:
     observer: TurnObserver
     outages: Outages
     """Where the gateway says whether the service answers."""
-    waits: Backoff = Backoff(first_s=0.5, longest_s=15.0)
+    waits: Backoff = WAITS
     """Between the attempts of one request while the service is away."""

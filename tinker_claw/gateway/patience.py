@@ -11,6 +11,8 @@ import time
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.outages import Backoff
 
+WAITS = Backoff(first_s=0.5, longest_s=15.0)
+"""Between attempts while the service is away."""
 RETRY_WAITS_S = (0.2, 1.0)
 """Seconds before the second and the third attempt, where the sampler failed."""
 

@@ -1,4 +1,4 @@
-"""What /healthz says: whether serving, judging and learning work, and if not, why and since when."""
+"""What /healthz says: whether the parts of the loop work, and if not, why and since when."""
 
 from __future__ import annotations
 

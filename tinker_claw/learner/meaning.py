@@ -1,4 +1,4 @@
-"""The state of the parts as one sentence for the user: what he gets, and what becomes of it. Pure."""
+"""The state of the parts as one sentence for the user: what works, and what waits. Pure."""
 
 from __future__ import annotations
 

@@ -11,20 +11,20 @@ import asyncio
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tinker_claw import config, prices
+from tinker_claw import config
 from tinker_claw.config import Settings
 from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.judge import HttpEndpoint
 from tinker_claw.methods import build, require
-from tinker_claw.policy import Trainer
 from tinker_claw.render import Renderer
-from tinker_claw.serve.backend import Source, check_backend, open_trainer, source
+from tinker_claw.serve.backend import DEMO, Source, check_backend, open_trainer, source
+from tinker_claw.serve.costs import forecast, unknown
 from tinker_claw.serve.server import listen
+from tinker_claw.spending import check_budget, price_in_force
 
 EXIT_WELL = 0
 EXIT_FAILED = 1
@@ -38,7 +38,6 @@ class _Patient:
     settings: Settings
     stack: AsyncExitStack
     source: Source | None = None
-    trainer: Trainer | None = None
     failed: list[str] = field(default_factory=list[str])
 
     @property
@@ -55,6 +54,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _examine(arguments: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(
+            "doctor: give it the flags that you would give run.py; it says what is there, what is "
+            "missing, and what to do. These are the flags:\n\n"
+        )
     try:
         settings = config.load(arguments)
     except ConfigError as error:
@@ -100,31 +104,27 @@ async def _tokenizer(patient: _Patient) -> str:
 
 async def _method(patient: _Patient) -> str:
     settings = patient.settings
+    if not patient.remote:
+        return f"the local backend can do all of {settings.run.method}"
     assert patient.source is not None
-    root = Path(tempfile.mkdtemp(prefix="tinker-claw-doctor-"))
-    patient.stack.callback(shutil.rmtree, root, ignore_errors=True)
-    # The local backend keeps adapters under the data directory; a check leaves nothing there.
-    elsewhere = settings.model_copy(
-        update={"run": settings.run.model_copy(update={"data_dir": root})}
-    )
-    trainer = await patient.stack.enter_async_context(
-        open_trainer(elsewhere, patient.source.folder)
-    )
+    trainer = await patient.stack.enter_async_context(open_trainer(settings, patient.source.folder))
     has = await trainer.capabilities()
     require(build(settings.run.method), settings.training, has)
-    return f"the backend can do all of {settings.run.method}; context {has.context_tokens} tokens"
+    return f"the service can do all of {settings.run.method}; context {has.context_tokens} tokens"
 
 
 async def _price(patient: _Patient) -> str:
+    settings = patient.settings
     if not patient.remote:
         return "nothing is billed: it runs on this machine"
-    table = prices.load(patient.settings.spend.prices)
-    price = table.of(patient.settings.run.model_name)
-    if price.missing:
-        return f"not known ({', '.join(price.missing)}): give a table with --prices to see dollars"
+    price = price_in_force(settings)
+    check_budget(settings, price)
+    told = forecast(settings, price, None)
+    if told.step_usd is None or told.serve_usd is None:
+        return unknown(settings, price) or "not known"
     return (
-        f"${price.prefill:g} prefill, ${price.sample:g} sampled, ${price.train:g} trained per "
-        f"million tokens, as of {price.as_of}"
+        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
+        f"{told.words} Prices as of {price.as_of}."
     )
 
 
@@ -149,10 +149,13 @@ async def _port(patient: _Patient) -> str:
 
 
 async def _judge(patient: _Patient) -> str:
-    url = patient.settings.judge.judge_url
-    if url is None:
-        return "the base model judges"
-    return f"{url} will be asked (it is not tried here)"
+    settings = patient.settings
+    if settings.judge.judge_url is None:
+        demo = settings.run.model_name == DEMO
+        return "the rules that come with the demo judge" if demo else "the base model judges"
+    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
+        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
+    return f"{settings.judge.judge_url} answers"
 
 
 _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (

@@ -1,0 +1,153 @@
+"""A service that is away, as the agent sees it over HTTP: it waits, and is told when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.gateways import MODEL, chat, gateway, spell, text_of
+from tests.test_learner import world as loop
+from tinker_claw.errors import OutageError, SamplerError
+from tinker_claw.gateway.patience import RETRY_WAITS_S, Patience
+from tinker_claw.outages import Backoff
+from tinker_claw.policy import Sampler
+from tinker_claw.render import Renderer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_outage_is_waited_out_inside_the_request(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer, keepalive_s=0.02) as world:
+        world.sampler.away = 4
+        if stream:
+            events = await world.events("hi")
+            assert text_of(events) == "fine"
+            deltas = [e["choices"][0]["delta"] for e in events if e]
+            first = next(i for i, delta in enumerate(deltas) if delta.get("content"))
+            assert sum(not delta for delta in deltas[:first]) >= 5, "the client hears from us"
+        else:
+            (choice,) = (await world.ask("hi")).json()["choices"]
+            assert choice["message"]["content"] == "fine"
+        assert len(world.sampler.prompts) == 5
+        assert len(world.turns()) == 1
+        assert world.health.backend.away == frozenset()
+
+
+async def test_failing_sampler_is_given_up_although_the_service_was_away_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    broken = FakeSampler(Script(spell(renderer, "x"), fail_after=0))
+    async with gateway(tmp_path, renderer, broken) as world:
+        broken.away = 2
+        assert (await world.ask("hi")).status_code == 503
+        assert len(broken.prompts) == 5, "two outages, and three attempts as always"
+        assert world.health.backend.away == frozenset(), "a refusal is an answer"
+
+
+async def test_patience_ends_with_a_503_that_says_when_to_come_back(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, outage_patience_s=0.3) as world:
+        world.sampler.away = UNTIL_TOLD
+        began = time.monotonic()
+        response = await world.ask("hi")
+        assert 0.3 <= time.monotonic() - began < 5
+        assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+        message = response.json()["error"]["message"]
+        assert message == "The service that runs the model is away; try again in a few minutes."
+        assert len(world.sampler.prompts) >= 3
+        assert world.turns() == []
+        health = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        seen = health.json()
+        assert (seen["status"], seen["backend"]) == ("degraded", "away")
+        assert seen["backend_error"] == "the service is away, as told"
+        assert seen["meaning"].startswith("Replies wait for the service")
+        world.sampler.away = 0
+        assert (await world.ask("hi")).status_code == 200
+        assert (await world.http.get(str(health.url))).json()["status"] == "ok"
+
+
+async def test_streamed_patience_ends_with_an_error_and_no_finish_reason(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, outage_patience_s=0.2, keepalive_s=0.05) as world:
+        world.sampler.away = UNTIL_TOLD
+        events = await world.events("hi")
+        assert events[-1]["error"]["type"] == "server_error"
+        assert len(events) > 3, "kept alive until then"
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_hangs_up_ends_the_waiting(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer, keepalive_s=0.02) as world:
+        world.sampler.away = UNTIL_TOLD
+        body = {"model": MODEL, "messages": chat("hi"), "stream": stream}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await world.http.post("/chat/completions", json=body)
+        await asyncio.sleep(0.1)  # for the news to arrive
+        asked = len(world.sampler.prompts)
+        await asyncio.sleep(0.5)  # two of the longest waits
+        assert 0 < len(world.sampler.prompts) == asked
+        assert world.turns() == []
+
+
+async def test_outage_after_the_first_token_is_not_tried_again(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    broken = FakeSampler(Script(spell(renderer, "one two three four"), away_after=2))
+    async with gateway(tmp_path, renderer, broken) as world:
+        assert "error" in (await world.events("hi"))[-1]
+        assert len(broken.prompts) == 1
+        assert world.health.backend.away == {"serving"}
+
+
+async def test_version_that_cannot_be_opened_now_is_a_503_not_a_404(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    class Away(dict[int, Sampler]):
+        def __missing__(self, number: int) -> Sampler:
+            raise OutageError("opening came to nothing")
+
+    class Full(Away):
+        def __bool__(self) -> bool:
+            return True
+
+    async with gateway(tmp_path, renderer, versions=Full()) as world:
+        response = await world.ask("hi", model=f"{MODEL}@v7")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+        assert world.health.backend.away == {"serving"}
+
+
+async def test_replies_go_on_while_learning_waits(tmp_path: Path, renderer: Renderer) -> None:
+    async with (
+        loop(tmp_path / "loop") as learning,
+        gateway(tmp_path / "gateway", renderer, health=learning.health) as world,
+    ):
+        learning.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
+        for _ in range(4):
+            learning.turn("YES")
+        await learning.until(lambda: learning.health.learner.state == "stalled")
+        assert (await world.ask("hi")).status_code == 200
+        url = world.url.removesuffix("/v1") + "/healthz"
+        seen: dict[str, Any] = (await world.http.get(url)).json()
+        assert (seen["status"], seen["backend"], seen["judge"]) == ("degraded", "away", "ok")
+        assert seen["meaning"].startswith("Replies come from policy v0 as before; learning waits")
+
+
+def test_last_attempt_is_at_the_end_of_patience() -> None:
+    patience = Patience(time.monotonic() - 100, 103, Backoff(2, 60))
+    away, failed = OutageError("away"), SamplerError("failed")
+    assert patience.wait_s(away) == 2
+    assert [patience.wait_s(failed) for _ in range(3)] == [*RETRY_WAITS_S, None]
+    assert patience.wait_s(away) == pytest.approx(3, abs=0.5), "not four: patience is over by then"
+    assert Patience(time.monotonic() - 100, 100, Backoff(2, 60)).wait_s(away) is None

@@ -1,0 +1,161 @@
+"""The product on a laptop, its weights on another machine: real processes, real SDK, real HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from wire_servers import WireProcess, wire_process
+
+from tests.processes import ROOT, product
+from tests.talk import HELLO, ask, learn, rows
+
+pytestmark = pytest.mark.slow
+ENV = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
+FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--sample-timeout-s", "20")
+PRICES = """
+as_of = 2026-11-01
+[models.demo]
+prefill = 1.0
+cached = 0.2
+sample = 2.0
+train = 3.0
+"""
+
+
+def remote(box: WireProcess) -> tuple[str, ...]:
+    return ("--backend", "tinker", "--base-url", box.url, *FLAGS)
+
+
+def port_of(box: WireProcess) -> int:
+    return int(box.url.rsplit(":", 1)[1])
+
+
+def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) -> None:
+    data, boxes = tmp_path / "data", tmp_path / "box"
+    (tmp_path / "prices.toml").write_text(PRICES)
+    priced = ("--prices", str(tmp_path / "prices.toml"))
+    with wire_process(boxes) as box:
+        with product(data, *priced, env=ENV, backend=remote(box)) as running:
+            assert running.health()["status"] == "ok"
+            learn(running, 1, range(0, 40))
+            health = running.health()
+            assert health["spent_usd"] > 0
+            assert running.stop() == 0
+        assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
+        spent = dict(rows(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
+        assert spent.keys() >= {"serve", "teacher", "train"}
+        assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)
+
+        with product(data, *priced, env=ENV, backend=remote(box)) as running:
+            assert running.health()["policy_version"] == 1
+            assert running.health()["spent_usd"] >= sum(spent.values()) * 0.999
+            box.process.send_signal(signal.SIGKILL)
+            box.process.wait()
+            with pytest.raises(httpx.ReadTimeout):
+                ask_within(running.url, 2.0)
+            with wire_process(boxes, port=port_of(box)) as second:
+                assert second.url == box.url
+                assert ask(running, "after", [HELLO]), "the same version, in a new session"
+                learn(running, 2, range(100, 160))
+                assert running.health()["status"] == "ok"
+                assert running.stop() == 0
+    assert rows(data, "SELECT id, parent, step FROM versions") == [
+        (0, None, 0),
+        (1, 0, 1),
+        (2, 1, 2),
+    ]
+    assert "Traceback" not in running.log.read_text()
+
+
+def ask_within(url: str, seconds: float) -> None:
+    body = {"model": "demo", "messages": [HELLO], "max_tokens": 20}
+    httpx.post(f"{url}/chat/completions", json=body, timeout=seconds)
+
+
+def without_torch(folder: Path) -> str:
+    """An environment with everything that is installed here but torch and what stands on it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    left_out = ("torch", "functorch", "peft", "accelerate")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(left_out):
+            (site / entry.name).symlink_to(entry)
+    return str(folder / "bin" / "python")
+
+
+def test_gateway_runs_on_a_laptop_without_torch(tmp_path: Path) -> None:
+    python = without_torch(tmp_path / "laptop")
+    absent = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
+    assert "No module named 'torch'" in absent.stderr
+    with (
+        wire_process(tmp_path / "box") as box,
+        product(tmp_path / "data", env=ENV, backend=remote(box), python=python) as running,
+    ):
+        learn(running, 1, range(0, 40))
+        assert running.stop() == 0
+    assert rows(tmp_path / "data", "SELECT step FROM versions") == [(0,), (1,)]
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    def doctor(*flags: str, **env: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "run.py", "doctor", "--port", "0", *flags],
+            cwd=ROOT,
+            env={k: v for k, v in os.environ.items() if k != "TINKER_API_KEY"} | env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
+
+    data = ("--data-dir", str(tmp_path / "data"))
+    with wire_process(tmp_path / "box") as box:
+        there = ("--backend", "tinker", "--base-url", box.url, *data)
+        code, said = doctor("--model-name", "demo", *there, **ENV)
+        assert code == 0, said
+        assert "FAIL" not in said
+        assert "takes the key and has the model" in said
+        assert "can do all of combine" in said
+        code, said = doctor("--model-name", "demo", *there)
+        assert code == 1
+        assert "FAIL backend    TINKER_API_KEY is not set" in said
+        assert "-    method     not looked at: first mend backend" in said
+    code, said = doctor("--model-name", "demo", *there, **ENV)
+    assert code == 1
+    assert f"{box.url} cannot be reached" in said
+    code, said = doctor("--model-name", "demo", "--backend", "local", *data)
+    assert code == 0, said
+    assert "nothing is billed" in said
+    assert not (tmp_path / "data").exists(), "it leaves nothing behind"
+    code, said = doctor("--clip-low", "0.9", "--clip-high", "banana")
+    assert code == 1
+    assert "FAIL settings" in said
+
+
+def test_ctrl_c_while_the_service_hangs_ends_at_once(tmp_path: Path) -> None:
+    with wire_process(tmp_path / "box") as box:
+        command = [sys.executable, "run.py", "--model-name", "demo", *remote(box), "--port", "0"]
+        box.process.send_signal(signal.SIGSTOP)
+        process = subprocess.Popen(
+            [*command, "--data-dir", str(tmp_path / "data")],
+            cwd=ROOT,
+            env=os.environ | ENV,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        box.process.send_signal(signal.SIGCONT)
+    assert process.returncode in (0, 2, 130)
+    assert "Traceback" not in said
