@@ -28,7 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cost_run import Bills, Shape, bench_on, naive, ours, serve_turns, server
+from benchmarks.cost_run import Bills, Shape, bench_on, naive, ours, serve_turns
+from benchmarks.tiny_server import server
 from tinker_claw import prices
 from tinker_claw.prices import Price
 from tinker_claw.telemetry import configure

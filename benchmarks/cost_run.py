@@ -8,23 +8,18 @@ sampled as always, billed, and then replaced.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
+from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
+from benchmarks.tiny_server import NAME, VOCABULARY
 from local_gpu.demo import MODEL_DIR
 from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.config import Training
-from tinker_claw.judge import Endpoint, Judge, SamplerEndpoint
+from tinker_claw.judge import Judge, SamplerEndpoint
 from tinker_claw.learner import (
     Health,
     HintScorer,
@@ -38,32 +33,13 @@ from tinker_claw.ledger import Ledger, NewTurn
 from tinker_claw.ledger.spend import Purpose
 from tinker_claw.metering import charged
 from tinker_claw.methods import build, student_topk
-from tinker_claw.policy import PolicyHolder, Sampler
+from tinker_claw.policy import PolicyHolder
 from tinker_claw.prices import Price
 from tinker_claw.render import Renderer
 from tinker_claw.spending import Spending
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import (
-    Completion,
-    Kind,
-    Message,
-    NextState,
-    SamplingParams,
-    TokenChunk,
-    TokenLogprobs,
-    Tokens,
-    Usage,
-)
+from tinker_claw.types import Completion, Kind, NextState, SamplingParams, Tokens, Usage
 
-NAME = "tiny"
-VOCABULARY = 4096
-MARK = "elsewise"
-"""A word in the next state of the turns that get a hint."""
-HINTS = tuple(
-    f"Answer in {n} short sentences, without a list, and name the file that you have read first; "
-    "leave out the summary at the end, because the user reads the file himself anyway."
-    for n in ("two", "three", "four")
-)
 Bills = dict[Purpose, Usage]
 
 
@@ -80,72 +56,6 @@ class Shape:
     """Of request, reply and next state in the judge's prompt. With the shipped tokenizer, which
     cuts its instructions into more tokens than Qwen's, this makes prompts of the size that Qwen's
     gives for a request of 80, a reply of 300 and a next state of 60 tokens (684; measured)."""
-
-
-class Fresh(Sampler):
-    """No two requests share a prefix, so that no cache helps: ours and naive pay in full.
-
-    Nothing ends early either: a random model would stop where it likes.
-    """
-
-    _numbers = itertools.count()
-
-    def __init__(self, inner: Sampler) -> None:
-        self.ref = inner.ref
-        self._inner = inner
-
-    def _begin(self, tokens: Tokens) -> tuple[int, ...]:
-        return (10 + next(self._numbers) % (VOCABULARY - 10), *tokens[1:])
-
-    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
-        return self._inner.stream(self._begin(prompt), params)
-
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
-        return await self._inner.sample(self._begin(prompt), replace(params, stop_tokens=()), n)
-
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-    ) -> TokenLogprobs:
-        return await self._inner.logprobs(
-            self._begin(tokens), start=start, targets=targets, top_k=top_k
-        )
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class Scripted(Endpoint):
-    """Asks the real endpoint, which is billed, and answers by the marks in the case."""
-
-    def __init__(self, inner: Endpoint) -> None:
-        self._inner = inner
-
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        await self._inner.answers(messages, n)
-        marked = MARK in messages[-1]["content"]
-        if "[HINT]" in messages[0]["content"]:
-            return [f"\\boxed{{1}}[HINT]{HINTS[0]}[/HINT]" if marked else "\\boxed{-1}"] * n
-        return ["\\boxed{-1}" if marked else "\\boxed{1}"] * n
-
-    async def aclose(self) -> None: ...
-
-
-class OneByOne(Endpoint):
-    """Every vote is a request of its own, all at the same time."""
-
-    def __init__(self, inner: Endpoint) -> None:
-        self._inner = inner
-
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        votes = await asyncio.gather(*(self._inner.answers(messages, 1) for _ in range(n)))
-        return [vote for (vote,) in votes]
-
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,38 +181,6 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
 
 def _next_state(marked: bool) -> NextState:
     return NextState("user", "word " * 58 + (MARK if marked else "word word"))
-
-
-@contextmanager
-def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
-    """`python -m local_gpu.serve` with a random model of two layers; yields its address."""
-    model = folder / "models" / "tiny"
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=context_tokens,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(model)
-    command = [sys.executable, "-m", "local_gpu.serve", "--port", "0", "--name", NAME]
-    command += ["--model", str(model), "--root", str(folder / "served"), "--threads", str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("serving "):
-                raise RuntimeError("the wire server did not start; it says why above")
-            yield line.split(" at ")[1].split()[0]
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 def bench_on(url: str, folder: Path, shape: Shape) -> Bench:

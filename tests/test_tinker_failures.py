@@ -17,9 +17,10 @@ from backends import start_tinker
 from faults import Fault
 from tinkers import Served, served
 
-from tinker_claw.backends.tinker import TinkerTrainer
+from tinker_claw.backends.tinker import TinkerTrainer, link
 from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
-from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams
+from tinker_claw.metering import charged
+from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, Usage
 
 ADAM = Adam(learning_rate=0.01)
 PROMPT = tuple(range(1, 30))
@@ -232,11 +233,12 @@ async def test_publishing_that_fails_leaves_the_old_sampler_answering(
 
 
 async def test_sampler_that_hangs_is_an_outage_and_one_that_fails_is_not(tmp_path: Path) -> None:
-    run = await begin(tmp_path, sample_timeout_s=SHORT_S)
+    run = await begin(tmp_path, sample_timeout_s=2.0)
     sampler = await run.trainer.publish()
     run.spoil(Fault("retrieve_future", "again", of="Sample"))
-    with pytest.raises(OutageError, match="nothing came back"):
+    with charged() as account, pytest.raises(OutageError, match="nothing came back"):
         await sampler.sample(PROMPT, PARAMS)
+    assert account.usage == Usage(), "what nobody computed is not billed"
     with pytest.raises(OutageError):
         await sampler.logprobs(PROMPT, start=5)
     run.spoil(Fault("retrieve_future", "fail", of="Sample", times=1))
@@ -264,6 +266,31 @@ async def test_cancelled_step_leaves_suspect_weights(run: Run) -> None:
         async with asyncio.timeout(0.5):
             await run.trainer.train_step(run.passes, ADAM)
     await recovers(run)
+
+
+async def test_service_that_is_gone_is_noticed_long_before_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await begin(tmp_path, step_timeout_s=600, sample_timeout_s=600)
+    sampler = await run.trainer.publish()
+    monkeypatch.setattr(link, "QUESTION_S", 0.2)
+    await asyncio.to_thread(run.there.stop)
+    async with asyncio.timeout(60):
+        with pytest.raises(OutageError, match="cannot be reached"):
+            await sampler.sample(PROMPT, PARAMS)
+        with pytest.raises(OutageError, match="cannot be reached"):
+            await run.trainer.train_step(run.passes, ADAM)
+    await run.trainer.aclose()
+
+
+async def test_slow_service_that_is_there_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await begin(tmp_path)
+    monkeypatch.setattr(link, "QUESTION_S", 0.2)
+    run.spoil(Fault("retrieve_future", "again", of="OptimStep", times=60))
+    await run.trainer.train_step(run.passes, ADAM)
+    await run.trainer.aclose()
 
 
 async def test_nothing_here_blocks_the_event_loop(run: Run) -> None:

@@ -112,15 +112,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__
 
 
-async def diagnose(base_url: str, key: str | None) -> str:
-    """Why a request got no answer, as a part of a sentence."""
+async def unwell(base_url: str, key: str | None) -> str | None:
+    """Why the service answers nobody at the moment, as a part of a sentence; None: it does."""
     try:
         answer = await ask_what_it_has(base_url, key)
     except Unreachable as error:
         return f"{error}; check the network and the address"
-    if answer.is_success:
-        return "it answers other questions; this one hangs"
-    return about_status(answer.status_code)
+    if _fault_of_status(answer.status_code) is Fault.AWAY:
+        return about_status(answer.status_code)
+    return None
 
 
 def outage(what: str, why: str) -> OutageError:

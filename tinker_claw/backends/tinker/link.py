@@ -17,13 +17,15 @@ from typing import Any, Final, Literal, TypeVar
 import tinker
 from tinker.lib.public_interfaces import APIFuture
 
-from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, diagnose
+from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unwell
 
 T = TypeVar("T")
 
 CLOSE_S: Final = 10.0
+QUESTION_S: Final = 15.0
+"""How often the service is asked whether it is there, while something takes long."""
 _LOOK_S: Final = 1.0
-"""How often a wait looks for a notice."""
+"""How often a wait looks at the clock and for a notice."""
 Ending = Literal["success", "errored", "interrupted"]
 
 
@@ -89,18 +91,18 @@ class Link:
     async def settle(
         self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service asks for money."""
-        loop = asyncio.get_running_loop()
-        until, seen, waiting = loop.time() + deadline_s, NOTICES.billing, set(tasks)
+        """Wait for all tasks, or until the deadline, or until the service is seen to be away."""
+        late: Deadline | None = None
         try:
-            while waiting and loop.time() < until and NOTICES.billing == seen:
-                left = min(_LOOK_S, max(0.0, until - loop.time()))
-                _, waiting = await asyncio.wait(waiting, timeout=left)
+            waiting = set(tasks)
+            watch = _Watch(self._address, deadline_s)
+            while waiting and late is None:
+                _, waiting = await asyncio.wait(waiting, timeout=watch.left_s)
+                late = await watch.look() if waiting else None
         finally:
             for task in tasks:
                 task.cancel()
-        late = Deadline(await self._why(seen, deadline_s)) if waiting else None
-        return [_outcome(task) if task.done() and task not in waiting else late for task in tasks]  # type: ignore[misc]
+        return [_outcome(task, late) for task in tasks]
 
     async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
         """Begin a new session, unless somebody has done so since `broken` was looked up."""
@@ -111,12 +113,6 @@ class Link:
     async def aclose(self) -> None:
         """Finish the session, so that the service frees what it holds for us."""
         await _close(self._service, "success")
-
-    async def _why(self, seen: int, deadline_s: float) -> str:
-        if NOTICES.billing != seen:
-            return BILLING
-        told = await diagnose(self._address.base_url, self._address.key)
-        return f"nothing came back within {deadline_s:g} s: {told}"
 
     def _new(self) -> tinker.ServiceClient:
         return tinker.ServiceClient(
@@ -130,10 +126,49 @@ def _awaiting(future: APIFuture[T]) -> asyncio.Task[T]:
     return asyncio.ensure_future(future.result_async())
 
 
-def _outcome(task: asyncio.Task[T]) -> T | BaseException:
-    if task.cancelled():
-        return Deadline("the request was cancelled")
+def _outcome(task: asyncio.Task[T], late: Deadline | None) -> T | BaseException:
+    if not task.done() or task.cancelled():
+        return late or Deadline("the request was cancelled")
     return task.exception() or task.result()
+
+
+class _Watch:
+    """Looks after one wait: at the clock, at the SDK's log, and at the service itself.
+
+    The SDK asks a service that is gone for minutes before it says so. Two plain questions in a row
+    that get no answer are enough.
+    """
+
+    def __init__(self, address: Address, deadline_s: float) -> None:
+        self._address = address
+        self._deadline_s = deadline_s
+        self._clock = asyncio.get_running_loop().time
+        self._until = self._clock() + deadline_s
+        self._next = self._clock() + QUESTION_S
+        self._unwell = 0
+        self._billing = NOTICES.billing
+
+    @property
+    def left_s(self) -> float:
+        """How long to wait before the next look."""
+        return min(_LOOK_S, max(0.0, self._until - self._clock()))
+
+    async def look(self) -> Deadline | None:
+        """Why there is no use in waiting longer; None: there is."""
+        if NOTICES.billing != self._billing:
+            return Deadline(BILLING)
+        over = self._clock() >= self._until
+        if not over and self._clock() < self._next:
+            return None
+        told = await unwell(self._address.base_url, self._address.key)
+        self._unwell = self._unwell + 1 if told else 0
+        self._next = self._clock() + QUESTION_S
+        if told and self._unwell == 2:
+            return Deadline(told)
+        if not over:
+            return None
+        told = told or "it answers other questions; this one hangs"
+        return Deadline(f"nothing came back within {self._deadline_s:g} s: {told}")
 
 
 async def _close(service: tinker.ServiceClient, ending: Ending) -> None:

@@ -23,6 +23,7 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ContextLengthError,
+    OutageError,
     RequestError,
     SamplerError,
     same_length,
@@ -208,6 +209,9 @@ class TinkerSampler:
         bill(Usage(prefill=len(tokens)))
         try:
             response = await self._answered(tokens, n, params, options)
+        except OutageError:
+            bill(Usage(prefill=-len(tokens)))  # nobody computed it
+            raise
         finally:
             self._in_flight -= 1
             if not self._in_flight:
