@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from local_gpu.serve import __main__ as serve
 from tests.openclaw import readme_block
-from tinker_claw import config
+from tinker_claw import config, status
 from tinker_claw.telemetry import Telemetry
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +27,8 @@ def our_side() -> str:
 
 
 def test_every_flag_in_the_readme_exists() -> None:
-    known = set(re.findall(r"--[a-z][a-z-]+", config.parser().format_help()))
+    helps = [make().format_help() for make in (config.parser, status.parser, serve.parser)]
+    known = set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
     assert named - known == set()
     assert {"--method", "--backend", "--judge-url", "--w-rl", "--api-key"} <= named
@@ -36,7 +38,7 @@ def test_every_flag_in_the_readme_exists() -> None:
 def test_every_file_that_is_named_exists(text: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", text)
     paths = re.findall(r"`((?:tinker_claw|local_gpu|configs|tests|examples|docs)/[\w./-]*)`", text)
-    for name in [*links, *paths]:
+    for name in [*(link for link in links if "://" not in link), *paths]:
         assert (ROOT / name).exists(), name
 
 

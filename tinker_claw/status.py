@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: the settings file or the environment cannot be read.
     """
-    given = _parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     settings = config.load(["--config", str(given.config)] if given.config else [])
     port: int = settings.gateway.port if given.port is None else given.port
     url = _url(given.host or settings.gateway.host, port)
@@ -137,7 +137,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="run.py status",
         description="Say how a running gateway is: what is wrong, since when, what it means.",

@@ -22,7 +22,7 @@ _SERVER_FLAGS = ("host", "port")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop. An error is one sentence on standard error."""
-    flags = vars(_parser().parse_args(arguments))
+    flags = vars(parser().parse_args(arguments))
     host, port = (flags.pop(name) for name in _SERVER_FLAGS)
     try:
         _run(host, port, flags)
@@ -69,16 +69,16 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
         prog="python -m local_gpu.serve",
         description="Serve Tinker's HTTP API from your own GPU (or CPU). Any Tinker script then "
         "runs here: set TINKER_BASE_URL to the address that is printed, and TINKER_API_KEY to the "
         "key. Training clients must ask for train_unembed=False.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
-    model = parser.add_argument_group("model")
+    add = top.add_argument
+    model = top.add_argument_group("model")
     model.add_argument("--model", default="demo", help="demo, a folder, or a Hugging Face id")
     model.add_argument(
         "--name",
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on; others need --api-key")
     add("--port", type=int, default=8000, help="0 takes a free one")
     add("--api-key", help="starts with tml-; without it any key is taken, on loopback only")
-    machine = parser.add_argument_group("machine")
+    machine = top.add_argument_group("machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     machine.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
     machine.add_argument(
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     machine.add_argument("--max-batch-tokens", type=int, default=512, help="of one sampling pass")
     machine.add_argument("--threads", type=int, help="of torch; without it torch's own choice")
-    return parser
+    return top
 
 
 if __name__ == "__main__":
