@@ -12,12 +12,12 @@ import pytest
 
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.errors import JudgeError, OutageError
+from tinker_claw.errors import AlignmentError, JudgeError, OutageError
 from tinker_claw.judge import HttpEndpoint, Judge, SamplerEndpoint
 from tinker_claw.judge.parsing import choose_hints, majority, parse_hint, parse_vote
 from tinker_claw.judge.prompts import MAX_CHARS, hint_messages, verdict_messages
 from tinker_claw.render import Renderer
-from tinker_claw.types import NextState, Vote
+from tinker_claw.types import Completion, Message, NextState, SamplingParams, Tokens, Vote
 
 SETTINGS = JudgeSettings()
 STATE = NextState("user", "No, do it again without the list.")
@@ -230,6 +230,21 @@ async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Rendere
     assert len(set(sampler.prompts)) == 1
     assert {p.temperature for p in sampler.params} == {SETTINGS.prm_temperature}
     assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
+
+
+async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_judging(
+    renderer: Renderer,
+) -> None:
+    class Uneven(FakeSampler):
+        async def sample(
+            self, prompt: Tokens, params: SamplingParams, n: int = 1
+        ) -> list[Completion]:
+            raise AlignmentError("completion: lengths differ")
+
+    asked: list[Message] = [{"role": "user", "content": "x"}]
+
+    with pytest.raises(JudgeError, match="lengths differ"):
+        await SamplerEndpoint(Uneven((1,)), renderer, SETTINGS).answers(asked, 1)
 
 
 async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:

@@ -384,17 +384,18 @@ async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
 async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause(
     tmp_path: Path,
 ) -> None:
-    failing = FakeTrainer(fail={"train_step": 2})
+    failing = FakeTrainer()
 
     async def until_it_stops() -> None:
         async with world(tmp_path, trainer=failing) as w:
+            failing.fail["publish"] = 4
             for _ in range(4):
                 w.turn("YES")
             await w.until(lambda: False)
 
     with pytest.raises(ExceptionGroup) as failed:
         await until_it_stops()
-    assert failed.group_contains(BackendError, match="the step failed, as told")
+    assert failed.group_contains(BackendError, match="publishing failed, as told")
     async with world(tmp_path, trainer=failing) as w:
         await w.version(1)
         assert w.ledger.samples.counts()["trained"] == 4
@@ -467,3 +468,40 @@ def test_automatic_learning_rate() -> None:
     assert lora_learning_rate(2000, "qwen3") == pytest.approx(5e-4)
     assert lora_learning_rate(4096, "qwen3") == pytest.approx(4.7297e-4, rel=1e-4)
     assert lora_learning_rate(4096, "llama") == pytest.approx(2.857e-4, rel=1e-3)
+
+
+async def test_two_passing_failures_of_one_batch_blame_nobody_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.fail["publish"] = 2
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 2}
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_restart_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        gone = w.policy.current.version
+    del trainer.samplers[gone.sampler_ref]
+    async with world(tmp_path, trainer=trainer) as w:
+        now = w.policy.current.version
+        assert (now.id, now.parent, now.step, now.state_ref) == (2, 1, 1, gone.state_ref)
+        assert w.policy.current.sampler is trainer.samplers[now.sampler_ref]
+    trainer.away["open"] = 1
+    with pytest.raises(OutageError):
+        await restore_alone(tmp_path, trainer)
+
+
+async def restore_alone(path: Path, trainer: FakeTrainer) -> None:
+    ledger = Ledger(path)
+    try:
+        await restore(ledger, trainer)
+    finally:
+        ledger.close()

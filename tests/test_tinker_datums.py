@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tinker import types as sdk
 
+from tinker_claw.backends.tinker.answers import named
 from tinker_claw.backends.tinker.datums import csr, rows_of, to_sdk
-from tinker_claw.errors import AlignmentError, StepError
+from tinker_claw.errors import AlignmentError, SamplerError, StepError
 from tinker_claw.types import Datum, LossPass
 
 TOKENS = (5, 6, 7, 8, 9)
@@ -93,3 +94,10 @@ def test_ragged_rows_are_refused() -> None:
     ragged = Datum(TOKENS, start=3, targets=((1, 2), (3,)), weights=((1.0, 1.0), (1.0,)))
     with pytest.raises(AlignmentError, match="differ in length"):
         to_sdk(LossPass("cross_entropy", (ragged,)), sparse=True)
+
+
+@pytest.mark.parametrize("values", [None, [1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_scores_of_named_ids_that_are_not_whole_are_refused(values: list[float] | None) -> None:
+    found = None if values is None else sdk.TensorData(values, "float32", [len(values)])
+    with pytest.raises(SamplerError, match="did not score the ids"):
+        named(found, rows=2, k=2)

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from backends import start_tinker
 from faults import Fault
-from tinkers import Served, served
+from tinker import RestClient
+from tinkers import KEY, Served, served
 
 from tinker_claw.backends.tinker import TinkerTrainer, link
 from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
@@ -216,17 +217,20 @@ async def test_poisoned_client_is_replaced(run: Run) -> None:
     await recovers(run)
 
 
-@pytest.mark.parametrize("how", ["fail", "again"])
+@pytest.mark.parametrize(
+    ("how", "category", "away"),
+    [("fail", "user", False), ("fail", "server", True), ("again", "", True)],
+)
 async def test_publishing_that_fails_leaves_the_old_sampler_answering(
-    tmp_path: Path, how: Any
+    tmp_path: Path, how: Any, category: str, away: bool
 ) -> None:
     run = await begin(tmp_path, save_timeout_s=SHORT_S)
     serving = await run.trainer.publish()
     await run.trainer.train_step(run.passes, ADAM)
-    run.spoil(Fault("retrieve_future", how, of="SaveWeightsForSampler"))
+    run.spoil(Fault("retrieve_future", how, of="SaveWeightsForSampler", category=category))
     with pytest.raises(BackendError) as caught:
         await run.trainer.publish()
-    assert isinstance(caught.value, OutageError) == (how == "again")
+    assert isinstance(caught.value, OutageError) == away
     (again,) = await serving.sample(PROMPT, PARAMS)
     assert again.tokens == run.done.tokens
     await run.trainer.aclose()
@@ -241,12 +245,26 @@ async def test_sampler_that_hangs_is_an_outage_and_one_that_fails_is_not(tmp_pat
     assert account.usage == Usage(), "what nobody computed is not billed"
     with pytest.raises(OutageError):
         await sampler.logprobs(PROMPT, start=5)
-    run.spoil(Fault("retrieve_future", "fail", of="Sample", times=1))
+    run.spoil(Fault("retrieve_future", "fail", of="Sample"))
     with pytest.raises(SamplerError, match="the test says so"):
         await sampler.sample(PROMPT, PARAMS)
     run.behave()
     (again,) = await sampler.sample(PROMPT, PARAMS)
     assert again.tokens == run.done.tokens
+    await run.trainer.aclose()
+
+
+async def test_sampler_that_was_deleted_at_the_service_is_no_outage(tmp_path: Path) -> None:
+    run = await begin(tmp_path)
+    sampler = await run.trainer.publish()
+    client = RestClient(base_url=run.there.url, api_key=KEY)
+    await client.delete_checkpoint_from_tinker_path(sampler.ref)
+    await asyncio.to_thread(run.there.restart)
+    with pytest.raises(BackendError, match="no longer has the sampler") as caught:
+        await sampler.sample(PROMPT, PARAMS)
+    assert not isinstance(caught.value, OutageError)
+    again = await (await run.trainer.base()).sample(PROMPT, PARAMS)
+    assert again[0].tokens == run.done.tokens, "the others go on"
     await run.trainer.aclose()
 
 

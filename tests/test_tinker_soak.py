@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import VOCABULARY, start_tinker
+from backends import VOCABULARY, start_local, start_tinker
 from faults import Fault
 from safetensors.numpy import load_file
 from tinkers import Served, served
@@ -199,6 +199,27 @@ async def test_fifty_steps_in_trouble_end_where_fifty_quiet_ones_end(tmp_path: P
         float(np.abs(troubled.adapter[name] - quiet.adapter[name]).max()) for name in quiet.adapter
     )
     assert worst < 1e-5, "the same weights"
+
+
+async def test_learner_comes_to_the_same_versions_and_weights_on_both_backends(
+    tmp_path: Path,
+) -> None:
+    remote = await start_tinker(tmp_path, alpha=8)
+    local = await start_local(tmp_path, alpha=8)
+    turns = await record(remote, 3 * BATCH)
+    endings = [
+        await soak(tmp_path / name, trainer, turns, steps=3)
+        for name, trainer in (("r", remote), ("l", local))
+    ]
+    for trainer in (remote, local):
+        await trainer.aclose()
+    assert (
+        endings[0].versions
+        == endings[1].versions
+        == [(0, None, 0), (1, 0, 1), (2, 1, 2), (3, 2, 3)]
+    )
+    there, here = endings[0].adapter, endings[1].adapter
+    assert max(float(np.abs(there[name] - here[name]).max()) for name in here) < 1e-5
 
 
 async def test_sample_that_the_service_refuses_is_found_and_set_aside(tmp_path: Path) -> None:

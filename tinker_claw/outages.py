@@ -52,6 +52,14 @@ class Outages:
         self._away: dict[Asking, Outage] = {}
         self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
         self._well_since = clock()
+        self.closing = False
+        """The process ends: nobody waits for the service any more."""
+
+    def give_up(self) -> None:
+        """End every wait, now and from now on."""
+        self.closing = True
+        for back in self._back.values():
+            back.set()
 
     @property
     def away(self) -> frozenset[Asking]:
@@ -104,7 +112,9 @@ class Outages:
             self.over(asking)
 
     async def rest(self, asking: Asking, seconds: float) -> None:
-        """Wait so long, or until another request of this kind is answered."""
+        """Wait so long, or until another request of this kind is answered, or the process ends."""
+        if self.closing:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._back[asking].wait()

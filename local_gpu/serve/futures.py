@@ -105,7 +105,8 @@ class Promises:
         try:
             promise.answer = await guarded(work)
         except asyncio.CancelledError:
-            promise.answer = failure("The request was cancelled: its session or the server ended.")
+            sentence = "The request was cancelled: its session or the server ended."
+            promise.answer = failure(sentence, by_user=False)  # nothing was wrong with it
             raise
         finally:
             work.close()  # one that was cancelled before it began would warn

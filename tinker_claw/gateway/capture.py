@@ -99,11 +99,13 @@ class Generation:
                     return await self._attempt(show)
             except (SamplerError, OutageError) as error:
                 wait_s = patience.wait_s(error)
-                if self._first_token_s is not None or wait_s is None:
+                if self._first_token_s is not None or wait_s is None or deps.outages.closing:
                     raise
                 self._chunks.clear()
                 if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
                     await deps.outages.rest("serving", wait_s)
+                    if deps.outages.closing:
+                        raise
                 else:
                     log.warning("sampler.failed", error=str(error), again_in_s=wait_s)
                     await asyncio.sleep(wait_s)

@@ -19,7 +19,13 @@ from tenacity import (
 )
 
 from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.errors import BackendError, JudgeError, OutageError, RequestError
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    JudgeError,
+    OutageError,
+    RequestError,
+)
 from tinker_claw.policy import Sampler
 from tinker_claw.render import Renderer
 from tinker_claw.types import Message, SamplingParams
@@ -62,7 +68,7 @@ class SamplerEndpoint:
             completions = await self._sampler.sample(prompt, params, n)
         except OutageError:
             raise
-        except (BackendError, RequestError) as error:
+        except (AlignmentError, BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
         return [self._renderer.parse(done.tokens, prompt).text for done in completions]
 

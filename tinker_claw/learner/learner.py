@@ -32,10 +32,12 @@ from tinker_claw.methods import BatchItem, Method
 from tinker_claw.outages import Backoff
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.spending import Spending, step_usage
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Adam, LossPass, Sample, StepReport
 
 FAILURES_BEFORE_BISECTING = 2
+FAILURES_BEFORE_STOPPING = 4
+"""Of one batch in which no single sample is to blame: by then it is no passing trouble."""
 _FAILURES = (BackendError, AlignmentError, RequestError)
 """What a step can fail with: the backend, or a sample that does not fit it (any more)."""
 
@@ -130,13 +132,19 @@ class Learner:
         return None
 
     async def _recover(self, batch: Sequence[Sample], step_id: int, error: ClawError) -> None:
-        """Undo a failed step, and look for the sample that is to blame where one seems to be."""
+        """Undo a failed step, and look for the sample that is to blame where one seems to be.
+
+        Raises:
+            ClawError: the batch fails again and again, and no sample of it is to blame.
+        """
         await self._recovery.after(error)
         if isinstance(error, OutageError):
             return
         failures = self._deps.ledger.steps.failures([sample.id for sample in batch])
         if failures >= FAILURES_BEFORE_BISECTING:
-            await self._quarantine_culprit(batch, step_id, error)
+            found = await self._quarantine_culprit(batch, step_id)
+            if not found and failures >= FAILURES_BEFORE_STOPPING:
+                raise error
 
     async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
         deps, started = self._deps, time.monotonic()
@@ -167,13 +175,10 @@ class Learner:
             raise StepError("no sample of the batch carries a gradient")
         return passes, await self._deps.trainer.train_step(passes, self._adam)
 
-    async def _quarantine_culprit(
-        self, batch: Sequence[Sample], step_id: int, error: ClawError
-    ) -> None:
+    async def _quarantine_culprit(self, batch: Sequence[Sample], step_id: int) -> bool:
         """Halve the batch until one sample alone fails; that one is never trained.
 
-        Raises:
-            ClawError: no single sample is to blame, so learning stops with the cause.
+        False: none fails alone, as when the trouble has passed meanwhile.
         """
         suspects = list(batch)
         while len(suspects) > 1:
@@ -181,10 +186,12 @@ class Learner:
             rest = suspects[len(suspects) // 2 :]
             suspects = half if await self._fails(half, step_id) else rest
         if not await self._fails(suspects, step_id):
-            raise error
+            log.warning("step.no_culprit", step_id=step_id)
+            return False
         culprit = suspects[0]
         self._deps.ledger.samples.quarantine(culprit.id)
         self._deps.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
+        return True
 
     async def _fails(self, samples: Sequence[Sample], step_id: int) -> bool:
         """Whether a step over these samples fails. An outage is no answer: it is waited out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.ledger import Ledger
 from tinker_claw.policy import Policy, Trainer
 from tinker_claw.telemetry import log
@@ -14,7 +15,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     are gone, so their samples are queued again and a new version takes the saved state up.
 
     Raises:
-        BackendError: the state or the sampler cannot be loaded.
+        BackendError: the state cannot be loaded, or no sampler made of it.
     """
     if unfinished := ledger.steps.void_unfinished():
         log.warning("steps.void", step_ids=unfinished, reason="never committed")
@@ -28,5 +29,14 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     if lost := ledger.steps.void_unsaved(saved):
         log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
         saved = ledger.steps.restart_from(saved)
+    try:
+        sampler = await trainer.open(saved.sampler_ref)
+    except OutageError:
+        raise
+    except BackendError as error:
+        # The state is there, and the same weights can be published again.
+        log.warning("sampler.gone", version=saved.id, error=str(error))
+        sampler = await trainer.publish()
+        saved = ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
     log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
-    return Policy(saved, await trainer.open(saved.sampler_ref))
+    return Policy(saved, sampler)

@@ -138,13 +138,18 @@ class StepTable:
                 )
         return lost
 
-    def restart_from(self, saved: PolicyVersion) -> PolicyVersion:
-        """A new version with the state of `saved`, for when later, unsaved versions exist."""
+    def restart_from(
+        self, saved: PolicyVersion, *, sampler_ref: str | None = None
+    ) -> PolicyVersion:
+        """A new version with the state of `saved`, where later versions were never saved.
+
+        `sampler_ref`: the same weights, published anew because the old sampler is gone.
+        """
         return self._add_version(
             parent=saved.id,
             step=saved.step,
             state_ref=saved.state_ref,
-            sampler_ref=saved.sampler_ref,
+            sampler_ref=sampler_ref or saved.sampler_ref,
         )
 
     def failures(self, sample_ids: Sequence[int]) -> int:

@@ -40,7 +40,7 @@ async def serve(settings: Settings) -> None:
         announce(settings, price, ledger)
         system = await wire(settings, model, ledger, price, stack)
         server = Server(system.app)
-        stop_on_signals(server)
+        stop_on_signals(server, system.health.backend.give_up)
         async with asyncio.TaskGroup() as group:
             background = (
                 group.create_task(guarded(system.judging.run(), system.health.judge)),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
@@ -36,6 +37,16 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Replies that outlast the drain are cut, which uvicorn logs with a traceback each."""
+        logger = logging.getLogger("uvicorn.error")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            logger.setLevel(level)
 
 
 @contextmanager
@@ -77,16 +88,18 @@ async def in_background(app: FastAPI) -> AsyncGenerator[str]:
                 server.should_exit = True
 
 
-def stop_on_signals(server: Server) -> None:
+def stop_on_signals(server: Server, on_stop: Callable[[], None]) -> None:
     """The first SIGTERM or Ctrl-C lets replies in flight end; the second ends at once.
 
-    Ending at once loses nothing that was committed: the ledger is transactional.
+    `on_stop` is called at the first. Ending at once loses nothing that was committed: the ledger
+    is transactional.
     """
 
     def stop() -> None:
         if server.should_exit:
             os._exit(EXIT_INTERRUPTED)
         server.should_exit = True
+        on_stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

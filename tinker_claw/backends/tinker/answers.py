@@ -44,6 +44,15 @@ def candidates(
     return tuple(map(tuple, ids.tolist())), tuple(map(tuple, best.tolist()))
 
 
+def named(found: sdk.TensorData | None, rows: int, k: int) -> Any:
+    """The scores [rows, k] of the ids that were named, whichever layout they come in."""
+    # Values only, in order: rows before the named ones are listed by the dense layout alone.
+    values = np.asarray(() if found is None else found.data)
+    if len(values) < rows * k or len(values) % k:
+        raise SamplerError("Tinker did not score the ids that were asked for.")
+    return values.reshape(-1, k)[-rows:]
+
+
 def tail(values: Any, length: int, rows: int, what: str) -> Any:
     """The last `rows` of `length` values, all of them numbers."""
     if values is None or len(values) != length:

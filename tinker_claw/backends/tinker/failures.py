@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Final
 
 import tinker
+from tinker.types import RequestErrorCategory
 
 from tinker_claw.backends.tinker.plain import Unreachable, ask_what_it_has
 from tinker_claw.errors import BackendError, OutageError
@@ -37,7 +38,13 @@ class Fault(Enum):
     LOST = "lost"
     """It does not know our session, model or request any more: begin a new session."""
     ASKED = "asked"
-    """It refuses, or fails on, what was asked."""
+    """It refuses what was asked."""
+    BROKE = "broke"
+    """It failed on what was asked, and does not say that the request was wrong.
+
+    Whoever sent a batch cannot tell a passing failure from a batch that breaks the service; for
+    a request without a batch (save, publish, load) it can only be the former.
+    """
 
 
 class Deadline(Exception):
@@ -52,7 +59,8 @@ def fault_of(error: BaseException) -> Fault:
         if isinstance(cause, tinker.APIStatusError):
             return _fault_of_status(cause.status_code)
         if isinstance(cause, tinker.RequestFailedError):
-            return Fault.ASKED
+            user = cause.category is RequestErrorCategory.User
+            return Fault.ASKED if user else Fault.BROKE
     if isinstance(error, ValueError | TypeError | AssertionError):
         return Fault.ASKED
     # A closed or poisoned client (RuntimeError), a promise that the service has dropped.
@@ -112,15 +120,32 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__
 
 
-async def unwell(base_url: str, key: str | None) -> str | None:
-    """Why the service answers nobody at the moment, as a part of a sentence; None: it does."""
+async def unwell(base_url: str, key: str | None, *, late: bool) -> str | None:
+    """Why the service answers nobody at the moment, as a part of a sentence; None: it does.
+
+    `late`: our own deadline has passed, so a refusal counts as well. Before, it does not say that
+    nothing will come: the SDK may hold another key than this plain question shows, and who is
+    told to slow down is being served.
+    """
     try:
         answer = await ask_what_it_has(base_url, key)
     except Unreachable as error:
         return f"{error}; check the network and the address"
+    if answer.status_code in _REFUSED and key is None:
+        return None
+    if answer.status_code in (*_REFUSED, *_BUSY) and not late:
+        return None
     if _fault_of_status(answer.status_code) is Fault.AWAY:
         return about_status(answer.status_code)
     return None
+
+
+def lost_at_the_service(error: BaseException) -> bool:
+    """Whether the service itself said that it does not know our session, model or request."""
+    return any(
+        isinstance(cause, tinker.APIStatusError) and cause.status_code in _LOST
+        for cause in _causes(error)
+    )
 
 
 def outage(what: str, why: str) -> OutageError:

@@ -21,7 +21,8 @@ from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unw
 
 T = TypeVar("T")
 
-CLOSE_S: Final = 10.0
+CLOSE_S: Final = 5.0
+"""Ctrl-C waits for it where the service hangs."""
 QUESTION_S: Final = 15.0
 """How often the service is asked whether it is there, while something takes long."""
 _LOOK_S: Final = 1.0
@@ -160,7 +161,7 @@ class _Watch:
         over = self._clock() >= self._until
         if not over and self._clock() < self._next:
             return None
-        told = await unwell(self._address.base_url, self._address.key)
+        told = await unwell(self._address.base_url, self._address.key, late=over)
         self._unwell = self._unwell + 1 if told else 0
         self._next = self._clock() + QUESTION_S
         if told and self._unwell == 2:
@@ -175,7 +176,9 @@ async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
     """Tell the service that the session is over. It finds out by itself if it cannot be told."""
     try:
         async with asyncio.timeout(CLOSE_S):
-            await service.close(ending).result_async()
+            # While a session is being made the SDK holds a lock, which this waits for.
+            closing = await in_daemon_thread(lambda: service.close(ending))
+            await closing.result_async()
     except (TimeoutError, tinker.TinkerError, RuntimeError):
         return
 

@@ -19,7 +19,13 @@ import tinker
 from tinker import types as sdk
 
 from tinker_claw.backends.tinker.datums import csr, to_sdk
-from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
+from tinker_claw.backends.tinker.failures import (
+    Fault,
+    fault_of,
+    lost_at_the_service,
+    outage,
+    reason,
+)
 from tinker_claw.backends.tinker.link import Link
 from tinker_claw.backends.tinker.sampler import Scoring
 from tinker_claw.types import Datum, LossName, LossPass
@@ -84,7 +90,7 @@ async def _tried(call: Awaitable[Any]) -> Any:
     try:
         return await call
     except Exception as error:
-        if fault_of(error) is Fault.AWAY:
+        if fault_of(error) is Fault.AWAY or lost_at_the_service(error):
             raise outage("the probe of what it can do", reason(error)) from error
         return None
 

@@ -15,7 +15,7 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.answers import candidates, completion, tail
+from tinker_claw.backends.tinker.answers import candidates, completion, named, tail
 from tinker_claw.backends.tinker.datums import csr
 from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
 from tinker_claw.backends.tinker.link import Link
@@ -90,9 +90,11 @@ class TinkerSampler:
         """
         try:
             await self._twice(self._connected)
+        except BackendError:
+            raise
         except Exception as error:
-            if fault_of(error) is Fault.AWAY:
-                raise outage(f"opening the sampler {self.ref}", reason(error)) from error
+            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
+                raise outage(f"opening the sampler {self._name}", reason(error)) from error
             raise BackendError(
                 f"Tinker cannot open the sampler {self.ref!r}: {reason(error)}."
             ) from error
@@ -154,22 +156,22 @@ class TinkerSampler:
             prompt_logprobs_last_n=rows if self._scoring().last_n else None,
         )
         own = tail(response.prompt_logprobs_np, len(tokens), rows, "prompt logprobs")
-        named = None
-        if targets is not None and response.target_prompt_logprobs is not None:
-            # Values only, in order: the rows that were named, whichever layout they came in.
-            flat = np.asarray(response.target_prompt_logprobs.data)
-            named = flat.reshape(-1, len(targets[0]))[-rows:]
-        if targets is not None and (named is None or len(named) != rows):
-            raise SamplerError("Tinker did not score the ids that were asked for.")
+        scored = response.target_prompt_logprobs
+        ours = () if targets is None else named(scored, rows, len(targets[0])).tolist()
         likeliest = response.topk_prompt_logprobs_np if top_k else None
         ids, best = candidates(likeliest, rows, top_k) if top_k else ((), ())
         return TokenLogprobs(
             start=start,
             logprobs=tuple(own.tolist()),
-            targets=() if named is None else tuple(map(tuple, named.tolist())),
+            targets=tuple(map(tuple, ours)),
             topk_ids=ids,
             topk_logprobs=best,
         )
+
+    @property
+    def _name(self) -> str:
+        """The last part of the path, which is enough to know it by."""
+        return self.ref.rsplit("/", 1)[-1]
 
     async def aclose(self) -> None:
         await self._idle.wait()
@@ -232,11 +234,13 @@ class TinkerSampler:
     ) -> sdk.SampleResponse:
         try:
             return await self._twice(lambda: self._once(tokens, n, params, options))
+        except BackendError:
+            raise
         except Exception as error:
             why = reason(error)
-            if fault_of(error) is Fault.ASKED:
-                raise SamplerError(f"Tinker could not sample from {self.ref}: {why}.") from error
-            raise outage(f"a request to the sampler {self.ref}", why) from error
+            if fault_of(error) in (Fault.ASKED, Fault.BROKE):
+                raise SamplerError(f"Tinker could not sample from {self._name}: {why}.") from error
+            raise outage(f"a request to the sampler {self._name}", why) from error
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more, in a session that lives, if the service has lost what we had there."""
@@ -249,7 +253,12 @@ class TinkerSampler:
         self._client = None
         if not await self._lives():
             await self._link.renew(session)
-        return await call()
+        try:
+            return await call()
+        except Exception as error:
+            if fault_of(error) is Fault.LOST:  # in a session that lives
+                raise BackendError(f"Tinker no longer has the sampler {self.ref!r}.") from error
+            raise
 
     async def _lives(self) -> bool:
         """Whether the session still serves the base model."""

@@ -34,7 +34,7 @@ def raise_failures(results: Mapping[str, Any]) -> None:
         return
     told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
     first = next(iter(failed.values()))
-    if any(fault_of(error) is Fault.ASKED for error in failed.values()):
+    if any(fault_of(error) in (Fault.ASKED, Fault.BROKE) for error in failed.values()):
         raise StepError(f"The step is void: {told}.") from first
     raise outage("a step", told) from first
 

@@ -170,6 +170,20 @@ class TinkerTrainer:
         """
         if not _STATE.fullmatch(ref):
             raise BackendError(f"{ref!r} is not the path of a saved state at Tinker.")
+        try:
+            fresh, client = await self._loaded_in_new_session(ref)
+        except Exception as error:
+            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
+                raise outage("loading a saved state", reason(error)) from error
+            raise BackendError(f"Tinker cannot load {ref!r}: {reason(error)}.") from error
+        old, self._training = self._training, fresh
+        self._client, self._suspect, self._loaded = client, False, ref
+        await old.aclose()
+
+    async def _loaded_in_new_session(
+        self, ref: str, *, again: bool = True
+    ) -> tuple[Link, tinker.TrainingClient]:
+        """Once more if the new session is lost as well: a service that restarts forgets it."""
         fresh = Link(self._where, "training")
         try:
             client = await fresh.ask(
@@ -178,12 +192,10 @@ class TinkerTrainer:
             )
         except Exception as error:
             await fresh.aclose()
-            if fault_of(error) is Fault.AWAY:
-                raise outage("loading a saved state", reason(error)) from error
-            raise BackendError(f"Tinker cannot load {ref!r}: {reason(error)}.") from error
-        old, self._training = self._training, fresh
-        self._client, self._suspect, self._loaded = client, False, ref
-        await old.aclose()
+            if again and fault_of(error) is Fault.LOST:
+                return await self._loaded_in_new_session(ref, again=False)
+            raise
+        return fresh, client
 
     async def export_adapter(self, directory: Path) -> None:
         client = await self._ready()
