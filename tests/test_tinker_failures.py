@@ -298,6 +298,10 @@ async def test_service_that_is_gone_is_noticed_long_before_the_deadline(
             await sampler.sample(PROMPT, PARAMS)
         with pytest.raises(OutageError, match="cannot be reached"):
             await run.trainer.train_step(run.passes, ADAM)
+    monkeypatch.undo()
+    async with asyncio.timeout(10):  # it is known to be away: the next request is told at once
+        with pytest.raises(OutageError, match="cannot be reached"):
+            await sampler.sample(PROMPT, PARAMS)
     await run.trainer.aclose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from wire_servers import NAME, Raw, WireServer, wire_server
@@ -132,3 +133,16 @@ def test_the_capabilities_name_the_model(server: WireServer, raw: Raw) -> None:
     info = raw.post("get_info", model_id=model)
     assert info["lora_rank"] == 4
     assert info["model_data"]["tokenizer_id"].startswith("/")
+
+
+def test_bodies_that_are_too_long_or_of_unknown_length_are_turned_away_unread(
+    tmp_path: Path,
+) -> None:
+    with wire_server(tmp_path, body_bytes=1000) as server:
+        raw = Raw(server.url)
+        for body in (b" " * 1001, iter([b"{}"])):
+            answer = raw.http.post("create_session", content=body)
+            assert answer.status_code == 413
+            assert "may have 1000 bytes" in answer.json()["error"]
+        assert raw.session(), "the next client is served"
+        raw.http.close()

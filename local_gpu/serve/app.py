@@ -7,7 +7,6 @@ again for minutes).
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -16,12 +15,11 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from local_gpu.serve import asks, checkpoint_routes
 from local_gpu.serve.checkpoint_routes import Served
 from local_gpu.serve.config import tokenizer_of
+from local_gpu.serve.doors import BodyLimit, Key
 from local_gpu.serve.service import Service
 from local_gpu.serve.training import Workshop
 from tinker_claw.errors import ClawError, RequestError
@@ -41,8 +39,9 @@ def create_app(shop: Workshop) -> FastAPI:
             yield
 
     app = FastAPI(title="Tinker on your own GPU", lifespan=lifespan, openapi_url=None)
+    app.add_middleware(BodyLimit, limit=shop.config.body_bytes)
     if shop.config.api_key is not None:
-        app.add_middleware(_Key, wanted=shop.config.api_key)
+        app.add_middleware(Key, wanted=shop.config.api_key)
     app.include_router(checkpoint_routes.without_key)
     app.include_router(checkpoint_routes.routes)
     app.include_router(routes)
@@ -50,26 +49,6 @@ def create_app(shop: Workshop) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_body)
     app.add_exception_handler(HTTPStatus.NOT_FOUND, _refuse_route)
     return app
-
-
-class _Key:
-    """Turns away who has not the key, before a body is read."""
-
-    def __init__(self, app: ASGIApp, wanted: str) -> None:
-        self._app = app
-        self._wanted = wanted.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(checkpoint_routes.OPEN_PATHS):
-            given = Headers(scope=scope).get("X-API-Key", "")
-            if not secrets.compare_digest(given.encode(), self._wanted):
-                sentence = (
-                    "The API key is wrong: set TINKER_API_KEY to the --api-key of this server."
-                )
-                body, close = {"error": sentence, "category": "user"}, {"Connection": "close"}
-                refusal = JSONResponse(body, HTTPStatus.UNAUTHORIZED, close)
-                return await refusal(scope, receive, send)
-        await self._app(scope, receive, send)
 
 
 async def _refuse_route(request: Request, error: Exception) -> JSONResponse:

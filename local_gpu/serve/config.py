@@ -61,6 +61,8 @@ class WireConfig:
     """And one that was."""
     keep_result_bytes: int = 1 << 28
     """Of answers together; the oldest go first."""
+    body_bytes: int = 1 << 26
+    """Of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot cut."""
     chunk_datums: int = 1024
     """The SDK cuts a forward_backward into requests of so many datums ..."""
     chunk_bytes: int = 5_000_000

@@ -46,6 +46,8 @@ class Link:
         self._address = address
         self._purpose = purpose
         self._service = self._new()
+        self._doubtful = False
+        """The last wait ended without an answer, so the next one asks at once what is wrong."""
 
     @property
     def address(self) -> Address:
@@ -96,10 +98,11 @@ class Link:
         late: Deadline | None = None
         try:
             waiting = set(tasks)
-            watch = _Watch(self._address, deadline_s)
+            watch = _Watch(self._address, deadline_s, doubtful=self._doubtful)
             while waiting and late is None:
                 _, waiting = await asyncio.wait(waiting, timeout=watch.left_s)
                 late = await watch.look() if waiting else None
+            self._doubtful = late is not None
         finally:
             for task in tasks:
                 task.cancel()
@@ -140,13 +143,13 @@ class _Watch:
     that get no answer are enough.
     """
 
-    def __init__(self, address: Address, deadline_s: float) -> None:
+    def __init__(self, address: Address, deadline_s: float, *, doubtful: bool) -> None:
         self._address = address
         self._deadline_s = deadline_s
         self._clock = asyncio.get_running_loop().time
         self._until = self._clock() + deadline_s
-        self._next = self._clock() + QUESTION_S
-        self._unwell = 0
+        self._next = self._clock() + (0.0 if doubtful else QUESTION_S)
+        self._unwell = 1 if doubtful else 0
         self._billing = NOTICES.billing
 
     @property

@@ -23,8 +23,10 @@ from tinker_claw.errors import BackendError
 from tinker_claw.telemetry import log
 
 _DELETE_S: Final = 30.0
-_LIST_S: Final = 60.0
-_DOWNLOAD_S: Final = 600.0
+_REST_S: Final = 60.0
+"""For one answer."""
+_DOWNLOAD_S: Final = 1800.0
+"""For all files of an export."""
 
 
 def unused_name(name: str) -> str:
@@ -69,14 +71,17 @@ async def download(address: Address, path: str, folder: Path) -> None:
     Raises:
         BackendError: the service names no files, or one of them cannot be had.
     """
-    async with asyncio.timeout(_LIST_S):
+    async with asyncio.timeout(_REST_S):
         client = await _rest(address)
         found = await client.get_external_weights_urls(path).result_async()
     if not found.urls:
         raise BackendError(f"Tinker exported no files for {path}.")
     targets = _targets(folder, list(found.urls))
     with TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-        async with httpx.AsyncClient(timeout=_DOWNLOAD_S, follow_redirects=True) as web:
+        async with (
+            asyncio.timeout(_DOWNLOAD_S),
+            httpx.AsyncClient(timeout=_REST_S, follow_redirects=True) as web,
+        ):
             for number, url in enumerate(found.urls.values()):
                 await _fetch(web, url, Path(draft) / str(number))
         for number, target in enumerate(targets):
