@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -54,15 +57,23 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
         assert spent.keys() >= {"serve", "teacher", "train"}
         assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)
 
-        with product(data, *priced, env=ENV, backend=remote(box)) as running:
+        quick = ("--keepalive-s", "0.5")
+        with (
+            product(data, *priced, *quick, env=ENV, backend=remote(box)) as running,
+            ThreadPoolExecutor(1) as pool,
+        ):
             assert running.health()["policy_version"] == 1
             assert running.health()["spent_usd"] >= sum(spent.values()) * 0.999
             box.process.send_signal(signal.SIGKILL)
             box.process.wait()
-            with pytest.raises(httpx.ReadTimeout):
-                ask_within(running.url, 2.0)
+            waiting = pool.submit(deltas, running.url)
+            time.sleep(3)
+            assert not waiting.done()
             with wire_process(boxes, port=port_of(box)) as second:
                 assert second.url == box.url
+                told = waiting.result(timeout=120)
+                assert told.count({}) >= 4, "it was kept alive"
+                assert "".join(delta.get("content", "") for delta in told), "and then answered"
                 assert ask(running, "after", [HELLO]), "the same version, in a new session"
                 learn(running, 2, range(100, 160))
                 assert running.health()["status"] == "ok"
@@ -75,9 +86,13 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
     assert "Traceback" not in running.log.read_text()
 
 
-def ask_within(url: str, seconds: float) -> None:
-    body = {"model": "demo", "messages": [HELLO], "max_tokens": 20}
-    httpx.post(f"{url}/chat/completions", json=body, timeout=seconds)
+def deltas(url: str) -> list[dict[str, Any]]:
+    """What a streamed reply says, keep-alives included."""
+    body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
+    with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=120) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event)["choices"][0]["delta"] for event in events]
 
 
 def without_torch(folder: Path) -> str:
