@@ -25,7 +25,7 @@ from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams,
 
 ADAM = Adam(learning_rate=0.01)
 PROMPT = tuple(range(1, 30))
-SHORT_S = 1.0
+SHORT_S = 2.0
 PARAMS = SamplingParams(max_tokens=6, seed=1)
 
 
@@ -114,7 +114,7 @@ async def test_each_future_that_is_late_voids_the_step_as_an_outage(
     run.spoil(Fault("retrieve_future", how, of=future[0], number=future[1]))
     with pytest.raises(OutageError) as caught:
         await run.trainer.train_step(run.passes, ADAM)
-    assert f"{name}: nothing came back within 1 s" in str(caught.value)
+    assert f"{name}: nothing came back within 2 s" in str(caught.value)
     await recovers(run)
 
 
@@ -132,7 +132,7 @@ async def test_status_for_ever_is_an_outage_after_our_deadline(
     run: Run, path: str, status: int
 ) -> None:
     run.spoil(Fault(path, status=status))
-    with pytest.raises(OutageError, match="nothing came back within 1 s"):
+    with pytest.raises(OutageError, match="nothing came back within 2 s"):
         await run.trainer.train_step(run.passes, ADAM)
     await recovers(run)
 
@@ -329,4 +329,4 @@ async def test_nothing_here_blocks_the_event_loop(run: Run) -> None:
     run.spoil(Fault("config", status=503, times=2))
     await run.trainer.load_state(run.committed)  # makes a new session, against a slow start
     pulse.cancel()
-    assert longest < 1.0, "a new session waits for the service in a thread of its own"
+    assert longest < 2.0, "a new session waits for the service in a thread of its own"
