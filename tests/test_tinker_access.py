@@ -6,7 +6,10 @@ Over real HTTP; where a server has to be strange, it is Python's own HTTP server
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,12 +20,14 @@ from typing import Any
 import pytest
 from backends import CONTEXT
 from faults import Fault
+from tinker import TinkerError
 from tinkers import KEY, NAME, served, start_tinker
 
-from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer, access, check_sdk, offered
+from tinker_claw.backends.sdk import check_sdk
+from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer, failures, offered
 from tinker_claw.backends.tinker.access import Served, choose
 from tinker_claw.config import Training
-from tinker_claw.errors import ConfigError, OutageError
+from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build, require
 
 
@@ -143,11 +148,70 @@ async def test_service_that_is_down_is_said_to_be() -> None:
         assert "it answers HTTP 503" in await refusal(base_url=url)
 
 
-def test_another_release_of_the_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("release", ["0.25.0", None])
+def test_another_release_of_the_sdk_or_none_is_one_sentence(
+    tmp_path: Path, release: str | None
+) -> None:
+    """With the real old release in front of the right one; and with one that cannot be found."""
     check_sdk()
-    monkeypatch.setattr(access, "SDK_VERSION", "0.39.0")
-    with pytest.raises(ConfigError, match=r"is 0\.38\.0.*needs exactly 0\.39\.0.*pip install"):
-        check_sdk()
+    where = ["--no-deps", "--quiet", "--target", str(tmp_path / "old")]
+    if release is not None:
+        pip = [sys.executable, "-m", "pip", "install", *where, f"tinker=={release}"]
+        subprocess.run(pip, check=True, capture_output=True)
+    hide = (
+        "import importlib.metadata as m, sys; sys.modules['tinker'] = None; found = m.version\n"
+        "def version(name):\n"
+        "    if name == 'tinker': raise m.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "m.version = version\n"
+    )
+    start = "from tinker_claw.cli import main; raise SystemExit(main(['--port', '0']))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", start if release else hide + start],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "old"), "TINKER_API_KEY": KEY},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert f"the tinker package is {release or 'missing'}, and" in done.stderr
+    assert "pip install tinker==0.38.0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_credentials_that_ran_out_are_no_lost_session() -> None:
+    expired = TinkerError("The api_key JWT has expired.")
+    assert failures.fault_of(expired) is failures.Fault.AWAY
+
+
+async def test_telemetry_of_the_sdk_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
+    trainer = await start_tinker(tmp_path)
+    await trainer.capabilities()
+    await trainer.aclose()
+    assert served(tmp_path).faulty.seen["asample"] > 0
+    assert served(tmp_path).faulty.seen["telemetry"] == 0
+
+
+async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, keep_states=2, keep_samplers=2)
+    first = await trainer.save_state("first")
+    await trainer.load_state(first)
+    states = [await trainer.save_state("more") for _ in range(3)]
+    serving = await trainer.publish()
+    closed = [await trainer.publish() for _ in range(4)]
+    for sampler in closed:
+        await sampler.aclose()
+    newest = await trainer.publish()
+    for path in (first, *states[1:]):
+        await trainer.load_state(path)
+    with pytest.raises(BackendError, match="no checkpoint"):
+        await trainer.load_state(states[0])
+    for sampler in (serving, closed[-1], newest):
+        await trainer.open(sampler.ref)
+    with pytest.raises(BackendError):
+        await trainer.open(closed[0].ref)
+    await trainer.aclose()
 
 
 async def test_context_is_what_the_service_says_unless_less_is_asked_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 
+from tinker_claw.backends.sdk import check_sdk
 from tinker_claw.config import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.learner.rate import lora_learning_rate
@@ -86,9 +87,9 @@ async def check_backend(settings: Settings) -> None:
         ConfigError: says what is missing and what to do.
     """
     if settings.run.backend == "tinker":
-        from tinker_claw.backends.tinker import check_sdk, offered  # its SDK takes a second
+        check_sdk()  # before the adapter, which another release could not import
+        from tinker_claw.backends.tinker import offered  # its SDK takes a second
 
-        check_sdk()
         await offered(tinker_config(settings))
         return
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]

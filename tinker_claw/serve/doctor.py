@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from tinker_claw import config
+from tinker_claw.backends.sdk import SDK_VERSION
 from tinker_claw.config import Settings
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.judge import HttpEndpoint
@@ -89,7 +90,7 @@ def _line(state: str, name: str, told: str) -> None:
 async def _backend(patient: _Patient) -> str:
     await check_backend(patient.settings)
     if patient.remote:
-        from tinker_claw.backends.tinker.access import SDK_VERSION, address
+        from tinker_claw.backends.tinker.access import address
 
         where = address(patient.settings.run.base_url)
         return f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model"

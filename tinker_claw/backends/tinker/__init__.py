@@ -1,7 +1,7 @@
 """The Tinker service, and every server that speaks its API, through the official SDK.
 
     plain      one question without the SDK
-    access     key, version of the SDK, address, models: what can be wrong before the first token
+    access     key, address, models: what can be wrong before the first token
     link       one session with the service: deadlines, and a new session when it is lost
     failures   foreign exceptions into ours, each with a sentence
     datums     our compact records into the SDK's shifted arrays, and back
@@ -12,7 +12,6 @@ Rule: every wait has a deadline of ours, and nothing here blocks the event loop.
 retries is not retried again.
 """
 
-from tinker_claw.backends.tinker.access import check_sdk
 from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer, offered
 
-__all__ = ["TinkerConfig", "TinkerTrainer", "check_sdk", "offered"]
+__all__ = ["TinkerConfig", "TinkerTrainer", "offered"]

@@ -1,4 +1,4 @@
-"""What can be wrong before the first token: SDK, key, address, model. Each is a sentence.
+"""What can be wrong before the first token: key, address, model. Each is a sentence.
 
 Rule: everything here is asked once, at start, and costs nothing.
 """
@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,6 @@ from tinker_claw.backends.tinker.link import Address, in_daemon_thread
 from tinker_claw.backends.tinker.plain import Unreachable, ask_what_it_has
 from tinker_claw.errors import ConfigError
 
-SDK_VERSION: Final = "0.38.0"
 KEY_VARIABLE: Final = "TINKER_API_KEY"
 URL_VARIABLE: Final = "TINKER_BASE_URL"
 _KEY_PREFIXES: Final = ("tml-", "eyJ")
@@ -39,23 +37,6 @@ class Served:
     """None: the service does not say."""
     trainable: bool
     """False only where the service says so."""
-
-
-def check_sdk() -> None:
-    """Refuse another release of the SDK than the one that this program was written against.
-
-    Raises:
-        ConfigError: says which is there and how to get the right one.
-    """
-    try:
-        found = version("tinker")
-    except PackageNotFoundError:
-        found = "missing"
-    if found != SDK_VERSION:
-        raise ConfigError(
-            f"the tinker package is {found}, and this program needs exactly {SDK_VERSION}, because "
-            f"its wire changes between releases: pip install tinker=={SDK_VERSION}"
-        )
 
 
 def address(base_url: str | None, key: str | None = None) -> Address:

@@ -61,6 +61,10 @@ def fault_of(error: BaseException) -> Fault:
         if isinstance(cause, tinker.RequestFailedError):
             user = cause.category is RequestErrorCategory.User
             return Fault.ASKED if user else Fault.BROKE
+        if isinstance(cause, tinker.APIError):  # an answer that the SDK cannot read
+            return Fault.BROKE
+        if isinstance(cause, tinker.TinkerError):  # of its credentials: expired, or not to be had
+            return Fault.AWAY
     if isinstance(error, ValueError | TypeError | AssertionError):
         return Fault.ASKED
     # A closed or poisoned client (RuntimeError), a promise that the service has dropped.

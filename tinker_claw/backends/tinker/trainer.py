@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import tinker
 from tinker.lib.public_interfaces import APIFuture
 
-from tinker_claw.backends.tinker.access import Served, address, check_sdk, choose, served_models
+from tinker_claw.backends.tinker.access import Served, address, choose, served_models
 from tinker_claw.backends.tinker.datums import to_sdk
 from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
 from tinker_claw.backends.tinker.link import Address, Link
@@ -95,12 +95,11 @@ class TinkerTrainer:
 
     @classmethod
     async def start(cls, config: TinkerConfig) -> TinkerTrainer:
-        """Check the SDK, the key, the address and the model. Spends nothing.
+        """Check the key, the address and the model. Spends nothing.
 
         Raises:
             ConfigError: one of them is wrong; the sentence says what to do.
         """
-        check_sdk()
         # The SDK would report exceptions with their stacks; conversations pass through here.
         os.environ.setdefault("TINKER_TELEMETRY", "0")
         where, served = await offered(config)
