@@ -18,8 +18,8 @@ from typing import Any
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION = 2
-_MIGRATIONS = {1: "migrate_1_to_2.sql"}
+SCHEMA_VERSION = 3
+_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
 """From each older version to the next."""
 
 

@@ -11,6 +11,7 @@ CREATE TABLE sessions (
   user       TEXT NOT NULL,
   key        TEXT NOT NULL,
   created_at REAL NOT NULL,
+  closed_at  REAL,                       -- NULL: it may go on; set when it ended or has long been idle
   UNIQUE (user, key)
 ) STRICT;
 
@@ -48,7 +49,10 @@ CREATE TABLE turns (
   history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
   reply_digest      TEXT NOT NULL,
   settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
-  untrained_because TEXT                 -- NULL while it may still be trained
+  untrained_because TEXT,                -- NULL while it may still be trained
+  call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
+  trace             TEXT,                -- the client's trace id, where it sent one
+  fallback          TEXT                 -- why another than the current version answered; NULL: it did not
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id) WHERE settled = 0;

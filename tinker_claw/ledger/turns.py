@@ -40,6 +40,12 @@ class NewTurn:
     reply_digest: str
     """Digest of the assistant message that the client will send back as history."""
     untrained_because: str | None = None
+    call: str = ""
+    """What the request was for."""
+    trace: str | None = None
+    """The client's trace id."""
+    fallback: str | None = None
+    """Why another than the current version answered; None: it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,9 @@ class TurnTable:
             "reply_digest": turn.reply_digest,
             "settled": turn.untrained_because is not None,
             "untrained_because": turn.untrained_because,
+            "call": turn.call,
+            "trace": turn.trace,
+            "fallback": turn.fallback,
         }
         columns = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
