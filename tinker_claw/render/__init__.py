@@ -4,7 +4,9 @@ Rule: sampled ids are never encoded again; a prompt is either rendered in full o
 stream with new tokens behind it.
 """
 
-from tinker_claw.render.renderer import Prompt, Renderer, family_of
+from tinker_claw.render.layout import Layout, Prompt
+from tinker_claw.render.renderer import Renderer, family_of
+from tinker_claw.render.stops import CutStream
 from tinker_claw.render.stream import Delta, ReplyStream
 
-__all__ = ["Delta", "Prompt", "Renderer", "ReplyStream", "family_of"]
+__all__ = ["CutStream", "Delta", "Layout", "Prompt", "Renderer", "ReplyStream", "family_of"]

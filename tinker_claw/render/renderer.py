@@ -6,35 +6,25 @@ render and an exact extension, finds where a hint goes, and keeps hints from for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast
 
 import renderers
-from jinja2 import TemplateError
 from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.reasoning import prompt_ends_in_reasoning
 
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.calls import only_call, tool_call
+from tinker_claw.render.encoding import Encoder
+from tinker_claw.render.format import Format, Tools, content_end, first_line, plain, specs
+from tinker_claw.render.layout import Layout, Prompt
 from tinker_claw.render.plain import encode_plain
 from tinker_claw.render.stream import BufferedStream, MarkedStream, Markers, ReplyStream
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
-Tools = Sequence[Mapping[str, Any]]
-
 # Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
 # token. Others are parsed when they are complete.
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rendered request."""
-
-    tokens: tuple[int, ...]
-    hint_at: int | None
-    """Index behind the content of the message that a hint belongs to; None: not known."""
 
 
 def family_of(model: str) -> str:
@@ -48,11 +38,13 @@ class Renderer:
     def __init__(self, tokenizer: Any, config: Any) -> None:
         """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
         self._tokenizer = tokenizer
-        self._base = renderers.create_renderer(tokenizer, config)
+        self._encoder = Encoder(tokenizer)
+        first = Format(tokenizer, self._encoder, config)
+        self._formats: dict[bool | None, Format] = {None: first}
+        self._base = first.plain
         config = cast("Any", self._base).config
         self.family: str = config.name
         self.takes_enable_thinking = "enable_thinking" in renderers.template_field_names(config)
-        self._formats: dict[bool | None, renderers.Renderer] = {None: self._base}
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
         added = cast("dict[str, int]", tokenizer.get_added_vocab())
         self._added = tuple(sorted(added, key=len, reverse=True))
@@ -78,7 +70,7 @@ class Renderer:
         except (OSError, ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
-                f"({_first_line(error)}); check --model-name, or choose another --renderer"
+                f"({first_line(error)}); check --model-name, or choose another --renderer"
             ) from error
         return renderer
 
@@ -90,7 +82,20 @@ class Renderer:
         hint_message: int | None = None,
         enable_thinking: bool | None = None,
     ) -> Prompt:
-        """Render a request in full, ready for sampling.
+        """Render a request, ready for sampling; see `lay_out`."""
+        return self.lay_out(
+            messages, tools, hint_message=hint_message, enable_thinking=enable_thinking
+        ).prompt()
+
+    def lay_out(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        hint_message: int | None = None,
+        enable_thinking: bool | None = None,
+    ) -> Layout:
+        """The prompt, before what is new in it is encoded.
 
         Args:
             hint_message: index of the message at whose end a hint would go.
@@ -98,19 +103,7 @@ class Renderer:
         Raises:
             RequestError: the model's chat template refuses these messages.
         """
-        chat = self._format(enable_thinking)
-        given: dict[str, Any] = {"tools": list(tools) if tools else None}
-        try:
-            if self.family == "default":  # its render() renders every prefix, for nothing
-                ids = chat.render_ids(_plain(messages), add_generation_prompt=True, **given)
-                return Prompt(tuple(ids), None)
-            rendered = chat.render(_plain(messages), add_generation_prompt=True, **given)
-        except (ValueError, TypeError, KeyError, RecursionError, TemplateError) as error:
-            raise RequestError(
-                f"The model's chat format does not take these messages: {_first_line(error)}.",
-                param="messages",
-            ) from error
-        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint_message))
+        return self._format(enable_thinking).lay_out(messages, tools, hint_message)
 
     def extend(
         self,
@@ -127,15 +120,15 @@ class Renderer:
         Args:
             hint_message: index into `new_messages`.
         """
-        rendered = self._format(enable_thinking).bridge_to_next_turn(
+        rendered = self._format(enable_thinking).plain.bridge_to_next_turn(
             list(previous_prompt),
             list(previous_completion),
-            _plain(new_messages),
+            plain(new_messages),
             tools=cast("Any", list(tools) if tools else None),
         )
         if rendered is None:
             return None
-        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint_message))
+        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint_message))
 
     def hint_tokens(self, hint: str) -> tuple[int, ...]:
         """A hint as tokens. Text that looks like a control token stays text."""
@@ -172,17 +165,18 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _format(self, enable_thinking: bool | None) -> renderers.Renderer:
+    def _format(self, enable_thinking: bool | None) -> Format:
         if enable_thinking not in self._formats:
             if not self.takes_enable_thinking:
                 raise RequestError(
                     "chat_template_kwargs.enable_thinking is not a switch of this model.",
                     param="chat_template_kwargs.enable_thinking",
                 )
-            self._formats[enable_thinking] = renderers.create_renderer(
+            self._formats[enable_thinking] = Format(
                 self._tokenizer,
+                self._encoder,
                 cast("Any", self._base).config,
-                chat_template_kwargs={"enable_thinking": enable_thinking},
+                {"enable_thinking": enable_thinking},
             )
         return self._formats[enable_thinking]
 
@@ -198,7 +192,7 @@ class Renderer:
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
         try:
-            parsed = self._base.parse_response(list(block), tools=_specs(tools))
+            parsed = self._base.parse_response(list(block), tools=specs(tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
         return only_call(parsed.tool_calls)
@@ -206,7 +200,7 @@ class Renderer:
     def _parse_complete(self, tokens: Tokens, prompt: Tokens, tools: Tools | None) -> Reply:
         ids = list(tokens)
         try:
-            parsed = self._base.parse_response(ids, tools=_specs(tools), prompt_ids=list(prompt))
+            parsed = self._base.parse_response(ids, tools=specs(tools), prompt_ids=list(prompt))
         except (ValueError, RecursionError):
             end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
             return Reply(text=self.decode(ids[:end]).strip())
@@ -220,25 +214,3 @@ class Renderer:
             else:
                 text += self.decode(ids[slice(*attempt.token_span)])
         return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
-
-
-def _plain(messages: Sequence[Message]) -> list[Any]:
-    return [dict(message) for message in messages]
-
-
-def _specs(tools: Tools | None) -> Any:
-    return list(tools) if tools else None
-
-
-def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
-    """Index behind the last content token of a message; None without exact attribution."""
-    if message is None or not rendered.is_content:
-        return None
-    for at in range(len(rendered.token_ids) - 1, -1, -1):
-        if rendered.message_indices[at] == message and rendered.is_content[at]:
-            return at + 1
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

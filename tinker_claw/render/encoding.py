@@ -1,0 +1,120 @@
+"""Text to ids, each text once.
+
+Rule: the ids of a text are exactly those that the tokenizer gives for it. An agent sends its system
+prompt, its tools and its history again with every request; only what is new is worth encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+CAPACITY = 2_000_000
+"""Ids kept. With start, packed copy and text an id takes some twenty bytes."""
+_ASIDE = 8_000
+"""Characters from which on encoding is worth the way to another thread: two milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text's ids."""
+
+    ids: tuple[int, ...]
+    packed: bytes
+    """The ids as little-endian int32."""
+    starts: array[int] | None
+    """Index in the text of each id's first character; None: the tokenizer does not tell."""
+
+    def between(self, start: int, end: int) -> slice:
+        """The ids whose first character lies in text[start:end]."""
+        assert self.starts is not None
+        return slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
+
+
+class Encoder:
+    """Remembers what it has encoded, the longest unused forgotten first."""
+
+    def __init__(self, tokenizer: Any, capacity: int = CAPACITY) -> None:
+        """`tokenizer`: of transformers; a fast one tells where in the text an id begins."""
+        self._tokenizer = tokenizer
+        self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
+        self._capacity = capacity
+        self._known: OrderedDict[str, Encoded] = OrderedDict()
+        self._held = 0
+        self._one: dict[int, int] = {}
+        # One thread: more of them would only take the processor from the event loop.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._coming: dict[str, asyncio.Future[dict[str, Encoded]]] = {}
+
+    def __len__(self) -> int:
+        """Ids held."""
+        return self._held
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        """Those of the texts that have yet to be encoded, each once."""
+        return [text for text in dict.fromkeys(texts) if text not in self._known]
+
+    async def prepare(self, texts: Sequence[str]) -> None:
+        """Encode long texts that are not known yet in a thread, so that the event loop goes on.
+
+        Requests that bring the same text at the same time wait for one encoding of it.
+        """
+        while missing := self.unknown(texts):
+            if sum(map(len, missing)) < _ASIDE:
+                return
+            new = [text for text in missing if text not in self._coming]
+            if new:
+                loop = asyncio.get_running_loop()
+                coming = loop.run_in_executor(self._thread, self._compute, new)
+                coming.add_done_callback(self._arrived)
+                self._coming |= dict.fromkeys(new, coming)
+            # Shielded: a client that hangs up must not take it from the others.
+            await asyncio.shield(self._coming[missing[0]])
+
+    def _compute(self, texts: Sequence[str]) -> dict[str, Encoded]:
+        return {text: self._encode(text) for text in texts}
+
+    def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
+        self._coming = {text: future for text, future in self._coming.items() if future != coming}
+        if not coming.cancelled() and coming.exception() is None:
+            self._learn(coming.result())
+
+    def _learn(self, encoded: Mapping[str, Encoded]) -> None:
+        for text, entry in encoded.items():
+            if text not in self._known:
+                self._known[text] = entry
+                self._held += len(entry.ids)
+        while self._held > self._capacity and len(self._known) > 1:
+            _, oldest = self._known.popitem(last=False)
+            self._held -= len(oldest.ids)
+
+    def encode(self, text: str) -> Encoded:
+        """Ids of `text`, from memory or anew."""
+        entry = self._known.get(text)
+        if entry is None:
+            entry = self._encode(text)
+            self._learn({text: entry})
+        else:
+            self._known.move_to_end(text)
+        return entry
+
+    def _encode(self, text: str) -> Encoded:
+        if self.tells_starts:
+            # What the tokenizer's own encode() calls, without a tenth of a millisecond around it.
+            found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+            ids, starts = found.ids, array("i", [start for start, _ in found.offsets])
+        else:
+            ids, starts = self._tokenizer.encode(text, add_special_tokens=False), None
+        packed = array("i", ids)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        # One object per id of the vocabulary, not one per occurrence: a prompt holds references.
+        one = self._one
+        return Encoded(tuple(one.setdefault(i, i) for i in ids), packed.tobytes(), starts)

@@ -1,0 +1,175 @@
+"""One chat format with its switches set: messages to prompts, fast where that is the same.
+
+Rule: the prompt is the package's full render, token for token. A layout is used only with formats
+that passed the try-out, and a request that a layout cannot tell exactly is rendered the plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import renderers
+from jinja2 import TemplateError
+
+from tinker_claw.errors import RequestError
+from tinker_claw.render.encoding import Encoder
+from tinker_claw.render.layout import Layout, Piece, Prompt, Typesetter, UnknownPlaceholder
+from tinker_claw.types import Message
+
+Tools = Sequence[Mapping[str, Any]]
+
+_UNFIT = (ValueError, TypeError, KeyError, RecursionError, TemplateError)
+"""What formats raise for messages that they do not take."""
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+_CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_ASKED = {"role": "user", "content": " Look there,\nand here. "}
+_CALLED = {"role": "assistant", "content": "So I do.", "tool_calls": [_CALL, _CALL | {"id": "b2"}]}
+_FOUND = [
+    {"role": "tool", "tool_call_id": "a1", "content": "nothing"},
+    {"role": "tool", "tool_call_id": "b2", "content": "grüße\n\n"},
+]
+_SAID = {"role": "assistant", "content": "Nothing.", "reasoning_content": "I looked."}
+_THANKED = {"role": "user", "content": "user"}
+_PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+    ([_ASKED], []),
+    ([_SYSTEM, _ASKED], [_TOOL]),
+    ([_SYSTEM, _ASKED, _CALLED, *_FOUND], [_TOOL]),
+    ([_SYSTEM, _ASKED, _CALLED, *_FOUND, _SAID, _THANKED], [_TOOL]),
+    ([_SYSTEM, _ASKED, _SAID, _THANKED, _ASKED], []),
+)
+"""Conversations with everything that changes how a format puts messages together."""
+
+
+class Format:
+    """A format of the `renderers` package over one tokenizer."""
+
+    def __init__(self, tokenizer: Any, encoder: Encoder, config: Any, switches: Any = None) -> None:
+        """
+        Args:
+            config: of the package, or None to go by the tokenizer's name.
+            switches: template switches, as in chat_template_kwargs.
+        """
+        self.plain = renderers.create_renderer(tokenizer, config, chat_template_kwargs=switches)
+        self._encoder = encoder
+        self._typesetter = Typesetter(tokenizer, encoder)
+        self._laying: renderers.Renderer | None = None
+        name: str = cast("Any", self.plain).config.name
+        self._by_template = name == "default"  # the tokenizer's own template, run in one piece
+        if not self._by_template:
+            self._laying = renderers.create_renderer(
+                cast("Any", self._typesetter), config, chat_template_kwargs=switches
+            )
+            if not self._tried_out():
+                self._laying = None
+
+    @property
+    def lays_out(self) -> bool:
+        """Prompts cost what is new in them."""
+        return self._laying is not None
+
+    def lay_out(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Layout:
+        """The prompt, its texts not encoded yet.
+
+        Args:
+            hint: index of the message at whose end a hint would go.
+
+        Raises:
+            RequestError: the format refuses these messages.
+        """
+        try:
+            found = self._lay(messages, tools, hint)
+            if found is None:
+                prompt = self._render(messages, tools, hint)
+                found = Layout(self._encoder, prompt.tokens, {}, prompt.hint_at)
+        except _UNFIT as error:
+            raise RequestError(
+                f"The model's chat format does not take these messages: {first_line(error)}.",
+                param="messages",
+            ) from error
+        return found
+
+    def _lay(
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None
+    ) -> Layout | None:
+        """None: only the plain way can tell."""
+        laying = self._laying
+        if laying is None:
+            return None
+        content = None if hint is None else messages[hint]["content"]
+        with self._typesetter.recording(content) as pieces:
+            rendered = laying.render(
+                plain(messages), add_generation_prompt=True, tools=specs(tools)
+            )
+        ids = rendered.token_ids
+        if hint is not None and _mixed(rendered, hint, pieces):
+            return None
+        try:
+            return Layout(self._encoder, ids, pieces, content_end(rendered, hint))
+        except UnknownPlaceholder:
+            self._laying = None  # it keeps ids between renders
+            return None
+
+    def _render(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Prompt:
+        given: dict[str, Any] = {"tools": specs(tools), "add_generation_prompt": True}
+        if self._by_template:  # its render() renders every prefix, for nothing
+            return Prompt(tuple(self.plain.render_ids(plain(messages), **given)), None)
+        rendered = self.plain.render(plain(messages), **given)
+        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
+
+    def _tried_out(self) -> bool:
+        """Whether a layout gives what a plain render gives, wherever the format takes the probe."""
+        agreed = 0
+        for messages, tools in _PROBES:
+            hint = max(i for i, m in enumerate(messages) if m["role"] == "user")
+            try:
+                expected = self._render(messages, tools, hint)
+            except _UNFIT:
+                continue
+            try:
+                found = self._lay(messages, tools, hint)
+            except (*_UNFIT, AssertionError, AttributeError, NotImplementedError):
+                return False
+            if found is not None and found.prompt() != expected:
+                return False
+            agreed += found is not None
+        return agreed > 0
+
+
+def plain(messages: Sequence[Message]) -> list[Any]:
+    return [dict(message) for message in messages]
+
+
+def specs(tools: Tools | None) -> Any:
+    return list(tools) if tools else None
+
+
+def content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
+    """Index behind the last content token of a message; None without exact attribution."""
+    if message is None or not rendered.is_content:
+        return None
+    for at in range(len(rendered.token_ids) - 1, -1, -1):
+        if rendered.message_indices[at] == message and rendered.is_content[at]:
+            return at + 1
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _mixed(rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, Piece]) -> bool:
+    """Whether a placeholder of the message stands for content and frame at once."""
+    return any(
+        at == message and entry < 0 and entry in pieces and pieces[entry].mixed
+        for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True)
+    )
