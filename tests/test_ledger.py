@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,41 @@ def test_turns_are_numbered_within_session_and_kind(ledger: Ledger) -> None:
     assert [ledger.turns.get(i).index for i in ids] == [0, 0, 0, 1]
 
 
+@pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_long_prompts_come_back_exactly(ledger: Ledger, length: int, at_hand: bool) -> None:
+    prompt = tuple((i * 7919) % 151_936 for i in range(length))
+    packed = array("i", prompt).tobytes() if at_hand else None
+    turn = ledger.turns.add(new_turn(ledger, prompt=prompt, packed_prompt=packed))
+    assert ledger.turns.get(turn).prompt == prompt
+    ledger.samples.add(turn, 1, None)
+    assert ledger.samples.oldest(1)[0].prompt == prompt
+
+
+def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
+    shared = tuple(range(11 * 1024 + 100))
+    ledger.turns.add(new_turn(ledger, prompt=shared))
+    before = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
+    for own in range(50):
+        prompt = (*shared, *(own + 1000 * i for i in range(300)))
+        assert ledger.turns.get(ledger.turns.add(new_turn(ledger, prompt=prompt))).prompt == prompt
+    after = ledger._db.row("SELECT COUNT(*) AS n, SUM(LENGTH(ids)) AS bytes FROM prompt_blocks")
+    assert before is not None
+    assert after is not None
+    assert (before["n"], after["n"]) == (11, 11)
+    own_bytes = ledger._db.row("SELECT MAX(LENGTH(prompt) + LENGTH(blocks)) AS n FROM turns")
+    assert own_bytes is not None
+    assert own_bytes["n"] < 4 * 400 + 100, "no turn holds more than what is its own"
+
+
+def test_prompt_that_has_lost_a_block_is_not_made_up(ledger: Ledger) -> None:
+    turn = ledger.turns.add(new_turn(ledger, prompt=tuple(range(3000))))
+    with ledger._db.transaction() as tx:
+        tx.execute("DELETE FROM prompt_blocks WHERE id = 2")
+    with pytest.raises(LedgerError, match="has lost block 2"):
+        ledger.turns.get(turn)
+
+
 def test_sessions_of_two_users_never_mix(ledger: Ledger) -> None:
     assert ledger.turns.session("ann", "k") != ledger.turns.session("bob", "k")
     assert ledger.turns.session("ann", "k") == ledger.turns.session("ann", "k")
@@ -101,7 +137,6 @@ def test_last_turn_is_the_newest_main_one(ledger: Ledger) -> None:
     last = ledger.turns.last(session)
     assert last is not None
     assert (last.turn_id, last.history, last.reply_digest) == (newest, ("a", "b", "c"), "r")
-    assert (last.prompt, last.tokens) == ((1, 2, 3, 4), COMPLETION.tokens)
 
 
 def test_first_next_state_stays(ledger: Ledger) -> None:

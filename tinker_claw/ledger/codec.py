@@ -17,19 +17,40 @@ _FAST = (
 )
 
 
-def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
+def _raw(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
     packed = array(typecode, values)  # type: ignore[arg-type]
     if sys.byteorder == "big":
         packed.byteswap()
-    return zlib.compress(packed.tobytes(), _FAST)
+    return packed.tobytes()
+
+
+def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
+    return compress(_raw(typecode, values))
+
+
+def compress(raw: bytes) -> bytes:
+    return zlib.compress(raw, _FAST)
 
 
 def _unpack(typecode: str, blob: bytes) -> array[int] | array[float]:
+    return _unraw(typecode, zlib.decompress(blob))
+
+
+def _unraw(typecode: str, raw: bytes) -> array[int] | array[float]:
     values = array(typecode)
-    values.frombytes(zlib.decompress(blob))
+    values.frombytes(raw)
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def raw_ids(ids: Sequence[int]) -> bytes:
+    """Ids as little-endian int32."""
+    return _raw("i", ids)
+
+
+def unraw_ids(raw: bytes) -> tuple[int, ...]:
+    return tuple(int(i) for i in _unraw("i", raw))
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

@@ -14,9 +14,9 @@ from tinker_claw.ledger.codec import (
     pack_floats,
     unpack_float_rows,
     unpack_floats,
-    unpack_ids,
 )
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.prompts import load
 from tinker_claw.ledger.turns import completion_of
 from tinker_claw.types import HintScores, Sample, Vote
 
@@ -72,7 +72,7 @@ class SampleTable:
             "WHERE samples.state = 'queued' ORDER BY samples.id LIMIT ?",
             count,
         )
-        return [_sample(row) for row in rows]
+        return [_sample(row, load(self._db, row)) for row in rows]
 
     def quarantine(self, sample_id: int) -> None:
         """Never train this sample: steps with it fail."""
@@ -87,7 +87,7 @@ class SampleTable:
         return counts
 
 
-def _sample(row: sqlite3.Row) -> Sample:
+def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
     completion = completion_of(row)
     teacher = None
     if row["hint"] is not None:
@@ -105,7 +105,7 @@ def _sample(row: sqlite3.Row) -> Sample:
         session_id=row["session_id"],
         policy_version=row["policy_version"],
         policy_step=row["policy_step"],
-        prompt=unpack_ids(row["prompt"]),
+        prompt=prompt,
         completion=completion,
         reward=row["reward"],
         teacher=teacher,

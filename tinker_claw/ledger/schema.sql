@@ -24,6 +24,13 @@ CREATE TABLE versions (
   created_at  REAL NOT NULL
 ) STRICT;
 
+-- What prompts share: 1024 ids each, once.
+CREATE TABLE prompt_blocks (
+  id     INTEGER PRIMARY KEY,
+  digest BLOB NOT NULL UNIQUE,           -- of the ids
+  ids    BLOB NOT NULL
+) STRICT;
+
 CREATE TABLE turns (
   id                INTEGER PRIMARY KEY AUTOINCREMENT,
   session_id        INTEGER NOT NULL REFERENCES sessions (id),
@@ -32,7 +39,7 @@ CREATE TABLE turns (
   kind_reason       TEXT NOT NULL,
   policy_version    INTEGER NOT NULL REFERENCES versions (id),
   created_at        REAL NOT NULL,
-  prompt            BLOB NOT NULL,
+  prompt            BLOB NOT NULL,       -- the ids behind the blocks
   prompt_tokens     INTEGER NOT NULL,
   tokens            BLOB NOT NULL,
   logprobs          BLOB NOT NULL,
@@ -52,7 +59,8 @@ CREATE TABLE turns (
   untrained_because TEXT,                -- NULL while it may still be trained
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   trace             TEXT,                -- the client's trace id, where it sent one
-  fallback          TEXT                 -- why another than the current version answered; NULL: it did not
+  fallback          TEXT,                -- why another than the current version answered; NULL: it did not
+  blocks            BLOB NOT NULL DEFAULT x'' -- int32 ids of prompt_blocks, in order
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id) WHERE settled = 0;

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from tinker_claw.ledger.codec import (
     pack_float_rows,
     pack_floats,
     pack_id_rows,
     pack_ids,
+    raw_ids,
     unpack_float_rows,
     unpack_floats,
     unpack_id_rows,
     unpack_ids,
 )
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.prompts import load, store
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason, Turn
 
@@ -46,6 +48,8 @@ class NewTurn:
     """The client's trace id."""
     fallback: str | None = None
     """Why another than the current version answered; None: it did not."""
+    packed_prompt: bytes | None = field(default=None, repr=False)
+    """The prompt as little-endian int32, where it is at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,6 @@ class LastTurn:
     turn_id: int
     history: tuple[str, ...]
     reply_digest: str
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    stop_reason: StopReason
-    hint_at: int | None
 
 
 class TurnTable:
@@ -88,7 +88,6 @@ class TurnTable:
             "kind_reason": turn.kind_reason,
             "policy_version": turn.policy_version,
             "created_at": time.time(),
-            "prompt": pack_ids(turn.prompt),
             "prompt_tokens": len(turn.prompt),
             "tokens": pack_ids(done.tokens),
             "logprobs": pack_floats(done.logprobs),
@@ -110,13 +109,15 @@ class TurnTable:
             "trace": turn.trace,
             "fallback": turn.fallback,
         }
-        columns = ", ".join(values)
-        marks = ", ".join(f":{name}" for name in values)
         with self._db.transaction() as tx:
+            packed = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
+            values["blocks"], values["prompt"] = store(tx, packed)
+            columns = ", ".join(values)
+            marks = ", ".join(f":{name}" for name in values)
             cursor = tx.execute(
                 f"INSERT INTO turns (idx, {columns}) VALUES "
-                f"((SELECT COUNT(*) FROM turns WHERE session_id = :session_id AND kind = :kind), "
-                f"{marks})",
+                f"((SELECT COALESCE(MAX(idx) + 1, 0) FROM turns "
+                f"WHERE session_id = :session_id AND kind = :kind), {marks})",
                 values,
             )
             turn_id = int(cursor.lastrowid or 0)
@@ -127,7 +128,8 @@ class TurnTable:
     def last(self, session_id: int) -> LastTurn | None:
         """The newest main turn of a session."""
         row = self._db.row(
-            "SELECT * FROM turns WHERE session_id = ? AND kind = 'main' ORDER BY idx DESC LIMIT 1",
+            "SELECT id, history, reply_digest FROM turns "
+            "WHERE session_id = ? AND kind = 'main' ORDER BY idx DESC LIMIT 1",
             session_id,
         )
         if row is None:
@@ -136,10 +138,6 @@ class TurnTable:
             turn_id=row["id"],
             history=tuple(json.loads(row["history"])),
             reply_digest=row["reply_digest"],
-            prompt=unpack_ids(row["prompt"]),
-            tokens=unpack_ids(row["tokens"]),
-            stop_reason=StopReason(row["stop_reason"]),
-            hint_at=row["hint_at"],
         )
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
@@ -156,7 +154,7 @@ class TurnTable:
         row = self._db.row("SELECT * FROM turns WHERE id = ?", turn_id)
         if row is None:
             raise KeyError(turn_id)
-        return _turn(row)
+        return _turn(row, load(self._db, row))
 
     def next_state(self, turn_id: int) -> NextState | None:
         row = self._db.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
@@ -179,14 +177,14 @@ class TurnTable:
             )
 
 
-def _turn(row: sqlite3.Row) -> Turn:
+def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
     return Turn(
         id=row["id"],
         session_id=row["session_id"],
         index=row["idx"],
         kind=Kind(row["kind"]),
         policy_version=row["policy_version"],
-        prompt=unpack_ids(row["prompt"]),
+        prompt=prompt,
         completion=completion_of(row),
         hint_at=row["hint_at"],
         request_text=row["request_text"],
@@ -197,7 +195,7 @@ def _turn(row: sqlite3.Row) -> Turn:
 def completion_of(row: sqlite3.Row) -> Completion:
     """The completion in a row of `turns`, as it was sampled."""
     params = json.loads(row["params"])
-    params["stop_tokens"] = tuple(params["stop_tokens"])
+    params |= {name: tuple(params.get(name, ())) for name in ("stop_tokens", "stop")}
     return Completion(
         tokens=unpack_ids(row["tokens"]),
         logprobs=unpack_floats(row["logprobs"]),
