@@ -1,4 +1,7 @@
-"""Token arrays to compact blobs and back, exactly: ids as int32, logprobs as float64."""
+"""Token arrays to compact blobs and back, exactly: ids as int32, logprobs as float64.
+
+Rule: blobs that older versions wrote stay readable.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from tinker_claw.errors import LedgerError
 
 _Number = TypeVar("_Number", int, float)
 
-_FAST = (
-    1  # zlib level: prompts are long and repetitive, the request path should not wait for level 9
-)
+_FAST = 1
+"""zlib's level: the request path should not wait for level 9."""
+_PLAIN = b"\0"
+"""Stands before a blob that is not compressed; zlib's own begin with 0x78."""
+_WORTH = 512
+"""Bytes from which on compressing is worth its set-up, which takes longer than a small array."""
 
 
 def _raw(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
@@ -29,11 +35,12 @@ def _pack(typecode: str, values: Iterable[int] | Iterable[float]) -> bytes:
 
 
 def compress(raw: bytes) -> bytes:
-    return zlib.compress(raw, _FAST)
+    return zlib.compress(raw, _FAST) if len(raw) >= _WORTH else _PLAIN + raw
 
 
 def _unpack(typecode: str, blob: bytes) -> array[int] | array[float]:
-    return _unraw(typecode, zlib.decompress(blob))
+    plain = blob[:1] == _PLAIN
+    return _unraw(typecode, blob[1:] if plain else zlib.decompress(blob))
 
 
 def _unraw(typecode: str, raw: bytes) -> array[int] | array[float]:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.codec import compress, raw_ids, unpack_ids, unraw_ids
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.reading import Rows
 
 BLOCK = 1024
 """Ids in a block."""
@@ -26,22 +26,21 @@ def store(tx: sqlite3.Connection, packed: bytes) -> tuple[bytes, bytes]:
         packed: the prompt's ids as little-endian int32.
     """
     end = len(packed) - len(packed) % _BYTES
-    blocks = [_block(tx, packed[at : at + _BYTES]) for at in range(0, end, _BYTES)]
-    return raw_ids(blocks), compress(packed[end:])
+    blocks = [packed[at : at + _BYTES] for at in range(0, end, _BYTES)]
+    digests = [blake2b(block, digest_size=16).digest() for block in blocks]
+    marks = ", ".join("?" * len(digests))
+    rows = tx.execute(f"SELECT digest, id FROM prompt_blocks WHERE digest IN ({marks})", digests)
+    known = {row["digest"]: int(row["id"]) for row in rows}
+    for digest, block in zip(digests, blocks, strict=True):
+        if digest not in known:
+            cursor = tx.execute(
+                "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)", (digest, compress(block))
+            )
+            known[digest] = int(cursor.lastrowid or 0)
+    return raw_ids([known[digest] for digest in digests]), compress(packed[end:])
 
 
-def _block(tx: sqlite3.Connection, packed: bytes) -> int:
-    digest = blake2b(packed, digest_size=16).digest()
-    row = tx.execute("SELECT id FROM prompt_blocks WHERE digest = ?", (digest,)).fetchone()
-    if row is not None:
-        return int(row["id"])
-    cursor = tx.execute(
-        "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)", (digest, compress(packed))
-    )
-    return int(cursor.lastrowid or 0)
-
-
-def load(database: Database, row: sqlite3.Row) -> tuple[int, ...]:
+def load(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:
     """The prompt of a row of `turns`.
 
     Raises:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 
 from tinker_claw.ledger.codec import (
     pack_float_rows,
@@ -69,15 +70,15 @@ class TurnTable:
 
     def session(self, user: str, key: str) -> int:
         """The id of this session, made when it is new."""
+        row = self._db.row("SELECT id FROM sessions WHERE user = ? AND key = ?", user, key)
+        if row is not None:
+            return int(row["id"])
         with self._db.transaction() as tx:
-            tx.execute(
-                "INSERT OR IGNORE INTO sessions (user, key, created_at) VALUES (?, ?, ?)",
+            cursor = tx.execute(
+                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?)",
                 (user, key, time.time()),
             )
-            row = tx.execute(
-                "SELECT id FROM sessions WHERE user = ? AND key = ?", (user, key)
-            ).fetchone()
-        return int(row["id"])
+        return int(cursor.lastrowid or 0)
 
     def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
         """Write a turn and what serving it cost; returns its id. Durable when this returns."""
@@ -97,7 +98,7 @@ class TurnTable:
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
-            "params": json.dumps(asdict(done.params)),
+            "params": _params_json(done.params),
             "hint_at": turn.hint_at,
             "request_text": turn.request_text,
             "reply_text": turn.reply_text,
@@ -175,6 +176,11 @@ class TurnTable:
                 "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
                 (reason, turn_id),
             )
+
+
+@lru_cache(maxsize=64)
+def _params_json(params: SamplingParams) -> str:
+    return json.dumps(asdict(params))
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:

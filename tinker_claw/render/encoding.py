@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-CAPACITY = 2_000_000
-"""Ids kept. With start, packed copy and text an id takes some twenty bytes."""
+CAPACITY = 1_000_000
+"""Ids kept. With start, packed copy and text an id takes some fifty bytes."""
 _ASIDE = 8_000
 """Characters from which on encoding is worth the way to another thread: two milliseconds."""
 
@@ -48,7 +48,6 @@ class Encoder:
         self._capacity = capacity
         self._known: OrderedDict[str, Encoded] = OrderedDict()
         self._held = 0
-        self._one: dict[int, int] = {}
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._coming: dict[str, asyncio.Future[dict[str, Encoded]]] = {}
@@ -115,6 +114,4 @@ class Encoder:
         packed = array("i", ids)
         if sys.byteorder == "big":
             packed.byteswap()
-        # One object per id of the vocabulary, not one per occurrence: a prompt holds references.
-        one = self._one
-        return Encoded(tuple(one.setdefault(i, i) for i in ids), packed.tobytes(), starts)
+        return Encoded(tuple(ids), packed.tobytes(), starts)
