@@ -1,4 +1,5 @@
-# demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks.
+# demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
+# (others: python -m benchmarks.gateway, python -m benchmarks.cost).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready

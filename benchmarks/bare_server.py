@@ -1,0 +1,67 @@
+"""`python -m benchmarks.bare_server`: a FastAPI route that answers a canned stream.
+
+Rule: it reads the JSON and does nothing else. It is what HTTP costs, on the product's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from benchmarks.agent_requests import MODEL
+from tinker_claw.serve.server import Server, listen, url_of
+
+TEXT = "Yes. The file is read, and what stands in it is what you said it was."
+
+
+def bare_app() -> FastAPI:
+    """Read the JSON, answer the same kind of stream; nothing in between."""
+    app = FastAPI(openapi_url=None)
+    head: dict[str, Any] = {
+        "id": "chatcmpl-bare",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": MODEL,
+    }
+    pieces = [{"role": "assistant", "content": ""}, *({"content": TEXT[i::4]} for i in range(4))]
+    choices: list[list[dict[str, Any]]] = [
+        [{"index": 0, "delta": piece, "finish_reason": None}] for piece in pieces
+    ]
+    choices.append([{"index": 0, "delta": {}, "finish_reason": "stop"}])
+    events = [head | {"choices": choice} for choice in choices]
+    usage = {"prompt_tokens": 12_000, "completion_tokens": 20, "total_tokens": 12_020}
+    events.append(head | {"choices": [], "usage": usage})
+    stream = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+
+    async def canned() -> AsyncIterator[bytes]:
+        for event in [*stream, b"data: [DONE]\n\n"]:
+            yield event
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(request: Request) -> StreamingResponse:
+        assert (await request.json())["stream"]
+        return StreamingResponse(canned(), media_type="text/event-stream")
+
+    _ = chat  # reached through the router
+    return app
+
+
+def serve_app(app: FastAPI) -> None:
+    """Say where it listens, on standard output, and serve until killed."""
+
+    async def serve() -> None:
+        with listen("127.0.0.1", 0) as listening:
+            print(f"serving {url_of(listening)}", flush=True)
+            await Server(app).serve(sockets=[listening])
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    sys.exit(serve_app(bare_app()))

@@ -1,0 +1,226 @@
+"""`python -m benchmarks.gateway`: what the gateway costs per request of an agent.
+
+The sampler answers at once; everything else is real: HTTP over loopback, a vocabulary of Qwen3's
+size, the ledger in SQLite. The server has one core, the client another. Requests have OpenClaw's
+shape and size. Beside it: a FastAPI route that only reads the JSON, and, with --litellm, LiteLLM's
+proxy. Afterwards the prompt of every request is compared with a full render.
+
+Rule: every server is measured in the same run, by the same client, with the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import litellm_proxy, vocabulary
+from benchmarks.agent_requests import unseen
+from benchmarks.gateway_check import Check, check
+from benchmarks.gateway_client import Cores, server
+from benchmarks.gateway_rows import (
+    FULL,
+    QUICK,
+    Memory,
+    Row,
+    Size,
+    Wire,
+    cold,
+    crowd,
+    first_turns,
+    further_turns,
+    memory,
+    opening,
+    openings,
+)
+
+Say = Callable[[str], None]
+BUSY = 0.9
+"""Share of its core that a server which has to do should get."""
+GOALS = {
+    "first turn of a session": "median 8 ms, 120/s",
+    "further turn": "median 2 ms",
+    "64 in flight, prompts seen": "no error, /healthz 50 ms",
+    "64 in flight, prompts unseen": "no error, /healthz 50 ms",
+}
+
+
+@dataclass
+class Figures:
+    """Everything that one run has found."""
+
+    vocabulary: int
+    bare: Row
+    ours: list[Row]
+    memory: list[Memory]
+    check: Check
+    memory_every: int
+    failures: list[str]
+    """Of requests to the gateway."""
+    litellm: Row | None = None
+
+
+async def measure(
+    folder: Path, size: Size, say: Say, *, ids: int = vocabulary.FULL, litellm: bool = False
+) -> Figures:
+    """One run. `ids`: of the vocabulary."""
+    cores, everywhere = Cores.take(), os.sched_getaffinity(0)
+    tokenizer = vocabulary.load(ids, say)
+    os.sched_setaffinity(0, {cores.client})
+    try:
+        say("a bare route")
+        with server("bare_server", cores.server) as at:
+            bare = await first_turns(Wire(at, cores.client), size)
+        directory = folder / "ledger"
+        with server("gateway_server", cores.server, str(directory), str(tokenizer)) as at:
+            wire = Wire(at, cores.client)
+            ours = await _gateway(wire, size, say)
+            say(f"memory: twice {size.memory:,} requests")
+            grown = await memory(wire, size, say)
+        other = await _litellm(folder, cores, size, say) if litellm else None
+        say(f"comparing {len(wire.sent):,} prompts with a full render")
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    found = check(directory, tokenizer, wire.sent, len(everywhere))
+    return Figures(
+        vocabulary=ids + len(vocabulary.ADDED),
+        bare=bare,
+        ours=ours,
+        memory=grown,
+        check=found,
+        memory_every=size.memory_every,
+        failures=wire.failures,
+        litellm=other,
+    )
+
+
+async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
+    say("the gateway: first turns")
+    rows = [await cold(wire), await first_turns(wire, size)]
+    say("the gateway: further turns")
+    rows.append(await further_turns(wire, size))
+    say(f"the gateway: {size.crowd} in flight")
+    seen = openings(wire, max(size.crowd, size.together), "crowd")
+    strange = [opening(wire, s, f"unseen-{n}") for n, s in enumerate(unseen(size.crowd))]
+    for what, talks in (("seen", seen), ("unseen", strange)):
+        rows.append(await crowd(wire, size, f"prompts {what}", talks))
+    return rows
+
+
+async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> Row | None:
+    command = litellm_proxy.install(say)
+    if command is None:
+        return None
+    say("LiteLLM's proxy")
+    with (
+        server("bare_server", cores.client) as behind,
+        litellm_proxy.proxy(command, behind.url, folder, cores.server) as at,
+    ):
+        return await first_turns(Wire(at, cores.client), size)
+
+
+def show(console: Console, figures: Figures) -> None:
+    """Tables and what has to be known about them."""
+    found = figures.check
+    console.print(
+        f"Requests of {found.smallest // 1000} to {found.largest // 1000} kB, "
+        f"{found.median_tokens:,} tokens at the median, {found.bytes_per_token:.1f} bytes a token "
+        f"(OpenClaw's with Qwen3: 4.3); a vocabulary of {figures.vocabulary:,} ids, trained on "
+        "this machine's Python files in Qwen3's manner (its ids are not Qwen3's). "
+        f"One core for the server; {FULL} in flight for requests/s and CPU."
+    )
+    table = Table("what", "median", "p95", "CPU", "req/s", "errors", "/healthz", "goal")
+    _add(table, "a bare FastAPI route", figures.bare)
+    if figures.litellm is not None:
+        _add(table, "LiteLLM's proxy (tokenises nothing)", figures.litellm)
+    for row in figures.ours:
+        _add(table, f"ours: {row.what}", row)
+    console.print(table)
+    for what, ratio in ratios(figures).items():
+        console.print(f"{what}: {ratio:.2f}")
+    table = Table("memory of the gateway", "requests", "RSS", "grown by", title="goal: flat")
+    start = figures.memory[0].rss_mb
+    for point in figures.memory:
+        grown = f"{point.rss_mb - start:+.1f} MB"
+        table.add_row(point.what, f"{point.requests:,}", f"{point.rss_mb:,.0f} MB", grown)
+    console.print(table)
+    console.print(
+        f"ids equal to a full render by the plain package: verified {found.equal:,} of "
+        f"{found.requests:,} (all requests, but of those for memory one in {figures.memory_every})"
+    )
+    for failure in figures.failures[:3]:
+        console.print(f"failed: {failure}")
+    shares = [row.core for row in figures.ours if row.core is not None]
+    if min(shares) < BUSY:
+        console.print(
+            f"The server got {min(shares):.0%} of its core at the least: other processes wanted it,"
+            " too; trust CPU before the clock."
+        )
+
+
+def _add(table: Table, name: str, row: Row) -> None:
+    table.add_row(
+        name,
+        f"{row.median_ms:.2f} ms",
+        f"{row.p95_ms:.2f} ms",
+        f"{row.cpu_ms:.2f} ms",
+        "" if row.per_s is None else f"{row.per_s:,.0f}",
+        str(row.errors),
+        "" if row.health_ms is None else f"{row.health_ms:.0f} ms",
+        GOALS.get(row.what, "") if name.startswith("ours") else "",
+    )
+
+
+def ratios(figures: Figures) -> dict[str, float]:
+    """Ours to the others, first turn of a session; below 1 is cheaper."""
+    (first,) = [row for row in figures.ours if row.what == "first turn of a session"]
+    found: dict[str, float] = {}
+    for name, other in (("bare", figures.bare), ("LiteLLM", figures.litellm)):
+        if other is not None:
+            found[f"ours / {name}, median"] = first.median_ms / other.median_ms
+            found[f"ours / {name}, CPU"] = first.cpu_ms / other.cpu_ms
+    return found
+
+
+def document(figures: Figures) -> dict[str, Any]:
+    """Everything as JSON."""
+    return asdict(figures) | {"goals": GOALS, "ratios": ratios(figures)}
+
+
+def main() -> None:
+    """Read flags, measure, print tables and, where asked, a JSON file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
+    parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
+    parser.add_argument("--json", type=Path, help="write everything here, too")
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
+    if arguments.memory is not None:
+        size = replace(size, memory=arguments.memory)
+    console, started = Console(width=120), time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"{time.monotonic() - started:4.0f} s  {line}", style="dim")
+
+    with tempfile.TemporaryDirectory() as name:
+        figures = asyncio.run(measure(Path(name), size, say, litellm=arguments.litellm))
+    show(console, figures)
+    console.print(f"{time.monotonic() - started:.0f} s", style="dim")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document(figures), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Whether the ids that were sampled from are those of a plain, full render.
+
+Rule: the other side of the comparison is the `renderers` package alone, over the tokenizer as it
+comes, on the very body that was sent; nothing of ours takes part in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import renderers
+from renderers.base import load_tokenizer
+
+from tinker_claw.ledger import Ledger
+from tinker_claw.types import Tokens
+
+_FEW = 200
+"""Fewer renders take less time than starting processes for them."""
+_plain: list[renderers.Renderer] = []
+"""This process's."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Of a number of requests."""
+
+    requests: int
+    equal: int
+    """Whose stored prompt is the full render, id for id."""
+    stored: int
+    """Turns in the ledger."""
+    median_tokens: int
+    bytes_per_token: float
+    smallest: int
+    """Bytes of a body."""
+    largest: int
+
+
+def check(directory: Path, vocabulary: Path, bodies: Sequence[bytes], workers: int) -> Check:
+    """Render every body in full, and look for its ids in the ledger."""
+    stored = _stored(directory)
+    if len(bodies) < _FEW:
+        _load(str(vocabulary))
+        found = [_render(body) for body in bodies]
+    else:
+        with ProcessPoolExecutor(
+            workers, get_context("spawn"), initializer=_load, initargs=(str(vocabulary),)
+        ) as pool:
+            found = list(pool.map(_render, bodies, chunksize=16))
+    equal = stored & Counter(digest for digest, _ in found)
+    return Check(
+        requests=len(bodies),
+        equal=equal.total(),
+        stored=stored.total(),
+        median_tokens=int(statistics.median(length for _, length in found)),
+        bytes_per_token=sum(map(len, bodies)) / sum(length for _, length in found),
+        smallest=min(map(len, bodies)),
+        largest=max(map(len, bodies)),
+    )
+
+
+def _stored(directory: Path) -> Counter[str]:
+    """Digests of all prompts of the ledger."""
+    ledger, found = Ledger(directory), Counter[str]()
+    turn = 1
+    while True:
+        try:
+            found[_digest(ledger.turns.get(turn).prompt)] += 1
+        except KeyError:
+            break
+        turn += 1
+    ledger.close()
+    return found
+
+
+def _load(vocabulary: str) -> None:
+    config = cast("Any", renderers.config_from_name("qwen3"))
+    _plain[:] = [renderers.create_renderer(load_tokenizer(vocabulary), config)]
+
+
+def _render(body: bytes) -> tuple[str, int]:
+    request = json.loads(body)
+    messages: list[Any] = request["messages"]
+    for message in messages:
+        if isinstance(message["content"], list):  # of one text; the package would keep the list
+            message["content"] = "".join(part["text"] for part in message["content"])
+    ids = _plain[0].render_ids(messages, tools=request["tools"], add_generation_prompt=True)
+    return _digest(tuple(ids)), len(ids)
+
+
+def _digest(ids: Tokens) -> str:
+    return hashlib.sha256(array("i", ids).tobytes()).hexdigest()

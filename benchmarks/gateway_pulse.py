@@ -1,0 +1,42 @@
+"""`python -m benchmarks.gateway_pulse URL`: how long a small request has to wait.
+
+Asks every 20 ms on one connection until standard input is closed, then prints all waits in seconds.
+
+Rule: the standard library only, so that it starts at once and takes next to nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import sys
+import time
+from urllib.parse import urlsplit
+
+EVERY_S = 0.02
+
+
+def main() -> None:
+    (url,) = sys.argv[1:]
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=120)
+    waits: list[float] = []
+    stopped = False
+    while not stopped:
+        started = time.perf_counter()
+        connection.request("GET", parts.path)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            raise SystemExit(f"{url} answered {answer.status}")
+        waits.append(time.perf_counter() - started)
+        if len(waits) == 1:
+            print("begun", flush=True)
+        left = started + EVERY_S - time.perf_counter()
+        stopped = bool(select.select([sys.stdin], [], [], max(0.0, left))[0])
+    print(json.dumps(waits))
+
+
+if __name__ == "__main__":
+    main()

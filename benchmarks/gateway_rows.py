@@ -1,0 +1,235 @@
+"""What is sent to a server, and what is read off its process meanwhile.
+
+Rule: every row says what one request costs three ways: as the client sees it when it is alone (or
+among so many), as processor time of the server, and as requests a second when its core is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.agent_requests import MIX, Conversation, Surface, read_reply
+from benchmarks.gateway_client import Answer, Connection, Measured, pulse, share
+
+FULL = 12
+"""Requests in flight that keep one core busy."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is sent."""
+
+    alone: int = 120
+    """Requests of a row, one after the other."""
+    together: int = 240
+    """Requests of a row that keep the core full."""
+    further: int = 6
+    """Turns of a session behind its first."""
+    crowd: int = 64
+    """Requests in flight at the same time."""
+    memory: int = 10_000
+    """Turns without a successor, and as many sessions."""
+
+    @property
+    def memory_every(self) -> int:
+        """Of those, so many requests have one whose ids are checked."""
+        return max(1, self.memory // 250)
+
+
+QUICK = Size(alone=24, together=48, further=4, memory=300)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of request at one server."""
+
+    what: str
+    median_ms: float
+    p95_ms: float
+    cpu_ms: float
+    """Of the server, per request."""
+    per_s: float | None = None
+    """None: the core was not kept full."""
+    errors: int = 0
+    health_ms: float | None = None
+    """The longest that /healthz had to wait meanwhile; None: it was not asked."""
+    core: float | None = None
+    """Share of its core that the server got while it had to do; less than 1: others took some."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory of the server, in MB, after so many requests of a kind."""
+
+    what: str
+    requests: int
+    rss_mb: float
+
+
+@dataclass
+class Wire:
+    """A server, and what was sent to it."""
+
+    at: Measured
+    client_core: int
+    sent: list[bytes] = field(default_factory=list)
+    """Bodies that were answered, for the check afterwards."""
+    failures: list[str] = field(default_factory=list)
+    answered: int = 0
+
+    async def ask(self, connection: Connection, body: bytes, keep: bool = True) -> Answer:
+        answer = await connection.ask(body)
+        if answer.status != 200 or b'"finish_reason"' not in answer.events:
+            raise RuntimeError(f"HTTP {answer.status}: {answer.events[:300]!r}")
+        self.answered += 1
+        if keep:
+            self.sent.append(body)
+        return answer
+
+
+@dataclass
+class Timing:
+    """Of a number of requests."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    errors: int = 0
+
+    def row(self, what: str, full: Timing | None = None, health: Sequence[float] = ()) -> Row:
+        """`full`: of the same requests while the core was full."""
+        many = full or self
+        return Row(
+            what,
+            median_ms=1e3 * statistics.median(self.seconds),
+            p95_ms=1e3 * share(self.seconds, 0.95),
+            cpu_ms=1e3 * many.cpu_s / len(many.seconds),
+            per_s=len(full.seconds) / full.wall_s if full else None,
+            errors=self.errors + (full.errors if full else 0),
+            health_ms=1e3 * max(health) if health else None,
+            core=full.cpu_s / full.wall_s if full else None,
+        )
+
+
+Talk = Callable[[Connection, Timing], Awaitable[None]]
+
+
+async def run(wire: Wire, talks: Sequence[Talk], width: int) -> Timing:
+    """All talks, `width` at a time, each on a connection that others used before it."""
+    timing, waiting = Timing(), iter(talks)
+    connections = [await Connection.open(wire.at.url) for _ in range(width)]
+
+    async def one_by_one(connection: Connection) -> None:
+        for talk in waiting:
+            try:
+                await talk(connection, timing)
+            except (OSError, RuntimeError, ValueError, EOFError) as error:
+                timing.errors += 1
+                wire.failures.append(f"{type(error).__name__}: {error}")
+
+    cpu, started = wire.at.cpu_s(), time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for connection in connections:
+            group.create_task(one_by_one(connection))
+    timing.wall_s = time.perf_counter() - started
+    timing.cpu_s = wire.at.cpu_s() - cpu
+    for connection in connections:
+        connection.close()
+    return timing
+
+
+def opening(
+    wire: Wire, surface: Surface, key: str, keep: bool = True, about: int | None = None
+) -> Talk:
+    """The first turn of a new session; `about`: another first turn than others of this key."""
+
+    async def talk(connection: Connection, timing: Timing) -> None:
+        conversation = Conversation(surface, key)
+        conversation.open(about)
+        answer = await wire.ask(connection, conversation.body(), keep)
+        timing.seconds.append(answer.seconds)
+
+    return talk
+
+
+def openings(wire: Wire, count: int, name: str) -> list[Talk]:
+    return [opening(wire, MIX[n % len(MIX)], f"{name}-{n}") for n in range(count)]
+
+
+async def cold(wire: Wire) -> Row:
+    """The very first request of the process."""
+    return (await run(wire, [opening(wire, MIX[0], "cold")], 1)).row("first request of the process")
+
+
+async def first_turns(wire: Wire, size: Size) -> Row:
+    """New sessions, whose system prompts were seen before."""
+    await run(wire, openings(wire, len(MIX), "warm"), 1)
+    alone = await run(wire, openings(wire, size.alone, "first"), 1)
+    full = await run(wire, openings(wire, size.together, "many"), FULL)
+    return alone.row("first turn of a session", full)
+
+
+async def further_turns(wire: Wire, size: Size) -> Row:
+    """Each behind the one before, the volatile message dropped and appended anew."""
+    rows: list[Timing] = []
+    for count, width in ((size.alone, 1), (size.together, FULL)):
+        sessions = await _begun(wire, -(-count // size.further), f"further-{width}")
+        talks = [_going_on(wire, session, size.further) for session in sessions]
+        rows.append(await run(wire, talks, width))
+    return rows[0].row("further turn", rows[1])
+
+
+async def _begun(wire: Wire, count: int, name: str) -> list[Conversation]:
+    """Sessions that have had their first turn."""
+    sessions: list[Conversation] = []
+
+    def begin(number: int) -> Talk:
+        conversation = Conversation(MIX[number % len(MIX)], f"{name}-{number}")
+        conversation.open()
+        sessions.append(conversation)
+
+        async def talk(connection: Connection, timing: Timing) -> None:
+            answer = await wire.ask(connection, conversation.body())
+            conversation.answer(read_reply(answer.events))
+
+        return talk
+
+    await run(wire, [begin(n) for n in range(count)], 1)
+    return sessions
+
+
+def _going_on(wire: Wire, conversation: Conversation, turns: int) -> Talk:
+    async def talk(connection: Connection, timing: Timing) -> None:
+        for _ in range(turns):
+            answer = await wire.ask(connection, conversation.body())
+            timing.seconds.append(answer.seconds)
+            conversation.answer(read_reply(answer.events))
+
+    return talk
+
+
+async def crowd(wire: Wire, size: Size, what: str, talks: Sequence[Talk]) -> Row:
+    """Many at once, and /healthz meanwhile."""
+    with pulse(wire.at.url, wire.client_core) as waits:
+        timing = await run(wire, talks, size.crowd)
+    return timing.row(f"{size.crowd} in flight, {what}", timing, waits)
+
+
+async def memory(wire: Wire, size: Size, say: Callable[[str], None]) -> list[Memory]:
+    """Turns that nothing ever follows, then sessions of one turn."""
+    found = [Memory("after warming up", wire.answered, wire.at.rss_mb())]
+    half = size.memory // 2
+    for what, turns_each in (("turns without a successor", 100), ("sessions", 1)):
+        for part in range(2):
+            talks = [
+                opening(wire, MIX[0], f"{what}-{n // turns_each}", n % size.memory_every == 0, n)
+                for n in range(part * half, (part + 1) * half)
+            ]
+            await run(wire, talks, FULL)
+            found.append(Memory(what, (part + 1) * half, wire.at.rss_mb()))
+            say(f"{found[-1].requests:,} {what}: {found[-1].rss_mb:,.0f} MB")
+    return found

@@ -1,0 +1,85 @@
+"""LiteLLM's proxy in an environment of its own, in front of a canned OpenAI-compatible server.
+
+It reads a request, looks up a model, sends it on and re-reads the stream. It tokenises nothing and
+keeps nothing: what stands beside ours is the price of a popular way to stand in the middle.
+
+Rule: it never touches this project's environment, and has a set time to be installed in.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import create_server
+
+from benchmarks.agent_requests import KEY, MODEL
+from benchmarks.gateway_client import Measured, pinned
+from benchmarks.vocabulary import cache
+
+_INSTALL_S = 400
+_START_S = 120
+
+
+def install(say: Callable[[str], None]) -> Path | None:
+    """The proxy's command, installed if it is not there; None: that did not work."""
+    folder = cache() / "litellm"
+    command = folder / "bin" / "litellm"
+    if command.exists():
+        return command
+    say(f"installing litellm[proxy] into {folder}")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=60)
+        subprocess.run(
+            [str(folder / "bin" / "pip"), "install", "--quiet", "litellm[proxy]"],
+            check=True,
+            capture_output=True,
+            timeout=_INSTALL_S,
+        )
+    except (subprocess.SubprocessError, OSError) as error:
+        say(f"litellm cannot be installed here: {error}")
+        return None
+    return command
+
+
+@contextmanager
+def proxy(command: Path, upstream: str, folder: Path, core: int) -> Generator[Measured]:
+    """One worker on one core, its defaults otherwise."""
+    config, log = folder / "litellm.yaml", folder / "litellm.log"
+    config.write_text(
+        f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
+        f"      api_base: {upstream}\n      api_key: bench\n"
+    )
+    with create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    flags = ["--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    environment = os.environ | {"LITELLM_MASTER_KEY": KEY}
+    environment.pop("DATABASE_URL", None)
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(
+            pinned(core, [str(command), *flags]), stdout=said, stderr=said, env=environment
+        ) as process,
+    ):
+        try:
+            _wait(f"http://127.0.0.1:{port}/health/liveliness", process, log)
+            yield Measured(process.pid, f"http://127.0.0.1:{port}/v1")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"litellm did not start:\n{log.read_text()[-2000:]}")
