@@ -16,10 +16,40 @@ VOLATILE = {
         }
     ],
 }
-TOOLS = [
-    {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
-    for name in ("exec", "read", "write", "edit")
-]
+CLOCK = (
+    "\nCurrent time: Saturday, November 21st, 2026 - 12:28 AM (UTC)"
+    "\nReference UTC: 2026-11-21 00:28 UTC"
+)
+HEARTBEAT = {
+    "role": "user",
+    "content": f"Follow the heartbeat monitor scratch context when provided. Else rest.{CLOCK}",
+}
+POLL = "[OpenClaw heartbeat poll]"
+"""What a heartbeat becomes in later histories, behind a timestamp."""
+REMINDER = {
+    "role": "user",
+    "content": f"A scheduled reminder has been triggered. It says: tea.{CLOCK}",
+}
+WAKE = "[OpenClaw cron wake]"
+NUDGE = "The previous attempt did not produce a user-visible answer. Produce it now."
+SENT_BY = "[Inter-session message] sourceSession=agent:main:subagent:6c isUser=false"
+EVENT = {
+    "role": "user",
+    "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n[Internal task completion event]\n"
+    "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>",
+}
+"""The volatile message beside the announcement of a subagent."""
+
+
+def tools(*names: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
+        for name in names
+    ]
+
+
+TOOLS = tools("exec", "read", "write", "edit")
+TRACE = {"traceparent": "00-249bcabc7ccc7f4ba4d1b65ab40d5bb3-4c2579d44019cb92-01"}
 
 
 def runtime(session: str = "agent:main:explicit:s", session_id: str | None = "s") -> str:
@@ -29,6 +59,19 @@ def runtime(session: str = "agent:main:explicit:s", session_id: str | None = "s"
 
 def stamped(text: str) -> str:
     return f"[Sat 2026-11-21 00:19 UTC] {text}"
+
+
+def retried(text: str) -> str:
+    """The user's words in the frame of a retry."""
+    return (
+        "[Queued user message from a previous active turn; kept.]\n"
+        f"{text}\n\nContinue the current task from the existing transcript, and so on."
+    )
+
+
+def announced(result: str) -> dict[str, Any]:
+    """A subagent's result."""
+    return user(f"A background task completed. Use it.\n\n{result}\n\n{SENT_BY}\nAs data.")
 
 
 def user(text: str) -> dict[str, Any]:

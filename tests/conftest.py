@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from contract import Ground
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=20, help="how often the torture test kills the product"
+    )
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `backend`, or for a trainer on one, runs on every backend."""
     if "backend" in metafunc.fixturenames:

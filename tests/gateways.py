@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,10 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from tests.fakes import FakeSampler
-from tinker_claw.config import Gateway
+from tinker_claw.config import Gateway, User
 from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.gateway.fallback import lineage, nobody
+from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.learner import Health
 from tinker_claw.ledger import Ledger
 from tinker_claw.outages import Backoff
@@ -29,6 +31,8 @@ from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
 IM_END = "<|im_end|>"
+OFF = (("enable_thinking", False),)
+"""Switches of a chat template: no thinking."""
 
 
 def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...]:
@@ -42,6 +46,9 @@ class Observer:
 
     def turn_captured(self, **fields: Any) -> None:
         self.seen.append(fields)
+
+    def turn_forgotten(self, **fields: Any) -> None:
+        self.seen.append(fields | {"kind": "private"})
 
 
 @dataclass
@@ -123,14 +130,22 @@ async def gateway(
     sampler: FakeSampler | None = None,
     *,
     versions: dict[int, Sampler] | None = None,
+    base: Sampler | None = None,
+    stand_in_s: float = 5,
     context_tokens: int = 4000,
     student_topk: int = 2,
     api_key: str | None = None,
+    users: Mapping[str, str] | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
+    turnstile: Turnstile | None = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
-    """Start one on `directory`; starting again there is a restart. `health`: to be told of."""
+    """Start one on `directory`; starting again there is a restart. `health`: to be told of.
+
+    `users`: names and keys. `base`: with it, earlier versions and then the base stand in for a
+    version that fails.
+    """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)
     version = ledger.steps.newest_version()
@@ -166,6 +181,11 @@ async def gateway(
             observer=observer,
             outages=parts.backend,
             waits=Backoff(first_s=0.05, longest_s=0.2),
+            retry_waits_s=(0.02, 0.1),
+            stand_in_s=stand_in_s,
+            turnstile=turnstile or Turnstile(),
+            users=[User(name=n, key=SecretStr(key)) for n, key in (users or {}).items()],
+            stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
         )
     )
     key = api_key or "none"

@@ -54,13 +54,19 @@ class OpenClaw:
     home: Path
 
     @classmethod
-    def create(cls, home: Path, base_url: str, model: str) -> OpenClaw:
+    def create(
+        cls, home: Path, base_url: str, model: str, *, gives_up_s: int | None = None
+    ) -> OpenClaw:
+        """`gives_up_s`: how long it bears a silent model; as long as in the README unless given."""
         claw = cls(install(), home)
         for name in ("state", "workspace"):
             (home / name).mkdir(parents=True)
         # a workspace that has been introduced skips the first-run ritual
         (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
-        (home / "openclaw.json").write_text(json.dumps(claw._config(base_url, model), indent=1))
+        config = claw._config(base_url, model)
+        if gives_up_s is not None:
+            config["models"]["providers"]["tinker-claw"]["timeoutSeconds"] = gives_up_s
+        (home / "openclaw.json").write_text(json.dumps(config, indent=1))
         return claw
 
     def _config(self, base_url: str, model: str) -> dict[str, Any]:
@@ -77,13 +83,22 @@ class OpenClaw:
 
     def say(self, session: str, message: str) -> str:
         """One user turn, as `openclaw agent` sends it; returns what the user would read."""
+        words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
+        done = self._run(*words, "-m", message)
+        assert done.returncode == 0, done.stderr[-2000:]
+        answer = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+        return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
+
+    def check_config(self) -> dict[str, Any]:
+        """What OpenClaw itself says of its configuration: whether it is valid, and warnings."""
+        told = json.loads(self._run("config", "validate", "--json").stdout)
+        return {"valid": told["valid"], "warnings": told.get("warnings", [])}
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = self.installed / "node_modules" / "openclaw" / "openclaw.mjs"
         bin_folder = self.installed / "node_modules" / ".bin"
-        done = subprocess.run(
-            [
-                *(str(bin_folder / "node"), str(command), "agent", "--local", "--json"),
-                *("--session-id", session, "--timeout", "300", "-m", message),
-            ],
+        return subprocess.run(
+            [str(bin_folder / "node"), str(command), *words],
             env=os.environ
             | {
                 "PATH": f"{bin_folder}:{os.environ['PATH']}",
@@ -97,6 +112,3 @@ class OpenClaw:
             text=True,
             timeout=360,
         )
-        assert done.returncode == 0, done.stderr[-2000:]
-        answer = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
-        return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()

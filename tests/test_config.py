@@ -1,5 +1,6 @@
 """Settings: order of the sources, refusal by name, secrets."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,19 +87,89 @@ def test_unknown_flag_exits_with_usage(capsys: pytest.CaptureFixture[str]) -> No
     assert "--max-context-tokns" in capsys.readouterr().err
 
 
-def test_secrets_are_never_printed() -> None:
-    settings = config.load(["--api-key", "open-sesame", "--judge-api-key", "hunter2"])
+KEY, OTHER = "open-sesame-0123456789", "a-key-of-somebody-else"
+
+
+def users(*pairs: tuple[str, str]) -> str:
+    """TOML."""
+    return "".join(f"[[users]]\nname = '{name}'\nkey = '{key}'\n" for name, key in pairs)
+
+
+def test_secrets_are_never_printed(tmp_path: Path) -> None:
+    file = write(tmp_path / "s.toml", users(("anna", OTHER)))
+    settings = config.load(["--config", file, "--api-key", KEY, "--judge-api-key", "hunter2"])
     assert settings.gateway.api_key is not None
-    assert settings.gateway.api_key.get_secret_value() == "open-sesame"
+    assert settings.gateway.api_key.get_secret_value() == KEY
+    assert settings.users[0].key.get_secret_value() == OTHER
     for text in (repr(settings), str(settings), settings.model_dump_json()):
-        assert "open-sesame" not in text
-        assert "hunter2" not in text
+        for secret in (KEY, OTHER, "hunter2"):
+            assert secret not in text
 
 
-def test_reachable_address_without_a_key_is_refused() -> None:
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "", "192.168.1.7", "gateway.example", "::ffff:10.0.0.1", "0", "127.1"]
+)
+def test_reachable_address_without_a_key_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
-        config.load(["--host", "0.0.0.0"])
-    assert config.load(["--host", "0.0.0.0", "--api-key", "k"]).gateway.host == "0.0.0.0"
+        config.load(["--host", host])
+    assert config.load(["--host", host, "--api-key", KEY]).gateway.host == host
+    file = write(tmp_path / "s.toml", users(("anna", KEY)))
+    assert config.load(["--host", host, "--config", file]).gateway.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1"])
+def test_loopback_needs_no_key(host: str) -> None:
+    settings = config.load(["--host", host])
+    assert settings.gateway.api_key is None
+    assert settings.users == ()
+
+
+def test_users_come_from_the_file_or_as_json_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "s.toml", users(("anna", KEY), ("ben-2", OTHER)))
+    assert [user.name for user in config.load(["--config", file]).users] == ["anna", "ben-2"]
+    monkeypatch.setenv("TINKER_CLAW_USERS", json.dumps([{"name": "carl", "key": KEY}]))
+    (carl,) = config.load(["--config", file]).users
+    assert (carl.name, carl.key.get_secret_value()) == ("carl", KEY)
+    monkeypatch.setenv("TINKER_CLAW_USERS", f"[{KEY}")
+    with pytest.raises(ConfigError, match="TINKER_CLAW_USERS must be a JSON list") as raised:
+        config.load([])
+    assert KEY not in everything_said(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (users(("Anna Bell", KEY)), r"users\.0\.name"),
+        (users(("", KEY)), r"users\.0\.name"),
+        (users(("x" * 33, KEY)), r"users\.0\.name"),
+        (users(("anna", "sesame")), "fewer than 16 characters"),
+        (users(("anna", "")), "without blanks"),
+        (users(("anna", "open sesame, and 0123456789")), "without blanks"),
+        (users(("anna", "öffne-dich-sesam-öffne-dich")), "without blanks"),
+        (users(("anna", KEY), ("anna", OTHER)), "'anna' is given twice"),
+        (users(("anna", KEY), ("ben", KEY)), "the same key"),
+        (f"{users(('anna', KEY))}[gateway]\napi_key = '{KEY}'\n", "the same key"),
+        (f"{users(('default', KEY))}[gateway]\napi_key = '{OTHER}'\n", "'default' is given twice"),
+        ("[gateway]\napi_key = 'sesame'\n", "--api-key: a key of fewer than 16"),
+        ("[[users]]\nname = 'anna'\n", r"users\.0\.key"),
+        (f"[[users]]\nname = 'anna'\nkey = '{KEY}'\nkye = '{OTHER}'\n", r"users\.0\.kye"),
+        (f"[users]\nanna = '{KEY}'\n", "users"),
+    ],
+)
+def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        config.load(["--config", write(tmp_path / "s.toml", text)])
+    said = everything_said(raised.value)
+    assert not any(key in said for key in (KEY, OTHER, "sesame", "sesam-"))
+
+
+def everything_said(error: BaseException) -> str:
+    """What an error and all that caused it would print."""
+    return f"{error}{everything_said(error.__cause__) if error.__cause__ else ''}"
 
 
 def test_settings_are_frozen() -> None:
@@ -110,6 +181,8 @@ def test_every_setting_has_a_flag_with_help_and_default() -> None:
     text = " ".join(config.parser().format_help().split())
     for section, model in config.Settings.model_fields.items():
         assert section in text
+        if section == "users":
+            continue  # a command line is there for all to read
         for name, field in model.annotation.model_fields.items():  # type: ignore[union-attr]
             assert f"--{name.replace('_', '-')} " in text, name
             assert field.description, name
@@ -118,3 +191,13 @@ def test_every_setting_has_a_flag_with_help_and_default() -> None:
 def test_data_directory_names_model_and_method() -> None:
     assert config.load([]).run.directory == Path("runs/Qwen3-8B-combine")
     assert config.load(["--data-dir", "/d"]).run.directory == Path("/d")
+
+
+def test_the_readmes_settings_for_several_users_work(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    block = readme.split("```toml\n")[1].split("```")[0]
+    for key in (KEY, OTHER):
+        block = block.replace('"…"', f'"{key}"', 1)
+    settings = config.load(["--config", write(tmp_path / "s.toml", block)])
+    assert settings.gateway.host == "0.0.0.0"
+    assert [user.name for user in settings.users] == ["anna", "ben"]

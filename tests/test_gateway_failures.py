@@ -82,16 +82,17 @@ async def test_a_sampler_that_keeps_failing_is_a_503(tmp_path: Path, renderer: R
         assert world.turns() == []
 
 
-async def test_a_stream_that_breaks_ends_with_an_error_and_no_finish_reason(
+async def test_a_stream_that_stays_broken_ends_with_an_error_and_no_finish_reason(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    broken = FakeSampler(Script(spell(renderer, "one two three four"), fail_after=2))
+    words = spell(renderer, "one two three four")
+    broken = FakeSampler(Script(words, fail_after=2), Script(words, fail_after=0))
     async with gateway(tmp_path, renderer, broken) as world:
         events = await world.events("hi")
         assert events[-1]["error"]["type"] == "server_error"
         assert {} not in events
         assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
-        assert len(broken.prompts) == 1, "tokens were out: it is not tried again"
+        assert len(broken.prompts) == 3
         assert world.turns() == []
         stream = await world.openai.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True

@@ -101,14 +101,29 @@ async def test_client_that_hangs_up_ends_the_waiting(
         assert world.turns() == []
 
 
-async def test_outage_after_the_first_token_is_not_tried_again(
+async def test_outage_in_the_middle_of_a_reply_has_its_end_too(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    broken = FakeSampler(Script(spell(renderer, "one two three four"), away_after=2))
-    async with gateway(tmp_path, renderer, broken) as world:
-        assert "error" in (await world.events("hi"))[-1]
-        assert len(broken.prompts) == 1
+    tokens = spell(renderer, "one two three four")
+    broken = FakeSampler(Script(tokens, away_after=2), Script(tokens, away_after=0))
+    async with gateway(tmp_path, renderer, broken, outage_patience_s=0.3) as world:
+        events = await world.events("hi")
+        assert text_of(events), "the first tokens were out"
+        assert events[-1]["error"]["type"] == "server_error"
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+        assert len(broken.prompts) >= 3
         assert world.health.backend.away == {"serving"}
+        assert world.turns() == []
+
+
+async def test_reply_that_flows_for_longer_than_patience_has_all_of_it_left(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    tokens = spell(renderer, "one two three four")
+    sampler = FakeSampler(Script(tokens, gap_s=0.2, away_after=3), Script(tokens[3:]))
+    async with gateway(tmp_path, renderer, sampler, outage_patience_s=0.3) as world:
+        assert text_of(await world.events("hi")) == "one two three four"
+        assert len(sampler.prompts) == 2
 
 
 async def test_version_that_cannot_be_opened_now_is_a_503_not_a_404(
@@ -151,3 +166,11 @@ def test_last_attempt_is_at_the_end_of_patience() -> None:
     assert [patience.wait_s(failed) for _ in range(3)] == [*RETRY_WAITS_S, None]
     assert patience.wait_s(away) == pytest.approx(3, abs=0.5), "not four: patience is over by then"
     assert Patience(time.monotonic() - 100, 100, Backoff(2, 60)).wait_s(away) is None
+
+
+def test_the_time_in_which_tokens_came_is_no_waiting() -> None:
+    patience = Patience(time.monotonic() - 100, 103, Backoff(2, 60))
+    away = OutageError("away")
+    assert [patience.wait_s(away), patience.wait_s(away)] == [2, pytest.approx(3, abs=0.5)]
+    patience.went_well(50)
+    assert [patience.wait_s(away) for _ in range(3)] == [2, 4, 8], "a new outage"

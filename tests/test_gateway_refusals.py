@@ -59,9 +59,9 @@ async def test_the_openai_client_understands_a_refusal(tmp_path: Path, renderer:
     async with gateway(tmp_path, renderer) as world:
         with pytest.raises(openai.BadRequestError) as raised:
             await world.openai.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "x"}], stop=["\n"]
+                model=MODEL, messages=[{"role": "user", "content": "x"}], logprobs=True
             )
-        assert raised.value.param == "stop"
+        assert raised.value.param == "logprobs"
 
 
 @pytest.mark.parametrize("model", ["gpt-4", f"{MODEL}@v7", f"{MODEL}@v", f"{MODEL}@v²", "@v0"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeSampler, Script
-from tests.gateways import IM_END, MODEL, chat, gateway, spell
+from tests.gateways import IM_END, MODEL, chat, gateway, read_events, spell, text_of
 from tinker_claw.render import Renderer
 from tinker_claw.types import StopReason
 
@@ -105,6 +107,96 @@ async def test_tool_calls(tmp_path: Path, renderer: Renderer, stream: bool) -> N
         assert all(c.id.isalnum() and len(c.id) <= 40 for c in calls)
         (turn,) = world.turns()
         assert turn.reply_text == 'Looking.\n[calls read with {"path":"a b"}]\n[calls ls with {}]'
+
+
+async def test_streamed_calls_are_whole_numbered_and_named_once_in_a_session(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(TWO_CALLS)
+        called = []
+        for _ in range(2):
+            events = await world.events("look", tools=[TOOL])
+            deltas = [e["choices"][0]["delta"] for e in events if e]
+            calls = [d["tool_calls"] for d in deltas if "tool_calls" in d]
+            assert [[c["index"] for c in one] for one in calls] == [[0], [1]]
+            assert [c["function"]["arguments"] for (c,) in calls] == ['{"path":"a b"}', "{}"]
+            assert {c["type"] for (c,) in calls} == {"function"}
+            assert events[-2]["choices"][0] == {
+                "index": 0,
+                "delta": {},
+                "finish_reason": "tool_calls",
+            }
+            called += [c["id"] for (c,) in calls]
+        assert len(set(called)) == 4
+        assert all(re.fullmatch("[A-Za-z0-9]{1,40}", i) for i in called)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_cut_by_the_token_limit_is_shown_as_text(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        whole = '<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>'
+        world.say(whole)
+        limit = len(spell(renderer, whole)) - 4
+        asked = {"tools": [TOOL], "max_tokens": limit}
+        if stream:
+            events = await world.events("look", **asked)
+            text, finish = text_of(events), events[-2]["choices"][0]["finish_reason"]
+        else:
+            (choice,) = (await world.ask("look", **asked)).json()["choices"]
+            text, finish = choice["message"]["content"], choice["finish_reason"]
+        assert whole.startswith(text)
+        assert text.startswith('<tool_call>\n{"name": "ls"')
+        assert finish == "length"
+
+
+async def test_any_text_is_one_line_of_json(tmp_path: Path, renderer: Renderer) -> None:
+    text = 'say "ü\\\n\ndata: [DONE]" \u2028\u0007 \U0001f389'
+    async with gateway(tmp_path, renderer) as world:
+        world.say(text)
+        events = await world.events("hi", model=MODEL)
+        assert text_of(events) == text
+        assert {e["model"] for e in events if e} == {MODEL}
+        assert {e["object"] for e in events if e} == {"chat.completion.chunk"}
+
+
+async def test_the_end_of_a_stream_is_one_write(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        body = {"model": MODEL, "messages": chat("hi"), "stream": True}
+        writes = await raw_writes(world.url, body | {"stream_options": {"include_usage": True}})
+        assert '"role":"assistant"' in writes[0]
+        assert writes[-1].endswith("data: [DONE]\n\n")
+        finish, usage, done = [e for e in read_events(writes[-1]) if not is_text(e)]
+        assert finish["choices"][0]["finish_reason"] == "stop"
+        assert usage["usage"]["completion_tokens"] > 0
+        assert done == {}
+
+
+def is_text(event: dict[str, Any]) -> bool:
+    return bool(event.get("choices")) and "content" in event["choices"][0]["delta"]
+
+
+async def raw_writes(url: str, body: dict[str, Any]) -> list[str]:
+    """What the server wrote, piece by piece: each is a chunk of HTTP."""
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    sent = json.dumps(body).encode()
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(sent), sent)
+    )
+    answered = (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()
+    await writer.wait_closed()
+    writes = []
+    while answered:
+        size, _, answered = answered.partition(b"\r\n")
+        writes.append(answered[: int(size, 16)].decode())
+        answered = answered[int(size, 16) + 2 :]
+    assert writes.pop() == ""
+    return writes
 
 
 async def test_a_tool_call_without_text_has_null_content(

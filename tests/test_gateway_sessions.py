@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
-from tests.agents import VOLATILE, assistant, openclaw, tool, user, utility
+import pytest
+
+from tests.agents import (
+    EVENT,
+    HEARTBEAT,
+    NUDGE,
+    POLL,
+    REMINDER,
+    TRACE,
+    VOLATILE,
+    announced,
+    assistant,
+    openclaw,
+    retried,
+    runtime,
+    tool,
+    tools,
+    user,
+    utility,
+)
 from tests.fakes import Script
-from tests.gateways import chat, gateway, spell
+from tests.gateways import World, chat, gateway, spell
 from tinker_claw.render import Renderer
 from tinker_claw.types import NextState
+
+DONE = {"X-Session-Done": "true"}
+
+
+def closed(world: World) -> dict[str, bool]:
+    """Of every session, whether the ledger calls it closed."""
+    rows = world.ledger._db.rows("SELECT key, closed_at FROM sessions ORDER BY id")
+    return {row["key"]: row["closed_at"] is not None for row in rows}
 
 
 async def test_a_user_reply_becomes_the_next_state_of_the_turn_before(
@@ -53,15 +81,18 @@ async def test_parallel_tool_results_are_one_next_state(tmp_path: Path, renderer
 async def test_side_calls_neither_judge_nor_are_judged(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.reply(openclaw("hi"))
-        heartbeat = user("Follow the heartbeat monitor scratch context when provided.")
-        await world.reply(openclaw("hi", assistant("fine"), heartbeat))
+        await world.reply(openclaw("hi", assistant("fine"), HEARTBEAT))
         await world.reply(utility("Write an Activity recap for", "user: hi"))
         assert world.next_states() == {1: None, 2: None, 3: None}
         assert world.woken == []
         assert world.column("kind") == ["main", "side", "side"]
         main, *side = world.column("untrained_because")
         assert main is None
-        assert all(reason.startswith("side turn: OpenClaw's") for reason in side)
+        assert [reason.split(": ")[:2] for reason in side] == [
+            ["side turn", "heartbeat"],
+            ["side turn", "recap"],
+        ]
+        assert world.column("call") == ["user turn", "heartbeat", "recap"]
         assert [params.student_topk for params in world.sampler.params] == [2, 0, 0]
         # The user's answer still finds the main turn.
         await world.reply(openclaw("hi", assistant("fine"), user("great")))
@@ -129,13 +160,38 @@ async def test_a_client_without_a_session_is_followed_by_its_history(
         assert first.session_id == third.session_id != other.session_id
 
 
-async def test_a_word_after_the_end_of_a_session_still_counts(
+async def test_a_session_that_ends_is_closed_and_its_last_turn_says_why_it_is_not_trained(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
-        await world.reply({"messages": chat("hi")}, **{"X-Session-Done": "true"})
-        await world.reply({"messages": chat("hi", "fine", "thanks")})
-        assert world.next_states()[1] == NextState("user", "thanks")
+        session = {"X-Session-Id": "s"}
+        await world.reply({"messages": chat("hi")}, **session)
+        assert closed(world) == {"s": False}
+        await world.reply({"messages": chat("hi", "fine", "bye")}, **session | DONE)
+        assert closed(world) == {"s": True}
+        assert world.next_states() == {1: NextState("user", "bye"), 2: None}
+        first, last = world.column("untrained_because")
+        assert first is None
+        assert last.startswith("X-Session-Done: the session ended")
+        # Whoever comes back opens it again; what he says judges nothing that was closed.
+        await world.reply({"messages": chat("hi", "fine", "bye", "fine", "wait")}, **session)
+        assert closed(world) == {"s": False}
+        assert world.next_states()[2] is None
+
+
+async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, session_idle_s=1e-9) as world:
+        await world.reply(openclaw("hi"))
+        await world.reply({"messages": chat("hello")}, **{"X-Session-Id": "other"})
+        assert closed(world) == {"s": True, "other": False}
+        assert world.column("untrained_because") == [None, None]
+        await world.reply(openclaw("hi", assistant("fine"), user("good morning")))
+        assert closed(world) == {"s": False, "other": True}
+        assert world.next_states()[1] == NextState("user", "good morning")
+    async with gateway(tmp_path, renderer, session_idle_s=1e-9) as world:
+        assert closed(world) == {"s": True, "other": True}
 
 
 async def test_a_request_of_nothing_but_a_volatile_message(
@@ -148,3 +204,156 @@ async def test_a_request_of_nothing_but_a_volatile_message(
     async with gateway(tmp_path, renderer) as world:
         await world.reply({"messages": [assistant("no"), user("so?")]}, **session)
         assert world.next_states() == {1: NextState("user", "so?"), 2: None, 3: None}
+
+
+async def test_a_heartbeat_that_nobody_sees_does_not_come_between_turn_and_answer(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Four.", "NO_REPLY", "Good.")
+        await world.reply(openclaw("2+2?"))
+        await world.reply(openclaw("2+2?", assistant("Four."), HEARTBEAT))
+        quiet = (user(POLL), assistant("NO_REPLY"))
+        await world.reply(openclaw("2+2?", assistant("Four."), *quiet, user("thanks")))
+        assert world.next_states() == {1: NextState("user", "thanks"), 2: None, 3: None}
+        later = (user("thanks"), assistant("Good."), user("bye"))
+        await world.reply(openclaw("2+2?", assistant("Four."), *quiet, *later))
+        assert world.next_states()[3] == NextState("user", "bye")
+
+
+@pytest.mark.parametrize("prompt", [HEARTBEAT, REMINDER, announced("42")])
+async def test_what_an_automatic_prompt_made_the_agent_say_is_not_the_turn_before(
+    tmp_path: Path, renderer: Renderer, prompt: dict[str, Any]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Four.", "Tea time!", "Sorry.")
+        await world.reply(openclaw("2+2?"))
+        body = openclaw("2+2?", assistant("Four."), prompt)
+        if prompt == announced("42"):
+            body["messages"][-1] = EVENT
+        await world.reply(body)
+        assert world.column("kind") == ["main", "side"]
+        heard = (prompt, assistant("Tea time!"), user("stop that"))
+        await world.reply(openclaw("2+2?", assistant("Four."), *heard))
+        assert world.next_states() == {1: None, 2: None, 3: None}
+
+
+async def test_a_compacted_history_is_linked_to_nothing_and_goes_on_from_there(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", "two", "a summary", "three", "four")
+        before = {"session_id": "s:0"}
+        await world.reply(openclaw("hi"), **before)
+        await world.reply(openclaw("hi", assistant("one"), user("more")), **before)
+        summarise = utility("You are a context summarization assistant", "<conversation>…")
+        await world.reply(summarise, session_id="s", **TRACE)
+        after = {"session_id": "s:1"}
+        await world.reply(openclaw("A summary of it all.", user("and then?")), **after)
+        assert world.next_states() == {1: NextState("user", "more"), 2: None, 3: None, 4: None}
+        assert len({turn.session_id for turn in world.turns()}) == 1
+        again = (user("and then?"), assistant("three"), user("thanks"))
+        await world.reply(openclaw("A summary of it all.", *again), **after)
+        assert world.next_states()[4] == NextState("user", "thanks")
+
+
+async def test_an_edited_history_is_linked_to_nothing(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", "two", "three")
+        await world.reply(openclaw("hi"))
+        await world.reply(openclaw("hello", assistant("one"), user("so?")))
+        await world.reply(openclaw("hi", assistant("One!"), user("so?")))
+        assert world.next_states() == {1: None, 2: None, 3: None}
+
+
+async def test_a_retry_that_rewrites_the_users_message_changes_nothing(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", "lost", "two", "three")
+        await world.reply(openclaw("hi"))
+        await world.reply(openclaw("hi", assistant("one"), user("more")))
+        await world.reply(openclaw("hi", assistant("one"), user(retried("more"))))
+        assert world.next_states() == {1: NextState("user", "more"), 2: None, 3: None}
+        assert world.column("call") == ["user turn", "user turn", "retry"]
+        assert [turn.request_text for turn in world.turns()] == ["hi", "more", "more"]
+        later = (user("more"), assistant("two"), user("ok"))
+        await world.reply(openclaw("hi", assistant("one"), *later))
+        assert world.next_states()[3] == NextState("user", "ok")
+        assert world.next_states()[2] is None
+        assert world.woken == ["judge", "judge"]
+
+
+async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        call = '<tool_call>\n{"name": "read", "arguments": {"path": "x"}}\n</tool_call>'
+        world.say("", call, "done", "bye")
+        await world.reply(openclaw("look"))
+        message = await world.reply(openclaw("look", user(NUDGE)))
+        call_id = message["tool_calls"][0]["id"]
+        replied = assistant("", (call_id, "read", '{"path":"x"}'))
+        loop = (replied, tool(call_id, "BANANA"))
+        await world.reply(openclaw("look", user(NUDGE), *loop))
+        await world.reply(openclaw("look", *loop, assistant("done"), user("thanks")))
+        assert world.column("call") == ["user turn", "re-ask", "tool loop", "user turn"]
+        assert world.next_states() == {
+            1: None,
+            2: NextState("tool", "[result 1 of 1, read]\nBANANA"),
+            3: NextState("user", "thanks"),
+            4: None,
+        }
+
+
+async def test_the_same_reply_twice_is_judged_once(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await asyncio.gather(*(world.reply(openclaw("hi")) for _ in range(3)))
+        await world.reply(openclaw("hi", assistant("fine"), user("thanks")))
+        await world.reply(openclaw("hi", assistant("fine"), user("thanks")))
+        states = list(world.next_states().values())
+        assert states.count(NextState("user", "thanks")) == 1
+        assert world.woken == ["judge"]
+
+
+async def test_a_side_call_is_filed_with_the_turn_of_its_trace(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi"), **TRACE)
+        child = runtime("agent:main:subagent:6c", "child")
+        await world.reply(openclaw("[Subagent Context] Do it.", line=child), **TRACE)
+        flushing = runtime("agent:main:internal-session-effects:1", "internal-1")
+        flush = user("Pre-compaction memory flush.")
+        await world.reply(
+            openclaw("hi", assistant("fine"), flush, line=flushing, tools=tools("read", "write")),
+            **TRACE,
+        )
+        await world.reply(
+            utility("You are a context summarization assistant", "<conversation>"), **TRACE
+        )
+        other = TRACE["traceparent"].replace("249", "777")
+        await world.reply(openclaw("x", line=flushing), traceparent=other)
+        main, child_session, *filed, stranger = (turn.session_id for turn in world.turns())
+        assert filed == [main, main]
+        assert len({main, child_session, stranger}) == 3
+        assert world.column("kind") == ["main", *["side"] * 4]
+        assert set(world.column("trace")) == {TRACE["traceparent"][3:35], other[3:35]}
+
+
+async def test_a_compaction_is_filed_with_the_turn_that_it_was_made_for(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    summarise = utility("You are a context summarization assistant", "<conversation>")
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi", assistant("fine"), HEARTBEAT))
+        await asyncio.gather(*(world.reply(summarise, **TRACE) for _ in range(2)))
+        other = TRACE["traceparent"].replace("249", "777")
+        await world.reply(summarise, traceparent=other)
+        await world.reply(utility("Write an Activity recap", "x"))
+        assert len({turn.session_id for turn in world.turns()[1:]}) == 1
+        await world.reply(openclaw("A summary.", user("go on")), **TRACE)
+        heartbeat, *filed, stranger, recap, turn = world.turns()
+        assert {one.session_id for one in (heartbeat, *filed)} == {turn.session_id}
+        assert len({one.index for one in (heartbeat, *filed)}) == 3
+        assert stranger.session_id == recap.session_id != turn.session_id

@@ -10,7 +10,7 @@ import pytest
 
 from tests.agents import assistant, openclaw, tool, user
 from tests.fakes import FakeSampler, Script
-from tests.gateways import MODEL, chat, gateway, spell
+from tests.gateways import MODEL, OFF, chat, gateway, spell
 from tinker_claw.policy import Policy
 from tinker_claw.render import Renderer
 
@@ -84,9 +84,7 @@ async def test_an_extension_means_what_a_full_render_means(
         first, second = world.turns()
         sampled = (*first.prompt, *first.completion.tokens)
         assert second.prompt[: len(sampled)] == sampled
-        full = renderer.prompt(
-            chat("2+2?", "Four.", "thanks"), hint_message=2, enable_thinking=False
-        )
+        full = renderer.prompt(chat("2+2?", "Four.", "thanks"), hint_message=2, switches=OFF)
         assert (second.prompt, second.hint_at) == (full.tokens, full.hint_at)
 
 

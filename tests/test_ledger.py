@@ -232,14 +232,28 @@ def test_unfinished_step_is_void_and_its_samples_stay_queued(tmp_path: Path) -> 
     ledger.close()
 
 
-def test_step_with_a_sample_that_was_trained_meanwhile_is_refused(ledger: Ledger) -> None:
+def test_step_with_a_sample_that_was_taken_out_meanwhile_is_refused(ledger: Ledger) -> None:
+    version = ledger.steps.newest_version()
+    assert version is not None
+    samples = queue(ledger, 2)
+    step = ledger.steps.begin(version.id, samples)
+    ledger.samples.quarantine(samples[0])
+    with pytest.raises(LedgerError, match="1 of its 2 samples"):
+        ledger.steps.commit(step, version, state_ref="s", sampler_ref="p", metrics={})
+    assert ledger.steps.newest_version() == version
+
+
+def test_step_that_was_left_open_is_void_when_the_next_one_begins(ledger: Ledger) -> None:
     version = ledger.steps.newest_version()
     assert version is not None
     samples = queue(ledger, 2)
     first, second = (ledger.steps.begin(version.id, samples) for _ in range(2))
-    ledger.steps.commit(first, version, state_ref="s", sampler_ref="p", metrics={})
-    with pytest.raises(LedgerError, match="0 of its 2 samples"):
-        ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})
+    with pytest.raises(LedgerError, match="it is not open"):
+        ledger.steps.commit(first, version, state_ref="s", sampler_ref="p", metrics={})
+    ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})
+    ledger.steps.void(second, "too late")
+    assert ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+    assert ledger.steps.failures(samples) == 0, "nothing says that it was the samples' doing"
 
 
 def test_unsaved_steps_are_void_and_version_ids_still_grow(ledger: Ledger) -> None:
@@ -252,9 +266,10 @@ def test_unsaved_steps_are_void_and_version_ids_still_grow(ledger: Ledger) -> No
         version = ledger.steps.commit(step, version, state_ref=None, sampler_ref="p", metrics={})
     saved = ledger.steps.newest_saved_version()
     assert saved == start
-    assert len(ledger.steps.void_unsaved(start)) == 2
-    assert ledger.samples.waiting() == 4
+    assert len(ledger.steps.unsaved(start)) == 2
     again = ledger.steps.restart_from(start)
+    assert ledger.samples.waiting() == 4
+    assert ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 2}
     assert (again.id, again.parent, again.step, again.sampler_ref) == (3, 0, 0, "p0")
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local_gpu.demo import MODEL_DIR
-from tests.gateways import chat, spell
+from tests.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
-from tinker_claw.render import Delta, Renderer
+from tinker_claw.render import Delta, Renderer, switches
 from tinker_claw.types import HINT_TEMPLATE, Reply
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>")
@@ -82,11 +82,11 @@ def test_an_extension_keeps_the_sampled_tokens(renderer: Renderer) -> None:
 
 
 def test_an_extension_finds_its_own_hint_place(renderer: Renderer) -> None:
-    first = renderer.prompt(chat("hi"), enable_thinking=False)
+    first = renderer.prompt(chat("hi"), switches=OFF)
     sampled = spell(renderer, "yo")
     new = [{"role": "user", "content": "thanks"}]
-    extended = renderer.extend(first.tokens, sampled, new, hint_message=0, enable_thinking=False)
-    full = renderer.prompt(chat("hi", "yo", "thanks"), hint_message=2, enable_thinking=False)
+    extended = renderer.extend(first.tokens, sampled, new, hint_message=0, switches=OFF)
+    full = renderer.prompt(chat("hi", "yo", "thanks"), hint_message=2, switches=OFF)
     assert extended == full
 
 
@@ -113,7 +113,7 @@ def test_an_unknown_model_gets_its_own_template(unknown: Renderer) -> None:
     assert stream.finish() == ([Delta("text", "Hello.")], Reply("Hello."))
     assert unknown.extend(prompt.tokens, tokens, chat("x")) is None
     with pytest.raises(RequestError, match="enable_thinking"):
-        unknown.prompt(chat("hi"), enable_thinking=False)
+        switches(unknown.config, {"enable_thinking": False}, None)
 
 
 def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path, renderer: Renderer) -> None:

@@ -13,7 +13,7 @@ from renderers import PrimeQwen3RendererConfig, Qwen35RendererConfig
 from renderers.base import load_tokenizer
 
 from local_gpu.demo import MODEL_DIR
-from tests.gateways import chat, spell
+from tests.gateways import OFF, chat, spell
 from tinker_claw.render import Delta, Renderer
 from tinker_claw.types import Reply
 
@@ -86,7 +86,7 @@ def test_a_thinking_block_that_the_prompt_has_opened(renderer: Renderer) -> None
     assert said(parsed(renderer, "hm</think>yes", thinking=True)) == ("yes", "hm", [])
     assert said(parsed(renderer, "</think>yes", thinking=True)) == ("yes", "", [])
     assert said(parsed(renderer, "hm", thinking=True)) == ("", "hm", [])
-    off = renderer.prompt(chat("hi"), enable_thinking=False).tokens
+    off = renderer.prompt(chat("hi"), switches=OFF).tokens
     assert said(renderer.parse(spell(renderer, "yes"), off)) == ("yes", None, [])
 
 

@@ -6,21 +6,37 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.agents import (
+    CLOCK,
+    EVENT,
+    HEARTBEAT,
+    NUDGE,
+    POLL,
+    REMINDER,
     SYSTEM,
+    TOOLS,
+    TRACE,
     VOLATILE,
+    WAKE,
+    announced,
     assistant,
     openclaw,
+    retried,
     runtime,
     stamped,
     tool,
+    tools,
     user,
     utility,
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.sessions import (
+    Call,
     Identity,
+    conversation,
     digest,
     digests,
     extension,
@@ -51,16 +67,36 @@ PLAIN = {"messages": [{"role": "user", "content": "hi"}]}
 
 def test_the_evidence_for_a_session_has_an_order() -> None:
     body = openclaw("hi", prompt_cache_key="cache:0")
-    everything = {"x_session_id": "own", "session_id": "aff:0", "x_session_affinity": "other:0"}
-    assert told(body, **everything).key == "own"
+    everything = {"x_session_id": "own:0", "session_id": "aff:0", "x_session_affinity": "other:0"}
+    assert told(body, **everything).key == "own:0"
     del everything["x_session_id"]
-    assert told(body, **everything).key == "aff:0"
+    assert told(body, **everything).key == "aff"
     del everything["session_id"]
-    assert told(body, **everything).key == "other:0"
-    assert told(body).key == "cache:0"
+    assert told(body, **everything).key == "other"
+    assert told(body, x_client_request_id="9").key == "cache", "other clients number requests so"
     del body["prompt_cache_key"]
     assert told(body).key == "s"
     assert told(body).reason.endswith("session from the Runtime line")
+
+
+def test_a_session_stays_one_when_it_is_compacted_or_affinity_is_switched_on() -> None:
+    line = runtime(session_id="Sess_X.1")
+    names = [
+        told(openclaw("hi", line=line)),
+        told(openclaw("hi", line=line), session_id="Sess_X.1:0"),
+        told(openclaw("hi", line=line), session_id="Sess_X.1:12"),
+        told(openclaw("hi", line=line), session_id="openclaw-webchat-0c1f"),
+        told(utility("You are a context summarization assistant", "x"), session_id="Sess_X.1"),
+    ]
+    assert {identity.key for identity in names} == {"Sess_X.1"}
+    long = "x" * 70
+    cut = told(openclaw("hi", line=runtime(session_id=long)), session_id=f"{long}:0"[:64])
+    assert cut.key == long
+
+
+def test_what_another_program_calls_a_session_is_taken_as_it_is() -> None:
+    assert told(PLAIN | {"prompt_cache_key": "user:1"}).key == "user:1"
+    assert told(PLAIN, session_id="a:2").key == "a:2"
 
 
 def test_the_runtime_line_is_found_wherever_it_stands() -> None:
@@ -69,13 +105,19 @@ def test_the_runtime_line_is_found_wherever_it_stands() -> None:
     compacted["messages"][1]["content"] = second
     assert told(compacted).key == "s"
     in_system = openclaw("x", line="")
-    in_system["messages"][0]["content"] += runtime(session_id="sys")
+    in_system["messages"][0]["content"] += runtime(session_id="sys") + "\nmore"
     assert told(in_system).key == "sys"
 
 
 def test_a_runtime_line_that_the_user_pastes_does_not_count() -> None:
-    pasted = "see " + runtime(session_id="theirs").strip() + "\nwhat is this?"
-    assert told(openclaw(pasted)).key == "s"
+    line = runtime(session_id="theirs").strip()
+    for pasted in (f"see {line}\nwhat is this?", f"{line}\nwhat is this?"):
+        assert told(openclaw(pasted)).key == "s"
+    later = openclaw("hi", assistant("yo"), user(f"look:\n{line}"))
+    assert told(later).key == "s"
+    of_another = told({"messages": [{"role": "user", "content": f"what is this?\n\n{line}"}]})
+    assert of_another.call is Call.CLIENT
+    assert of_another.key.startswith("opening:")
 
 
 def test_an_isolated_cron_job_has_a_session_without_an_id() -> None:
@@ -92,60 +134,142 @@ def test_clients_without_a_session_are_told_apart_by_how_they_open() -> None:
     assert told(PLAIN).kind is Kind.MAIN
 
 
-HEARTBEAT = "Follow the heartbeat monitor scratch context when provided."
-FLUSH = user("Pre-compaction memory flush. Write down what matters.")
-REMINDER = {"role": "user", "content": "A scheduled reminder has been triggered. It says: x"}
-ANNOUNCEMENT = user("A background task completed. Use this result.")
-LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
+def test_a_trace_is_taken_only_from_a_well_formed_header() -> None:
+    trace = "249bcabc7ccc7f4ba4d1b65ab40d5bb3"
+    assert told(PLAIN, **TRACE).trace == trace
+    for bad in ("", "x", f"00-{trace}-1-01", f"00-{'0' * 32}-4c2579d44019cb92-01", "00-é-1-01"):
+        assert told(PLAIN, traceparent=bad).trace is None
 
-MAIN: list[tuple[str, dict[str, Any], dict[str, str]]] = [
-    ("first turn", openclaw("hi"), {}),
-    ("later turn", openclaw("hi", assistant("yo"), user("go on")), {}),
-    ("tool loop", openclaw("hi", *LOOP), {"session_id": "s:0"}),
-    ("retry", openclaw("[Queued user message from a previous active turn; x]\nhi"), {}),
-    ("another program", PLAIN, {}),
-    ("X-Turn-Type", openclaw("hi", tools=[]), {"x_turn_type": " Main "}),
-]
-SIDE: list[tuple[str, dict[str, Any], dict[str, str]]] = [
-    ("activity recap", utility("Write an Activity recap for", "{}"), {}),
-    ("session title", utility("Generate a concise session title (3-6", "x"), {}),
+
+SDK = {"user-agent": "OpenAI/JS 7.15.0"}
+RECAP = "Write an Activity recap for"
+SUMMARISE = "You are a context summarization assistant"
+FLUSH = "Pre-compaction memory flush. Write down what matters."
+FLUSHING = runtime("agent:main:internal-session-effects:1", "internal-session-effects-1")
+LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
+INFER = PLAIN | {
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_completion_tokens": 9,
+}
+NO_CLOCK = {"role": "user", "content": HEARTBEAT["content"].removesuffix(CLOCK)}
+EVENTFUL = openclaw("hi", assistant("yo"), announced("42"))
+EVENTFUL["messages"][-1] = EVENT
+
+CALLS: list[tuple[Call, str, dict[str, Any], dict[str, str]]] = [
+    (Call.USER, "first turn", openclaw("hi"), {}),
+    (Call.USER, "later turn", openclaw("hi", assistant("yo"), user("go on")), {}),
+    (Call.USER, "compacted", openclaw("Summary of what was said.", user("go on")), TRACE),
+    (Call.USER, "chat without tools", openclaw("hi", tools=[]), TRACE),
+    (Call.TOOL, "tool loop", openclaw("hi", *LOOP), {"session_id": "s:0"}),
+    (Call.RETRY, "retry", openclaw(retried("hi")), {}),
+    (Call.TOOL, "tool loop of a retry", openclaw(retried("hi"), *LOOP), {}),
+    (Call.REASK, "re-ask", openclaw("hi", user(NUDGE)), {}),
+    (Call.REASK, "re-ask after tools", openclaw("hi", *LOOP, user(NUDGE)), {}),
+    (Call.CLIENT, "another program", PLAIN, {}),
+    (Call.CLIENT, "the SDK alone", PLAIN, SDK),
+    (Call.CLIENT, "infer's shape alone", INFER, {"user-agent": "OpenAI/Python 2.1"}),
+    (Call.CLIENT, "with a trace", INFER, SDK | TRACE),
+    (Call.CLIENT, "with a session", INFER, SDK | {"x_session_id": "s"}),
+    (Call.CLIENT, "a second question", INFER | {"messages": [*LOOP, user("so?")]}, SDK),
+    (Call.TOOL, "another program's loop", {"messages": [*PLAIN["messages"], *LOOP]}, {}),
+    (Call.RECAP, "recap", utility(RECAP, "{}"), {}),
+    (Call.TITLE, "title", utility("Generate a concise session title (3-6", "x"), {}),
+    (Call.CLIENT, "a recap in a trace", utility(RECAP, "{}"), TRACE),
+    (Call.COMPACTION, "compaction", utility(SUMMARISE, "x"), TRACE | {"session_id": "s"}),
+    (Call.UTILITY, "no tools, no trace", openclaw("hi", tools=[]), {}),
+    (Call.UTILITY, "slug", openclaw("x", line=runtime(session_id="slug-generator-0a-1")), {}),
+    (Call.FLUSH, "flush", openclaw("x", user(FLUSH), line=FLUSHING, tools=tools("read")), {}),
     (
-        "compaction summary",
-        utility("You are a context summarization assistant", "<conversation>"),
-        {"session_id": "s"},
-    ),
-    ("without tools", openclaw("hi", tools=[]), {}),
-    ("memory flush", openclaw("x", assistant("y"), FLUSH), {}),
-    ("memory flush", openclaw("x", line=runtime("agent:main:internal-session-effects:1")), {}),
-    ("heartbeat", openclaw(HEARTBEAT), {}),
-    ("heartbeat", openclaw("hi", assistant("yo"), user(HEARTBEAT), *LOOP), {}),
-    ("cron in the main session", openclaw("hi", assistant("yo"), REMINDER), {}),
-    ("isolated cron job", openclaw("do", line=""), {"session_id": "openclaw-cron-1f"}),
-    (
-        "subagent",
-        openclaw("[Subagent Context] You", line=runtime("agent:main:subagent:6c")),
+        Call.FLUSH,
+        "flush by its tools",
+        openclaw("x", user(FLUSH), tools=tools("read", "write")),
         {},
     ),
-    ("announcement", openclaw("hi", assistant("yo"), ANNOUNCEMENT), {}),
-    ("X-Turn-Type", PLAIN, {"x_turn_type": "side"}),
+    (Call.HEARTBEAT, "heartbeat", openclaw("hi", assistant("yo"), HEARTBEAT), {}),
+    (Call.HEARTBEAT, "its loop", openclaw("hi", assistant("yo"), HEARTBEAT, *LOOP), {}),
+    (Call.CRON, "cron", openclaw("hi", assistant("yo"), REMINDER), {}),
+    (Call.AUTOMATED, "new prompt", openclaw("hi", {"role": "user", "content": f"Go!{CLOCK}"}), {}),
+    (Call.ALONE, "isolated cron", openclaw("do", line=""), {"session_id": "openclaw-cron-1f"}),
+    (Call.SUBAGENT, "subagent", openclaw("x", line=runtime("agent:main:subagent:6c")), {}),
+    (Call.ANNOUNCEMENT, "announcement", EVENTFUL, {}),
+    (Call.ANNOUNCEMENT, "its loop", openclaw("hi", assistant("yo"), announced("42"), *LOOP), {}),
+    (Call.INFER, "infer", INFER, SDK),
+]
+TYPED: list[tuple[str, dict[str, Any]]] = [
+    ("memory flush", openclaw("hi", assistant("yo"), user(FLUSH))),
+    ("memory flush, first", openclaw(FLUSH)),
+    ("heartbeat", openclaw("hi", assistant("yo"), user(HEARTBEAT["content"]))),
+    ("heartbeat, no clock", openclaw("hi", assistant("yo"), NO_CLOCK)),
+    ("poll", openclaw("hi", assistant("yo"), user(POLL))),
+    ("cron", openclaw("hi", assistant("yo"), user(REMINDER["content"]))),
+    ("isolated cron", openclaw("[cron:77 job] do it")),
+    ("subagent", openclaw("[Subagent Context] You")),
+    ("announcement", openclaw("hi", assistant("yo"), announced("42"))),
+    ("announcement, short", openclaw("hi", assistant("yo"), user("A background task completed."))),
+    ("nudge", openclaw("hi", assistant("yo"), user(NUDGE))),
+    ("nudge, first", openclaw(NUDGE)),
+    ("recap", openclaw(RECAP)),
+    ("compaction", openclaw(SUMMARISE)),
+    (
+        "session id",
+        openclaw("hi", line=runtime("agent:main:explicit:a:subagent:b", "a:subagent:b")),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("what", "body", "headers"), MAIN, ids=[c[0] for c in MAIN])
-def test_main_turns(what: str, body: dict[str, Any], headers: dict[str, str]) -> None:
-    assert told(body, **headers).kind is Kind.MAIN
-
-
-@pytest.mark.parametrize(("what", "body", "headers"), SIDE, ids=[c[0] for c in SIDE])
-def test_side_turns_say_why(what: str, body: dict[str, Any], headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("call", "body", "headers"), [c[:1] + c[2:] for c in CALLS], ids=[c[1] for c in CALLS]
+)
+def test_every_kind_of_call_is_recognised(
+    call: Call, body: dict[str, Any], headers: dict[str, str]
+) -> None:
     identity = told(body, **headers)
-    assert identity.kind is Kind.SIDE
-    assert what in identity.reason
+    assert (identity.call, identity.kind) == (call, call.kind), identity.reason
+    main = call in (Call.USER, Call.TOOL, Call.RETRY, Call.REASK, Call.CLIENT)
+    assert identity.kind == (Kind.MAIN if main else Kind.SIDE)
+    assert identity.reason.startswith(f"{call}: ")
+
+
+def test_no_kind_of_call_is_left_out() -> None:
+    assert {call for call, *_ in CALLS} == set(Call)
+
+
+@pytest.mark.parametrize("body", [c[1] for c in TYPED], ids=[c[0] for c in TYPED])
+def test_what_a_user_types_does_not_make_a_side_turn(body: dict[str, Any]) -> None:
+    identity = told(body, **TRACE, session_id="s:0")
+    assert (identity.call, identity.kind) == (Call.USER, Kind.MAIN), identity.reason
 
 
 def test_a_user_of_another_program_may_say_anything() -> None:
-    body = {"messages": [{"role": "user", "content": "A background task completed. Nice!"}]}
-    assert told(body).kind is Kind.MAIN
+    for said in ("A background task completed. Nice!", FLUSH, HEARTBEAT["content"], NUDGE):
+        assert told({"messages": [{"role": "user", "content": said}]}).kind is Kind.MAIN
+    own = utility(RECAP, "hi")
+    assert told(own | {"tools": TOOLS}).kind is Kind.MAIN, "a program with such a system prompt"
+    assert told({"messages": [*own["messages"], assistant("yo"), user("?")]}).kind is Kind.MAIN
+
+
+def test_the_client_has_the_last_word_on_the_kind() -> None:
+    main = told(openclaw("hi", tools=[]), x_turn_type=" Main ")
+    assert (main.kind, main.call) == (Kind.MAIN, Call.UTILITY)
+    side = told(PLAIN, x_turn_type="side")
+    assert (side.kind, side.call) == (Kind.SIDE, Call.CLIENT)
+    assert side.reason.startswith("X-Turn-Type says so")
+
+
+def test_a_reason_never_holds_what_was_said() -> None:
+    for _, _, body, headers in CALLS:
+        secret = json.loads(json.dumps(body).replace("hi", "geheim"))
+        assert "geheim" not in told(secret, **headers).reason
+
+
+def test_side_calls_without_a_session_belong_to_their_trace() -> None:
+    assert told(utility(SUMMARISE, "x"), **TRACE).by_trace
+    assert told(openclaw("x", user(FLUSH), line=FLUSHING), **TRACE).by_trace
+    named = told(openclaw("x", user(FLUSH), line=FLUSHING), **TRACE, session_id="s:0")
+    assert (named.by_trace, named.key) == (False, "s")
+    assert not told(utility(RECAP, "x")).by_trace
+    assert not told(openclaw("hi"), **TRACE).by_trace
 
 
 def test_the_end_of_a_session_is_told_by_a_header() -> None:
@@ -159,15 +283,43 @@ def test_a_turn_type_must_exist() -> None:
         told(PLAIN, x_turn_type="middle")
 
 
-def test_the_users_words_come_without_openclaws() -> None:
-    messages = parsed(openclaw("what time is it?")).messages
-    assert last_user_words(messages) == "what time is it?"
-    assert last_user_index(messages) == 1
-    retried = (
-        "[Queued user message from a previous active turn; preserved as context only.]\n"
-        "what time\nis it?\n\nContinue the current task from the existing transcript, preserving x."
-    )
-    assert last_user_words(parsed(openclaw(retried)).messages) == "what time\nis it?"
+METADATA = 'Sender (untrusted metadata):\n```json\n{\n  "id": "ann"\n}\n```\n\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        stamped("what time\nis it?"),
+        stamped("what time\nis it?") + runtime(),
+        stamped(retried("what time\nis it?")) + runtime(),
+        METADATA + stamped("what time\nis it?"),
+        stamped(METADATA + "what time\nis it?"),
+        METADATA + METADATA + "what time\nis it?",
+    ],
+    ids=["stamp", "line", "retry", "metadata first", "stamp first", "no stamp"],
+)
+def test_the_users_words_come_without_openclaws(text: str) -> None:
+    messages = parsed({"messages": [{"role": "user", "content": text}]}).messages
+    assert last_user_words(messages) == "what time\nis it?"
+    assert next_state(messages) == NextState("user", "what time\nis it?")
+    assert digest(messages[0]) == digest(user("what time\nis it?"))
+
+
+def test_the_users_own_words_are_left_alone() -> None:
+    line = runtime().strip()
+    for words in (f"what is\n{line}\nhere?", "[Sat] hi", "[Queued user message]\nhi", "```json\n1"):
+        for body in (openclaw(words), openclaw("hi", assistant("yo"), user(words))):
+            assert last_user_words(parsed(body).messages) == words
+
+
+def test_a_message_of_stamps_alone_costs_what_its_length_costs() -> None:
+    # Peeled off one by one with a copy each, this would take minutes.
+    many = stamped("") * 100_000 + METADATA * 10_000
+    assert last_user_words([{"role": "user", "content": many}]) == ""
+
+
+def test_where_the_user_spoke_last() -> None:
+    assert last_user_index(parsed(openclaw("what time is it?")).messages) == 1
     assert last_user_words([{"role": "system", "content": "x"}]) == ""
     assert last_user_index([{"role": "system", "content": "x"}]) is None
 
@@ -175,13 +327,54 @@ def test_the_users_words_come_without_openclaws() -> None:
 def test_only_the_last_messages_can_be_volatile() -> None:
     messages = parsed(openclaw("hi")).messages
     assert len(without_volatile(messages)) == 2
-    nudge = user("The previous attempt did not produce a user-visible answer. Continue.")
-    nudged = parsed(openclaw("hi", nudge)).messages
+    nudged = parsed(openclaw("hi", user(NUDGE))).messages
     assert without_volatile(nudged) == without_volatile(messages)
     assert last_user_words(nudged) == "hi"
     assert without_volatile([]) == []
     body = openclaw("hi", VOLATILE, assistant("yo"), user("go on"))
     assert len(without_volatile(parsed(body).messages)) == 5
+
+
+SILENT = [
+    (HEARTBEAT, assistant("NO_REPLY")),
+    (user(POLL), assistant("NO_REPLY")),
+    (user(WAKE), assistant(" HEARTBEAT_OK\n")),
+    (user(POLL),),
+    (HEARTBEAT, *LOOP, assistant("NO_REPLY")),
+    (announced("42"), assistant("NO_REPLY")),
+    (HEARTBEAT, user(NUDGE), assistant("NO_REPLY")),
+    (HEARTBEAT, user(NUDGE), user(WAKE)),
+    (user(POLL), assistant("NO_REPLY"), user(WAKE), assistant("NO_REPLY")),
+]
+HEARD = [
+    (user(POLL), assistant("Tea time!")),
+    (user("poll"), assistant("NO_REPLY")),
+    (HEARTBEAT, *LOOP),
+    (announced("42"), assistant("It is 42.")),
+]
+
+
+@pytest.mark.parametrize("exchange", SILENT)
+def test_what_no_user_sees_is_no_part_of_the_conversation(exchange: list[dict[str, Any]]) -> None:
+    seen = digests(parsed(openclaw("hi", assistant("yo"), user("go on"))).messages)
+    body = openclaw("hi", assistant("yo"), *exchange, user("go on"))
+    assert digests(parsed(body).messages) == seen
+
+
+@pytest.mark.parametrize("exchange", HEARD)
+def test_what_a_user_sees_is_part_of_it(exchange: list[dict[str, Any]]) -> None:
+    body = openclaw("hi", assistant("yo"), *exchange, user("go on"))
+    assert len(digests(parsed(body).messages)) == 4 + len(exchange)
+
+
+def test_a_prompt_means_the_same_once_it_is_history() -> None:
+    said = assistant("Tea time!")
+    for now, later in ((HEARTBEAT, POLL), (REMINDER, WAKE)):
+        before = digests(parsed(openclaw("hi", assistant("yo"), now, said)).messages)
+        assert (
+            digests(parsed(openclaw("hi", assistant("yo"), user(later), said)).messages) == before
+        )
+    assert digest(HEARTBEAT) != digest(REMINDER)
 
 
 def test_digests_go_by_meaning() -> None:
@@ -239,9 +432,14 @@ def test_the_next_state_of_a_user_reply_is_his_words() -> None:
 
 def test_all_tool_results_are_the_next_state_in_order() -> None:
     replied = assistant("", ("a", "read", "{}"), ("b", "exec", "{}"))
-    assert next_state([tool("a", "BANANA"), tool("b", "exit 1")], replied) == NextState(
-        "tool", "[result 1 of 2, read]\nBANANA\n\n[result 2 of 2, exec]\nexit 1"
-    )
+    both = [tool("a", "BANANA"), tool("b", "exit 1")]
+    told = "[result 1 of 2, read]\nBANANA\n\n[result 2 of 2, exec]\nexit 1"
+    assert next_state(both, replied) == NextState("tool", told)
+    assert next_state(both[::-1], replied) == NextState("tool", told), "in the order of the calls"
+    strange = [*both, tool("c", "of another turn")]
+    assert next_state(strange, replied) == NextState("tool", told)
+    assert next_state(both[:1], replied) is None, "a result is missing"
+    assert next_state(both, assistant("I called nothing.")) is None
     assert next_state([tool("z", "out")]) == NextState("tool", "[result 1 of 1, tool]\nout")
 
 
@@ -249,6 +447,49 @@ def test_the_user_counts_before_tool_results() -> None:
     assert next_state([tool("a", "x"), user("stop!")]) == NextState("user", "stop!")
 
 
+@pytest.mark.parametrize("prompt", [HEARTBEAT, REMINDER, user(POLL), user(WAKE), announced("42")])
+def test_a_prompt_that_nobody_wrote_is_no_next_state(prompt: dict[str, Any]) -> None:
+    assert next_state([prompt]) is None
+    assert next_state([prompt, user("thanks")]) == NextState("user", "thanks")
+
+
 def test_nothing_said_is_no_next_state() -> None:
     assert next_state([user("  ")]) is None
     assert next_state([{"role": "system", "content": SYSTEM}]) is None
+
+
+PIECES = st.sampled_from(
+    [
+        *(SYSTEM, CLOCK, POLL, WAKE, NUDGE, "NO_REPLY", "\n", "]", "hi", METADATA, retried("x")),
+        *(stamped(""), runtime(), "Runtime: agent=", HEARTBEAT["content"], EVENT["content"]),
+        *(announced("1")["content"], "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "```json\n"),
+    ]
+)
+TEXTS = st.lists(PIECES, max_size=4).map("".join)
+MESSAGES = st.one_of(
+    st.builds(lambda text: {"role": "user", "content": text}, TEXTS),
+    st.builds(lambda text: {"role": "system", "content": text}, TEXTS),
+    st.builds(assistant, TEXTS),
+    st.builds(lambda text, call: assistant(text, (call, "ls", text)), TEXTS, st.sampled_from("ab")),
+    st.builds(tool, st.sampled_from("ab"), TEXTS),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_whatever_marks_stand_wherever_everything_is_read(
+    messages: list[dict[str, Any]], traced: bool, equipped: bool
+) -> None:
+    body = {"messages": messages} | ({"tools": TOOLS} if equipped else {})
+    request = parsed(body)
+    identity = told(body, **(TRACE if traced else {}))
+    assert identity.key
+    assert identity.kind is identity.call.kind
+    kept = conversation(request.messages)
+    assert digests(request.messages) == tuple(digest(message) for message in kept)
+    left = iter(request.messages)
+    assert all(any(one is message for one in left) for message in kept), "in their order"
+    last_user_words(request.messages)
+    if kept:
+        goes_on = [*kept, assistant("yo"), user("thanks")]
+        assert extension(digests(kept), reply_digest(Reply("yo")), goes_on) in (None, goes_on[-1:])

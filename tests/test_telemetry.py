@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import structlog
 from tinker_claw.telemetry import Telemetry, configure
 
 TURN = {
+    "user": "anna",
     "session": 1,
     "turn": 2,
     "kind": "main",
@@ -59,7 +61,7 @@ def test_events_are_json_lines_where_nobody_watches() -> None:
         "step",
         "publish",
     ]
-    assert events[0]["cached_tokens"] == 64
+    assert (events[0]["user"], events[0]["cached_tokens"]) == ("anna", 64)
     assert events[1]["votes"] == [-1, None, -1]
     assert all({"timestamp", "level"} <= event.keys() for event in events)
 
@@ -102,3 +104,26 @@ def test_figures_for_prometheus() -> None:
         "tinker_claw_policy_version 1.0",
     ):
         assert line in text
+
+
+def test_what_libraries_log_of_an_error_has_its_place_and_not_its_words() -> None:
+    stream = io.StringIO()
+    configure("json", stream)
+
+    words = "my secret plan"
+
+    def fail() -> None:
+        try:
+            raise KeyError(words)
+        except KeyError as error:
+            raise ExceptionGroup(words, [ValueError(words)]) from error
+
+    for name in ("uvicorn.error", "asyncio", "some.library"):
+        try:
+            fail()
+        except ExceptionGroup:
+            logging.getLogger(name).exception("it broke")
+    told = stream.getvalue()
+    assert told.count("it broke") == 3
+    assert words not in told
+    assert all(kind in told for kind in ("KeyError", "ValueError", "ExceptionGroup", "in fail"))

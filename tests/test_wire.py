@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types.chat import (
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionDeveloperMessageParam,
+    ChatCompletionSystemMessageParam,
+    ChatCompletionToolMessageParam,
+    ChatCompletionUserMessageParam,
+)
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParamsNonStreaming,
+    CompletionCreateParamsStreaming,
+)
 
 from tinker_claw.errors import RequestError
 from tinker_claw.wire import ChatRequest, parse_chat, sse
+from tinker_claw.wire.fields import HONOURED, IGNORED, NEUTRAL
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+ASSISTANT = {"role": "assistant", "content": "x"}
+MESSAGES: list[tuple[Any, str]] = [
+    (ChatCompletionUserMessageParam, "user"),
+    (ChatCompletionAssistantMessageParam, "assistant"),
+    (ChatCompletionToolMessageParam, "tool"),
+    (ChatCompletionSystemMessageParam, "system"),
+    (ChatCompletionDeveloperMessageParam, "developer"),
+]
 TOOL = {"type": "function", "function": {"name": "ls", "description": "d", "parameters": {}}}
 
 
 def parse(**fields: Any) -> ChatRequest:
     return parse_chat(json.dumps({"model": "m", "messages": [USER]} | fields).encode())
+
+
+def outcome(**fields: Any) -> str:
+    """The messages, or the field that a refusal names."""
+    try:
+        return json.dumps(parse(**fields).messages)
+    except RequestError as error:
+        return error.param or ""
+
+
+def said_in_parts(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -41,6 +73,9 @@ def test_every_honoured_field_is_read() -> None:
         top_p=0.5,
         top_k=20,
         seed=-3,
+        stop=["a", "b", "a"],
+        parallel_tool_calls=False,
+        reasoning_effort="low",
         chat_template_kwargs={"enable_thinking": False},
         prompt_cache_key="k",
     )
@@ -55,7 +90,10 @@ def test_every_honoured_field_is_read() -> None:
         top_p=0.5,
         top_k=20,
         seed=-3,
-        enable_thinking=False,
+        stop=("a", "b"),
+        one_call=True,
+        reasoning_effort="low",
+        template={"enable_thinking": False},
         prompt_cache_key="k",
     )
 
@@ -69,6 +107,10 @@ def test_every_honoured_field_is_read() -> None:
         {"response_format": {"type": "text"}, "parallel_tool_calls": True, "top_k": -1},
         {"temperature": None, "max_tokens": None, "tools": None, "seed": None, "stream": None},
         {"reasoning_effort": None, "functions": None, "tools": [], "stream_options": {}},
+        {"stop": "", "verbosity": "medium", "modalities": ["text"], "function_call": "auto"},
+        {"prediction": {"type": "content", "content": "x"}, "prompt_cache_options": {}},
+        {"chat_template_kwargs": {"enable_thinking": None}, "safety_identifier": "s"},
+        {"stream_options": {"include_obfuscation": False}, "prompt_cache_retention": "24h"},
     ],
 )
 def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
@@ -79,8 +121,35 @@ def test_the_newer_name_of_the_token_limit_wins() -> None:
     assert parse(max_tokens=5, max_completion_tokens=9).max_tokens == 9
 
 
-def test_tool_choice_none_hides_the_tools() -> None:
-    assert parse(tools=[TOOL], tool_choice="none").tools == ()
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert parse(stop="\n").stop == ("\n",)
+
+
+def test_tool_choice_none_hides_the_tools_and_forbids_calls() -> None:
+    request = parse(tools=[TOOL], tool_choice="none")
+    assert request.tools == ()
+    assert not request.may_call
+    assert parse(tools=[TOOL], tool_choice="auto").may_call
+
+
+def test_every_field_of_the_openai_client_is_in_one_table() -> None:
+    """A new release of the client that knows a new field fails here until we have decided."""
+    theirs = set(get_type_hints(CompletionCreateParamsStreaming))
+    theirs |= set(get_type_hints(CompletionCreateParamsNonStreaming))
+    assert theirs <= HONOURED | IGNORED | set(NEUTRAL)
+    assert not HONOURED & IGNORED
+    assert not (HONOURED | IGNORED) & set(NEUTRAL)
+
+
+def test_every_field_of_an_openai_message_is_taken_or_refused_by_name() -> None:
+    """Whatever else the client's types allow, no field of a message vanishes."""
+    for kind, role in MESSAGES:
+        for name in set(get_type_hints(kind)) - {"role"}:
+            said = {"role": role, "content": "x"} | (
+                {"tool_call_id": "c"} if role == "tool" else {}
+            )
+            found = outcome(messages=[said | {name: "zebra"}])
+            assert "zebra" in found or found.startswith(f"messages[0].{name}"), name
 
 
 def test_messages_come_out_in_one_shape() -> None:
@@ -92,6 +161,12 @@ def test_messages_come_out_in_one_shape() -> None:
         {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "r"},
         {"role": "tool", "tool_call_id": "c1", "content": "", "name": "ls"},
         {"role": "assistant", "content": "done", "annotations": [], "audio": None},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No!"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "c", "cache_control": {"type": "ephemeral"}}],
+        },
     ]
     assert parse(messages=messages).messages == (
         {"role": "system", "content": "be brief"},
@@ -101,6 +176,9 @@ def test_messages_come_out_in_one_shape() -> None:
         {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "r"},
         {"role": "tool", "content": "", "tool_call_id": "c1", "name": "ls"},
         {"role": "assistant", "content": "done"},
+        {"role": "assistant", "content": "No."},
+        {"role": "assistant", "content": "No!"},
+        {"role": "user", "content": "c"},
     )
 
 
@@ -118,6 +196,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
     ("messages[0].content[0]", {"messages": [{"role": "user", "content": ["x"]}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": []}]}),
+    ("messages[0].content[0].style", said_in_parts({"type": "text", "text": "x", "style": "b"})),
+    ("messages[0].content[0]", said_in_parts({"type": "input_audio", "input_audio": {}})),
+    ("messages[0].content[0]", said_in_parts({"type": "file", "file": {"file_id": "f"}})),
+    ("messages[0].content[0]", said_in_parts({"text": "x"})),
+    ("messages[0].function_call", {"messages": [ASSISTANT | {"function_call": {"name": "f"}}]}),
+    ("messages[0].audio", {"messages": [ASSISTANT | {"audio": {"id": "a"}}]}),
+    ("messages[0].refusal", {"messages": [ASSISTANT | {"refusal": 3}]}),
     (
         "messages[0].content[0].text",
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -165,6 +251,27 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": True}),
     ("max_completion_tokens", {"max_completion_tokens": "9"}),
     ("n", {"n": 2}),
+    ("n", {"n": True}),
+    ("temperature", {"temperature": 10**400}),
+    ("temperature", {"temperature": []}),
+    ("top_p", {"top_p": {}}),
+    ("top_k", {"top_k": 2**63}),
+    ("stop", {"stop": list("abcde")}),
+    ("stop", {"stop": {"a": 1}}),
+    ("stop", {"stop": "x" * 257}),
+    ("stop[1]", {"stop": ["a", ""]}),
+    ("stop[0]", {"stop": [7]}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("function_call", {"function_call": {"name": "f"}}),
+    ("modalities", {"modalities": ["text", "audio"]}),
+    ("audio", {"audio": {"voice": "x", "format": "wav"}}),
+    ("web_search_options", {"web_search_options": {}}),
+    ("moderation", {"moderation": {}}),
+    ("verbosity", {"verbosity": "low"}),
+    ("min_p", {"min_p": 0.1}),
+    ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
+    ("tool_choice", {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
     ("temperature", {"temperature": -0.1}),
     ("temperature", {"temperature": 2.1}),
     ("temperature", {"temperature": "hot"}),
@@ -197,30 +304,27 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
     ),
     (
-        "tools[0].function",
+        "tools[0]",
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(80)}}]},
     ),
+    ("tools[1]", {"tools": [TOOL, TOOL | {"extra": deep(80)}]}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
     (
         "tool_choice",
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "ls"}}},
     ),
     ("response_format", {"response_format": {"type": "json_object"}}),
-    ("stop", {"stop": ["\n"]}),
     ("logprobs", {"logprobs": True}),
     ("top_logprobs", {"top_logprobs": 5}),
     ("logit_bias", {"logit_bias": {"5": 1}}),
     ("presence_penalty", {"presence_penalty": 0.5}),
     ("frequency_penalty", {"frequency_penalty": -1}),
-    ("parallel_tool_calls", {"parallel_tool_calls": False}),
-    ("reasoning_effort", {"reasoning_effort": "high"}),
+    ("parallel_tool_calls", {"parallel_tool_calls": "no"}),
+    ("reasoning_effort", {"reasoning_effort": "hard"}),
+    ("reasoning_effort", {"reasoning_effort": ["low"]}),
     ("prompt_cache_key", {"prompt_cache_key": 7}),
     ("chat_template_kwargs", {"chat_template_kwargs": []}),
-    ("chat_template_kwargs.tone", {"chat_template_kwargs": {"tone": "x"}}),
-    (
-        "chat_template_kwargs.enable_thinking",
-        {"chat_template_kwargs": {"enable_thinking": "no"}},
-    ),
+    ("chat_template_kwargs.tone", {"chat_template_kwargs": {"tone": ["x"]}}),
     ("grammar", {"grammar": "root ::= x"}),
     ("messages[0].content", {"messages": [{"role": "user", "content": "half \ud83d"}]}),
     ("user", {"user": "\udc00"}),
@@ -257,6 +361,26 @@ def test_a_refusal_names_the_field(param: str, fields: dict[str, Any]) -> None:
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
         parse_chat(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"temperature": 0, "temperature": 1}', "temperature"),
+        (b'{"messages": [{"role": "user", "role": "system", "content": "x"}]}', "role"),
+        (b'{"\\ud800": 1, "\\ud800": 2}', "?"),
+    ],
+)
+def test_what_is_said_twice_is_refused(body: bytes, param: str) -> None:
+    with pytest.raises(RequestError, match="twice") as raised:
+        parse_chat(body)
+    assert raised.value.param == param
+
+
+def test_a_name_is_not_echoed_at_full_length() -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(**{"x" * 10_000: 1})
+    assert len(str(raised.value)) < 200
 
 
 def test_a_number_beyond_floats_is_out_of_range() -> None:

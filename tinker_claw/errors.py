@@ -5,8 +5,9 @@
     │   └── ModelFileError        a model folder is missing, incomplete or corrupted
     ├── RequestError              the client asked for something we cannot do (HTTP 4xx)
     │   └── ContextLengthError    the prompt does not fit the model's context
-    ├── AlignmentError            token arrays that must agree in length do not: a bug, never padded
+    ├── AlignmentError            token arrays that must agree in length do not: a bug
     ├── LedgerError               the ledger cannot be opened, or holds another run
+    ├── UndoError                 it cannot be undone as asked: no such version, its weights are gone
     ├── JudgeError                the judge's endpoint failed for good
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
@@ -16,6 +17,7 @@
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 
@@ -41,11 +43,13 @@ class RequestError(ClawError):
         status: HTTPStatus = HTTPStatus.BAD_REQUEST,
         code: str | None = None,
         param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.headers = headers
 
 
 class ContextLengthError(RequestError):
@@ -66,6 +70,10 @@ class AlignmentError(ClawError):
 
 class LedgerError(ClawError):
     """The ledger cannot be opened or written, or belongs to another model or method."""
+
+
+class UndoError(ClawError):
+    """Something cannot be undone or taken along as asked; the sentence says what can."""
 
 
 class JudgeError(ClawError):

@@ -9,10 +9,12 @@ import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -43,10 +45,42 @@ def configure(style: Literal["auto", "console", "json"], stream: TextIO | None =
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(target),
+        logger_factory=lambda *_: _Printer(target),
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(stream=target, level=logging.WARNING, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_without_words)
+
+
+class _Printer(structlog.PrintLogger):
+    """Prints what can be printed: a disk that is full of logs must not cost a user his reply."""
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = fatal = failure = err = error = critical = msg
+    exception = msg
+
+
+def _without_words(record: logging.LogRecord) -> bool:
+    """What libraries log of an error, less its message, which may quote what a user has said."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage().strip()}\n{_place(error)}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def _place(error: BaseException) -> str:
+    """Types and lines of an error, and of those that it came from."""
+    inside: tuple[BaseException, ...] = ()
+    if isinstance(error, BaseExceptionGroup):
+        inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    before = error.__cause__ or error.__context__
+    told = [_place(cause) for cause in ((before,) if before else ()) + inside]
+    return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
 
 
 class Telemetry:
@@ -88,6 +122,7 @@ class Telemetry:
     def turn_captured(
         self,
         *,
+        user: str,
         session: int,
         turn: int,
         kind: str,
@@ -109,6 +144,7 @@ class Telemetry:
             self._first_token.observe(first_token_s)
         log.info(
             "turn.captured",
+            user=user,
             session=session,
             turn=turn,
             kind=kind,
@@ -119,6 +155,13 @@ class Telemetry:
             completion_tokens=completion_tokens,
             seconds=round(seconds, 3),
             **({} if usd is None else {"usd": usd}),
+        )
+
+    def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+        """A private turn was served; that is all that there is to say."""
+        self._turns.labels("private").inc()
+        log.info(
+            "turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
         )
 
     def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
@@ -166,5 +209,8 @@ class Telemetry:
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._file is None:
             return
-        with self._file.open("a") as file:
-            file.write(json.dumps({"time": time.time(), **record}) + "\n")
+        try:
+            with self._file.open("a") as file:
+                file.write(json.dumps({"time": time.time(), **record}) + "\n")
+        except OSError as error:  # the ledger has it, too
+            log.warning("metrics.unwritten", file=str(self._file), error=str(error))

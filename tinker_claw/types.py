@@ -47,6 +47,9 @@ class StopReason(StrEnum):
     """`max_tokens` was reached."""
     ABORT = "abort"
     """The client hung up. What was sampled is kept, and not trained."""
+    CUT = "cut"
+    """The request ended the reply before the model did: at a stop string, or at a second call where
+    one was allowed. What was sampled, perhaps more than was shown, is kept, and not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,9 @@ class SamplingParams:
     stop_tokens: tuple[int, ...] = ()
     student_topk: int = 0
     """Capture the k likeliest candidates at every position while sampling (METHOD 5.3)."""
+    stop: tuple[str, ...] = ()
+    """Strings before which the reply's text ends. Samplers know nothing of them: whoever reads the
+    stream cuts the text, closes the stream, and calls the completion CUT."""
 
     def unfit_because(self) -> str | None:
         """Why a completion sampled like this is not trainable, or None (METHOD 5.8)."""
@@ -116,10 +122,15 @@ class Completion:
 
     @classmethod
     def collect(
-        cls, chunks: Sequence[TokenChunk], params: SamplingParams, *, aborted: bool = False
+        cls,
+        chunks: Sequence[TokenChunk],
+        params: SamplingParams,
+        *,
+        aborted: bool = False,
+        cut: bool = False,
     ) -> Completion:
-        """Join the chunks of one stream; a stream that was cut short is `aborted`."""
-        last = chunks[-1].stop_reason if chunks else None
+        """Join the chunks of one stream, which may have been left early: `aborted` or `cut`."""
+        last = StopReason.CUT if cut else chunks[-1].stop_reason if chunks else None
         if last is None and not aborted:
             raise AlignmentError("a stream ended without a stop reason")
         return cls(

@@ -1,6 +1,22 @@
 """Settings: one frozen tree, read from command line, environment and file."""
 
-from tinker_claw.config.load import load, parser
+from tinker_claw.config.access import DEFAULT_USER, User, is_loopback
+from tinker_claw.config.load import Flags, load, load_known, others_help, parser
 from tinker_claw.config.settings import Gateway, Judge, Local, Run, Settings, Training
 
-__all__ = ["Gateway", "Judge", "Local", "Run", "Settings", "Training", "load", "parser"]
+__all__ = [
+    "DEFAULT_USER",
+    "Flags",
+    "Gateway",
+    "Judge",
+    "Local",
+    "Run",
+    "Settings",
+    "Training",
+    "User",
+    "is_loopback",
+    "load",
+    "load_known",
+    "others_help",
+    "parser",
+]

@@ -1,7 +1,8 @@
 """Command line, environment and TOML file into one `Settings`.
 
 Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > default. The one
-place that reads the environment. Unknown keys are refused by their dotted name.
+place that reads the environment. Unknown keys are refused by their dotted name. Users come from the
+file, or as JSON from `TINKER_CLAW_USERS`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NoReturn, cast, get_args
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource
+from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
 from tinker_claw.errors import ConfigError
+
+USERS = "users"
+"""The one setting that is no section and has no flag: a command line is there for all to read."""
+
+
+class Flags(argparse.ArgumentParser):
+    """A parser that says what is wrong in a sentence, without repeating all there is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"tinker-claw: {message} ({self.prog} --help says more)\n")
 
 
 def load(arguments: Sequence[str]) -> Settings:
@@ -27,7 +38,21 @@ def load(arguments: Sequence[str]) -> Settings:
         ConfigError: a file that cannot be read, an unknown key, a value out of range: by name.
         SystemExit: argparse's, for --help and malformed flags.
     """
-    given = vars(parser().parse_args(arguments))
+    return _settings(parser().parse_args(arguments))
+
+
+def load_known(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Settings for a command that takes more than the flags of run.py, and what is left for it.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    given, rest = parser().parse_known_args(arguments)
+    return _settings(given), rest
+
+
+def _settings(flags_given: argparse.Namespace) -> Settings:
+    given = vars(flags_given)
     path = cast("Path | None", given.pop("config"))
     flags: dict[str, Any] = {}
     for destination, value in given.items():
@@ -41,11 +66,12 @@ def load(arguments: Sequence[str]) -> Settings:
 
 def parser() -> argparse.ArgumentParser:
     """The flags, grouped by section, derived from the fields."""
-    top = argparse.ArgumentParser(
+    top = Flags(
         prog="run.py",
         description="Serve a model to your agent, and let it learn from how the agent is used.",
         epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>).",
+        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). Users with keys of their own are tables "
+        f"[[users]] (name, key) of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -55,6 +81,13 @@ def parser() -> argparse.ArgumentParser:
         for name, field in model.model_fields.items():
             _add_flag(group, f"{section}.{name}", name, field.default, field.description or "")
     return top
+
+
+def others_help() -> str:
+    """The flags of run.py, to stand under those of a command that takes them, too."""
+    flags = parser()
+    flags.usage, flags.description = argparse.SUPPRESS, None
+    return "\n" + flags.format_help()
 
 
 def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
@@ -76,6 +109,7 @@ def _sections() -> dict[str, type[Section]]:
     return {
         name: cast("type[Section]", field.annotation)
         for name, field in Settings.model_fields.items()
+        if name != USERS
     }
 
 
@@ -91,9 +125,16 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _read_environment() -> dict[str, Any]:
     sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in _sections())
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and not name.startswith(sections):
+        known = name.startswith(sections) or name == ENV_PREFIX + USERS.upper()
+        if name.startswith(ENV_PREFIX) and not known:
             raise ConfigError(f"environment: {name} names no setting (run.py --help lists them)")
-    return EnvSettingsSource(Settings)()
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(
+            f"environment: {ENV_PREFIX}{USERS.upper()} must be a JSON list of users, "
+            '[{"name": ..., "key": ...}]'
+        ) from error
 
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

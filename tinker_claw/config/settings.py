@@ -15,17 +15,20 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from tinker_claw.config.access import User, check_access
 from tinker_claw.errors import ConfigError
+from tinker_claw.privacy import KINDS, SECRETS
 from tinker_claw.types import MethodName
 
 ENV_PREFIX = "TINKER_CLAW_"
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class Section(BaseModel):
     """A group of settings; its docstring heads the group in --help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
 
 
 class Run(Section):
@@ -84,10 +87,12 @@ class Gateway(Section):
     """The OpenAI-compatible endpoint that the agent talks to"""
 
     host: str = Field(
-        default="127.0.0.1", description="address to bind; anything else needs --api-key"
+        default="127.0.0.1", description="address to bind; one that is not loopback needs a key"
     )
     port: int = Field(default=30000, ge=0, le=65535, description="port; 0 takes a free one")
-    api_key: SecretStr | None = Field(default=None, description="key that clients must send")
+    api_key: SecretStr | None = Field(
+        default=None, description="key that clients must send; [[users]] gives each user his own"
+    )
     served_model_name: str | None = Field(
         default=None, description="name under which the model is offered; --model-name unless set"
     )
@@ -97,7 +102,21 @@ class Gateway(Section):
     max_body_bytes: int = Field(
         default=16_000_000, ge=1024, description="largest request body, bytes"
     )
+    body_timeout_s: float = Field(
+        default=60.0, gt=0, description="longest wait for a request's body, seconds"
+    )
+    max_concurrent: int = Field(
+        default=64, ge=1, description="replies that are sampled at the same time"
+    )
+    max_queue: int = Field(
+        default=256, ge=0, description="requests of one user that may wait behind them"
+    )
     keepalive_s: float = Field(default=10.0, gt=0, description="seconds between keep-alive chunks")
+    session_idle_s: float = Field(
+        default=21600.0,
+        gt=0,
+        description="a session without a request for so long is closed until it goes on, seconds",
+    )
     outage_patience_s: float = Field(
         default=240.0,
         ge=0,
@@ -129,6 +148,9 @@ class Training(Section):
     """How samples become steps (METHOD in the README's reference part)"""
 
     batch_size: int = Field(default=16, ge=1, description="trainable samples per optimizer step")
+    observe: bool = Field(
+        default=False, description="judge and queue samples, and train nothing"
+    )
     max_steps: int | None = Field(
         default=None, ge=0, description="stop learning after so many steps"
     )
@@ -185,6 +207,40 @@ class Tinker(Section):
     )
 
 
+class Privacy(Section):
+    """What is kept of your words, and for how long"""
+
+    redact: str = Field(
+        default=SECRETS,
+        description=f"what is never stored, judged or trained: {', '.join(KINDS)}, with commas "
+        "between them; or all, or none",
+    )
+    keep_days: float | None = Field(
+        default=None,
+        gt=0,
+        description="drop texts and tokens of turns that old and done with; kept unless set",
+    )
+    keep_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="drop those of the oldest while the ledger is larger; kept unless set",
+    )
+
+    @field_validator("redact")
+    @classmethod
+    def _known_kinds(cls, value: str) -> str:
+        unknown = {kind.strip() for kind in value.split(",")} - {*KINDS, "all", "none"}
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(KINDS)}")
+        return value
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that are redacted."""
+        named = {kind.strip() for kind in self.redact.split(",")}
+        return frozenset(KINDS) if "all" in named else frozenset(named) - {"none"}
+
+
 class Spend(Section):
     """What a service may cost"""
 
@@ -226,6 +282,7 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
+        hide_input_in_errors=True,
     )
 
     run: Run = Run()
@@ -233,8 +290,11 @@ class Settings(BaseSettings):
     judge: Judge = Judge()
     training: Training = Training()
     tinker: Tinker = Tinker()
+    privacy: Privacy = Privacy()
     spend: Spend = Spend()
     local: Local = Local()
+    users: tuple[User, ...] = ()
+    """Who may call, each with a key of his own; nobody: whoever has --api-key, if that is set."""
 
     @classmethod
     def settings_customise_sources(
@@ -258,10 +318,6 @@ class Settings(BaseSettings):
         Raises:
             ConfigError: says which, and what works.
         """
-        if self.gateway.host not in LOOPBACK and self.gateway.api_key is None:
-            raise ConfigError(
-                f"--host {self.gateway.host} is reachable from other machines: set --api-key "
-                f"(or {ENV_PREFIX}GATEWAY__API_KEY), or bind to 127.0.0.1"
-            )
+        check_access(self.gateway.host, self.gateway.api_key, self.users)
         if self.training.clip_low >= self.training.clip_high:
             raise ConfigError("--clip-low must be below --clip-high")

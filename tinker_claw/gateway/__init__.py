@@ -6,5 +6,6 @@ nothing but the sampler.
 
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.deps import GatewayDeps, TurnObserver
+from tinker_claw.gateway.fallback import lineage
 
-__all__ = ["GatewayDeps", "TurnObserver", "create_app"]
+__all__ = ["GatewayDeps", "TurnObserver", "create_app", "lineage"]

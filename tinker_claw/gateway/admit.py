@@ -13,28 +13,32 @@ from http import HTTPStatus
 from uuid import uuid4
 
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
-from tinker_claw.gateway.book import Book, Link, exact_digest
+from tinker_claw.gateway.book import Book, Link
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.discretion import AFTERWARDS, Discretion
+from tinker_claw.gateway.limits import Caller
+from tinker_claw.gateway.prompt import prompt_for
+from tinker_claw.gateway.suit import suited
 from tinker_claw.policy import Sampler
+from tinker_claw.privacy import Privacy
 from tinker_claw.render import Prompt
 from tinker_claw.sessions import (
     Identity,
     identify,
-    last_user_index,
     next_state,
-    without_volatile,
 )
 from tinker_claw.types import Kind, SamplingParams
 from tinker_claw.wire import ChatRequest, ReplyHead, parse_chat
 
-USER = "default"
-"""The one user of a process, until keys name users."""
+_NOWHERE = 0
+"""The session of a private request, which the ledger does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One completion to be sampled, captured and sent."""
 
+    caller: Caller
     request: ChatRequest
     identity: Identity
     session_id: int
@@ -45,16 +49,33 @@ class Job:
     head: ReplyHead
     started: float
     """time.monotonic() when the request came in, seconds."""
+    discretion: Discretion
+    privacy: Privacy
+    holds: str | None
+    """What there is in the request that must not be kept, for a sentence."""
 
     @property
     def untrained_because(self) -> str | None:
         """Why this turn cannot be trained on, as far as the request tells."""
         if self.identity.kind is Kind.SIDE:
             return f"side turn: {self.identity.reason}"
+        if self.identity.done:
+            return "X-Session-Done: the session ended with it, so nothing judges it"
+        if self.privacy is Privacy.AFTER:
+            return AFTERWARDS
+        if self.holds is not None:
+            return f"holds {self.holds}"
         return self.params.unfit_because()
 
 
-async def admit(deps: GatewayDeps, book: Book, body: bytes, headers: Mapping[str, str]) -> Job:
+async def admit(
+    deps: GatewayDeps,
+    book: Book,
+    discretion: Discretion,
+    body: bytes,
+    headers: Mapping[str, str],
+    caller: Caller,
+) -> Job:
     """Read a request, attach it to the turn before as its next state, and render its prompt.
 
     Raises:
@@ -62,22 +83,34 @@ async def admit(deps: GatewayDeps, book: Book, body: bytes, headers: Mapping[str
         BackendError: the version it asks for cannot be opened.
     """
     started = time.monotonic()
-    request = parse_chat(body)
-    identity = identify(request, headers)
+    async with deps.turnstile:
+        request = suited(deps.renderer, parse_chat(body))
+        identity = identify(request, headers)
     version, sampler, pinned = await _choose(deps, request.model)
     if pinned:
         reason = f"asked for version {version}; {identity.reason}"
-        identity = Identity(identity.key, Kind.SIDE, reason, identity.done)
+        identity = replace(identity, kind=Kind.SIDE, reason=reason)
     main = identity.kind is Kind.MAIN
-    session_id = deps.turns.session(USER, identity.key)
-    link = book.find(session_id, request.messages) if main else None
-    if link is not None:
-        # Before the prompt: what the user said counts even when it does not fit the context.
-        _attach(deps, link)
-    prompt = _prompt(deps, request, link)
+    async with deps.turnstile:
+        privacy = discretion.privacy(caller.user, identity, headers, request)
+        session_id, link, holds = _NOWHERE, None, None
+        if privacy is not Privacy.PRIVATE:
+            holds = discretion.holds(request)
+            if holds is not None and not identity.named:
+                opening = discretion.redacted(request)  # of which the key is a digest
+                identity = replace(identity, key=identify(opening, headers).key)
+            session_id = book.session(caller.user, identity)
+            link = book.find(session_id, request.messages) if main else None
+        if link is not None:
+            # Before the prompt: what the user said counts even when it does not fit the context.
+            _attach(deps, discretion, link)
+    prompt = await prompt_for(deps, request, link, forget=privacy is Privacy.PRIVATE)
     params = _params(deps, request, prompt, main)
     head = ReplyHead(f"chatcmpl-{uuid4().hex}", int(time.time()), request.model, version)
-    return Job(request, identity, session_id, version, sampler, prompt, params, head, started)
+    return Job(
+        *(caller, request, identity, session_id, version, sampler, prompt, params, head, started),
+        *(discretion, privacy, holds),
+    )
 
 
 async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
@@ -98,35 +131,19 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
             raise
         except LookupError:
             pass
-    raise RequestError(
+    raise not_served(deps, model)
+
+
+def not_served(deps: GatewayDeps, model: str) -> RequestError:
+    """What to answer to a request for another model."""
+    newest = deps.policy.current.version.id
+    return RequestError(
         f"The model {model!r} is not served here; ask for {deps.served_name!r}, or for one of "
-        f"its versions, {deps.served_name}@v0 to {deps.served_name}@v{current.version.id}.",
+        f"its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
     )
-
-
-def _prompt(deps: GatewayDeps, request: ChatRequest, link: Link | None) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render."""
-    messages, tools, thinking = request.messages, request.tools, request.enable_thinking
-    at = last_user_index(messages)
-    if link is not None and link.stream is not None:
-        reply_at = len(without_volatile(messages)) - len(link.new) - 1
-        if exact_digest(messages[:reply_at], tools, thinking) == link.stream.exact:
-            first_new = reply_at + 1
-            extended = deps.renderer.extend(
-                link.stream.prompt,
-                link.stream.tokens,
-                messages[first_new:],
-                tools,
-                hint_message=at - first_new if at is not None and at >= first_new else None,
-                enable_thinking=thinking,
-            )
-            if extended is not None:
-                kept = link.stream.hint_at if at is None or at < first_new else extended.hint_at
-                return Prompt(extended.tokens, kept)
-    return deps.renderer.prompt(messages, tools, hint_message=at, enable_thinking=thinking)
 
 
 def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool) -> SamplingParams:
@@ -144,13 +161,17 @@ def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool)
         seed=request.seed,
         stop_tokens=deps.renderer.stop_tokens,
         student_topk=deps.student_topk,
+        stop=request.stop,
     )
     if main and params.unfit_because() is None:
         return params
     return replace(params, student_topk=0)
 
 
-def _attach(deps: GatewayDeps, link: Link) -> None:
+def _attach(deps: GatewayDeps, discretion: Discretion, link: Link) -> None:
     state = next_state(link.new, link.reply)
-    if state is not None and deps.turns.add_next_state(link.turn_id, state):
+    if state is None:
+        return
+    state = replace(state, text=discretion.redact(state.text))
+    if deps.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()

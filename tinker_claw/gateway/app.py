@@ -1,91 +1,110 @@
-"""Routes, keys and sizes.
+"""Routes, and who may use them.
 
-Rule: nothing is read of a request before its key and its size are known to be good.
+Rule: nothing is read of a request before it is known who sends it, that no web page does, and that
+there is a place for it.
 """
 
 from __future__ import annotations
 
-import hmac
 import time
+from contextlib import ExitStack
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from tinker_claw.config import is_loopback
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway import errors
-from tinker_claw.gateway.admit import admit
+from tinker_claw.gateway.admit import admit, not_served
 from tinker_claw.gateway.book import Book
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.discretion import Discretion
+from tinker_claw.gateway.keys import Keys
+from tinker_claw.gateway.limits import Limits, read_body
+from tinker_claw.gateway.origin import refuse_forms, refuse_pages
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
-from tinker_claw.wire import model_list
+from tinker_claw.wire import model_list, model_object
 
 
 def create_app(deps: GatewayDeps) -> FastAPI:
-    """The gateway as an ASGI application."""
+    """The gateway as an ASGI application; its `state.book` is what it remembers of sessions."""
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
-    book = Book(deps.turns)
+    cfg = deps.settings
+    book = app.state.book = Book(deps.turns, cfg.session_idle_s)
+    discretion = Discretion(deps.turns, deps.redactor)
+    keys = Keys(cfg.api_key, deps.users)
+    limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
+    local = is_loopback(cfg.host) and not keys.needed
     since = int(time.time())
     errors.install(app)
 
-    @app.post("/v1/chat/completions", response_model=None)
+    def user_of(request: Request) -> str:
+        refuse_pages(request.headers, local=local)
+        return keys.user(request.headers.get("authorization", ""))
+
     async def chat(request: Request) -> Response:
-        _check_key(deps, request)
-        try:
-            body = await _body(request, deps.settings.max_body_bytes)
-        except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
-        job = await admit(deps, book, body, request.headers)
-        answer = StreamedAnswer if job.request.stream else WholeAnswer
-        return answer(deps, book, job)
+        user = user_of(request)
+        refuse_forms(request.headers)
+        with ExitStack() as held:
+            caller = held.enter_context(limits.place(user))
+            try:
+                body = await read_body(
+                    request,
+                    most=cfg.max_body_bytes,
+                    limit_s=cfg.body_timeout_s,
+                    context_tokens=deps.context_tokens,
+                )
+            except ClientDisconnect:
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
+            job = await admit(deps, book, discretion, body, request.headers, caller)
+            answer = StreamedAnswer if job.request.stream else WholeAnswer
+            return _Placed(answer(deps, book, job), held.pop_all())
 
     @app.get("/v1/models", response_model=None)
     async def models(request: Request) -> Response:
-        _check_key(deps, request)
+        user_of(request)
         return JSONResponse(model_list([deps.served_name], since))
 
+    @app.get("/v1/models/{name:path}", response_model=None)
+    async def model(request: Request, name: str) -> Response:
+        user_of(request)
+        if name != deps.served_name:
+            raise not_served(deps, name)
+        return JSONResponse(model_object(name, since))
+
     @app.get("/healthz", response_model=None)
-    async def healthz() -> Response:
-        return JSONResponse(dict(deps.health()))
+    async def healthz(request: Request) -> Response:
+        refuse_pages(request.headers, local=local)
+        health = dict(deps.health())
+        try:
+            keys.user(request.headers.get("authorization", ""))
+        except RequestError:
+            # Errors and figures are for users; a probe without a key learns whether all is well.
+            health = {"status": health["status"]}
+        return JSONResponse(health)
 
     @app.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
-        _check_key(deps, request)
+        user_of(request)
         return Response(deps.metrics(), media_type="text/plain; version=0.0.4")
 
-    _ = (chat, models, healthz, metrics)  # reached through the router
+    # FastAPI's own way would look for parameters to fill in, with every request.
+    app.add_route("/v1/chat/completions", chat, methods=["POST"])
+    _ = (models, model, healthz, metrics)  # reached through the router
     return app
 
 
-def _check_key(deps: GatewayDeps, request: Request) -> None:
-    if deps.settings.api_key is None:
-        return
-    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    expected = deps.settings.api_key.get_secret_value().encode()
-    # Header bytes arrive decoded as Latin-1.
-    same = hmac.compare_digest(sent.strip().encode("latin-1"), expected)
-    if scheme.lower() != "bearer" or not same:
-        raise RequestError(
-            "The API key is missing or wrong; send it as Authorization: Bearer.",
-            status=HTTPStatus.UNAUTHORIZED,
-            code="invalid_api_key",
-        )
+class _Placed(Response):
+    """An answer that keeps the place of its request until it is complete."""
 
+    def __init__(self, answer: Response, held: ExitStack) -> None:
+        super().__init__()
+        self._answer = answer
+        self._held = held
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be too long."""
-    too_long = RequestError(
-        f"The body is longer than {limit} bytes.",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        code="request_too_large",
-    )
-    declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
-        raise too_long
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise too_long
-    return bytes(body)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await self._answer(scope, receive, send)

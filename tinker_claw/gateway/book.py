@@ -1,25 +1,34 @@
-"""The turns that requests may go on from.
+"""The turns that requests may go on from, and the sessions that are open.
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. What has left the
-book is looked up in the ledger, which knows the last turn of a session.
+book is looked up in the ledger, which knows the last turn of a session. All of it is bounded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.sessions import digests, extension, without_volatile
+from tinker_claw.sessions import Call, Identity, conversation, digest, extension
 from tinker_claw.types import Message
 
-CAPACITY = 128
-"""Turns kept. One of 30,000 tokens takes about a megabyte."""
+PAGES = 20_000
+"""Turns that are remembered; one takes about 300 bytes."""
+STREAM_TOKENS = 1_500_000
+"""Ids kept of the newest turns, to go on from: up to 60 MB, or fifty turns of 30,000 tokens."""
+SESSIONS = 100_000
+"""Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
+TRACES = 4096
+
+_OWN_SESSION = frozenset({Call.SUBAGENT, Call.ALONE})
+"""They share the trace of a turn of another session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,10 @@ class Stream:
     hint_at: int | None
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
+
+    @property
+    def size(self) -> int:
+        return len(self.prompt) + len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +58,79 @@ class Link:
     """None: the ids cannot be gone on from."""
 
 
-class Book:
-    """Recent turns, the newest last."""
+@dataclass(slots=True)
+class _Session:
+    seen: float
+    """When its last request came in, seconds since 1970."""
+    name: tuple[str, str] | None = None
+    """User and key; None: it was open when the process started, and has not come back."""
+    pages: set[bytes] = field(default_factory=set[bytes])
 
-    def __init__(self, turns: TurnTable) -> None:
+
+class Book:
+    """Recent turns and open sessions, the newest last."""
+
+    def __init__(
+        self, turns: TurnTable, idle_s: float, now: Callable[[], float] = time.time
+    ) -> None:
+        """`idle_s`: a session without a request for so long is closed."""
         self._turns = turns
-        self._pages: OrderedDict[str, tuple[int, Stream | None]] = OrderedDict()
+        self._idle_s = idle_s
+        self._now = now
+        self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._streams: OrderedDict[bytes, Stream] = OrderedDict()
+        self._tokens = 0
+        self._ids: dict[tuple[str, str], int] = {}
+        self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
+        self.sweep()
+
+    def session(self, user: str, identity: Identity) -> int:
+        """The ledger's number of the session that a request belongs to; it is open from now on.
+
+        A side call that is filed by its trace keeps no session open.
+        """
+        self.sweep()
+        trace = (user, identity.trace) if identity.trace is not None else None
+        if identity.by_trace and trace is not None and trace in self._traces:
+            return self._traces[trace]
+        name = (user, identity.key)
+        session_id = self._ids.get(name)
+        if session_id is None:
+            session_id = self._turns.session(user, identity.key)
+        self._touch(session_id, name)
+        if trace is not None and identity.by_trace:
+            _note(self._unfiled, trace, session_id)  # until a turn of its run tells the session
+        elif trace is not None and identity.call not in _OWN_SESSION:
+            _note(self._traces, trace, session_id)
+            unfiled_id = self._unfiled.pop(trace, None)
+            if unfiled_id is not None:
+                self._turns.file(session_id, trace[1], unfiled_id)
+        return session_id
+
+    def end(self, session_id: int) -> None:
+        """Close a session of which the client said that it is over."""
+        self._forget(session_id)
+        self._turns.close([session_id])
+
+    def forget(self, session_id: int) -> None:
+        """Forget a session's turns; what comes next in it is looked up in the ledger."""
+        self._forget(session_id)
+        for trace in [trace for trace, at in self._traces.items() if at == session_id]:
+            del self._traces[trace]
+
+    def sweep(self) -> None:
+        """Close the sessions that have been idle for too long."""
+        limit, idle = self._now() - self._idle_s, list[int]()
+        for session_id, session in self._open.items():
+            if session.seen > limit and len(self._open) - len(idle) <= SESSIONS:
+                break
+            idle.append(session_id)
+        if idle:
+            self._turns.close(idle)
+            for session_id in idle:
+                self._forget(session_id)
 
     def add(
         self,
@@ -62,20 +142,28 @@ class Book:
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
         page = _page(session_id, [*history, reply])
-        self._pages[page] = (turn_id, stream)
-        self._pages.move_to_end(page)
-        while len(self._pages) > CAPACITY:
-            self._pages.popitem(last=False)
+        self._drop(page)
+        self._pages[page] = (turn_id, session_id)
+        if session_id in self._open:
+            self._open[session_id].pages.add(page)
+        if stream is not None:
+            self._streams[page] = stream
+            self._tokens += stream.size
+        while self._tokens > STREAM_TOKENS and len(self._streams) > 1:
+            self._tokens -= self._streams.popitem(last=False)[1].size
+        if len(self._pages) > PAGES:
+            self._drop(next(iter(self._pages)))
 
     def find(self, session_id: int, messages: Sequence[Message]) -> Link | None:
         """The turn whose reply is the last one in `messages`."""
-        kept = without_volatile(messages)
-        at = max((i for i, m in enumerate(kept) if m["role"] == "assistant"), default=None)
+        kept = conversation(messages)
+        at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
         if at is None or at + 1 == len(kept):
             return None
-        entry = self._pages.get(_page(session_id, digests(kept[: at + 1])))
+        page = _page(session_id, [digest(message) for message in kept[: at + 1]])
+        entry = self._pages.get(page)
         if entry is not None:
-            return Link(entry[0], kept[at], list(kept[at + 1 :]), entry[1])
+            return Link(entry[0], kept[at], kept[at + 1 :], self._streams.get(page))
         last = self._turns.last(session_id)
         if last is None:
             return None
@@ -83,13 +171,49 @@ class Book:
         # The ledger does not say which messages the prompt held beyond the history.
         return Link(last.turn_id, kept[at], new, None) if new is not None else None
 
+    def _touch(self, session_id: int, name: tuple[str, str]) -> None:
+        session = self._open.pop(session_id, None) or _Session(0.0)
+        session.seen = self._now()
+        session.name = name
+        self._ids[name] = session_id
+        self._open[session_id] = session
 
-def _page(session_id: int, chain: Sequence[str]) -> str:
-    return hashlib.sha256(f"{session_id} {' '.join(chain)}".encode()).hexdigest()
+    def _forget(self, session_id: int) -> None:
+        session = self._open.pop(session_id, None)
+        if session is None:
+            return
+        if session.name is not None:
+            self._ids.pop(session.name, None)
+        for page in session.pages:
+            self._drop(page, listed=False)
+
+    def _drop(self, page: bytes, *, listed: bool = True) -> None:
+        entry = self._pages.pop(page, None)
+        stream = self._streams.pop(page, None)
+        if stream is not None:
+            self._tokens -= stream.size
+        if entry is not None and listed and entry[1] in self._open:
+            self._open[entry[1]].pages.discard(page)
+
+
+def _note(
+    traces: OrderedDict[tuple[str, str], int], trace: tuple[str, str], session_id: int
+) -> None:
+    traces[trace] = session_id
+    traces.move_to_end(trace)
+    if len(traces) > TRACES:
+        traces.popitem(last=False)
+
+
+def _page(session_id: int, chain: Sequence[str]) -> bytes:
+    return hashlib.sha256(f"{session_id} {' '.join(chain)}".encode()).digest()[:16]
 
 
 def exact_digest(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool | None
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    switches: Sequence[tuple[str, Any]],
 ) -> str:
     """Of everything that a prompt is rendered from, to the letter."""
-    return hashlib.sha256(json.dumps([list(messages), list(tools), thinking]).encode()).hexdigest()
+    meant = json.dumps([list(messages), list(tools), list(switches)])
+    return hashlib.sha256(meant.encode()).hexdigest()

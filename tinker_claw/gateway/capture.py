@@ -1,28 +1,25 @@
 """One generation, from the sampler to the ledger.
 
 Rule: what was sampled is written exactly as it came, and before anyone is told that it is
-complete. A generation that fails before its first token is tried again here, because agents
-rewrite the user's message when they try again themselves; while the service is away, for minutes.
+complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.gateway.admit import Job
 from tinker_claw.gateway.book import Book, Stream, exact_digest
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.patience import Patience
+from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger import NewTurn
 from tinker_claw.metering import Account, charged
-from tinker_claw.render import Delta
+from tinker_claw.privacy import Privacy
+from tinker_claw.render import CutStream, Delta
 from tinker_claw.sessions import digests, last_user_words, reply_digest, without_volatile
-from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
 from tinker_claw.wire import Usage
 from tinker_claw.wire.reply import FinishReason
@@ -48,11 +45,23 @@ class Generation:
         self._deps = deps
         self._book = book
         self._job = job
-        self._parser = deps.renderer.stream(job.prompt.tokens, job.request.tools)
-        self._chunks: list[TokenChunk] = []
+        self._sampling = Sampling(deps, job)
+        self._parser = CutStream(
+            deps.renderer.stream(
+                job.prompt.tokens, job.request.tools, may_call=job.request.may_call
+            ),
+            job.params.stop,
+            one_call=job.request.one_call,
+        )
         self._first_token_s: float | None = None
         self._account = Account()
         self._captured = False
+        self._reply_holds: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers; another than the job's where that one failed."""
+        return self._sampling.version
 
     async def run(self, show: Show) -> Outcome:
         """Sample to the end, handing deltas to `show` as they come.
@@ -60,25 +69,40 @@ class Generation:
         A cancelled run captures what was sampled until then.
 
         Raises:
-            BackendError: no token came after all attempts, or the stream broke.
+            BackendError: nobody could answer, or go on with the reply that had begun.
             LedgerError: the turn could not be written.
         """
         with charged() as self._account:
             try:
-                return await self._run(show)
+                async with self._job.caller.slot():
+                    return await self._run(show)
             finally:
                 if not self._captured:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
 
     async def _run(self, show: Show) -> Outcome:
+        async def take(chunk: TokenChunk) -> bool:
+            if chunk.tokens and self._first_token_s is None:
+                self._first_token_s = time.monotonic() - self._job.started
+            deltas = self._parser.feed(chunk.tokens)
+            if deltas:
+                await show(deltas)
+            return self._parser.cut_because is None
+
         try:
-            await self._sample(show)
+            await self._sampling.run(take)
         except asyncio.CancelledError:
             self._abort()
             raise
-        completion = Completion.collect(self._chunks, self._job.params)
         rest, reply = self._parser.finish()
-        self._capture(completion, reply)
+        completion = self._sampling.completion(cut=self._parser.cut_because is not None)
+        try:
+            async with self._deps.turnstile:
+                self._capture(completion, reply)
+        except asyncio.CancelledError:
+            if not self._captured:  # the client hung up meanwhile; the reply is complete
+                self._capture(completion, reply)
+            raise
         return Outcome(
             rest=rest,
             reply=reply,
@@ -90,43 +114,17 @@ class Generation:
             ),
         )
 
-    async def _sample(self, show: Show) -> None:
-        deps = self._deps
-        patience = Patience(self._job.started, deps.settings.outage_patience_s, deps.waits)
-        while True:
-            try:
-                with deps.outages.watching("serving"):
-                    return await self._attempt(show)
-            except (SamplerError, OutageError) as error:
-                wait_s = patience.wait_s(error)
-                if self._first_token_s is not None or wait_s is None or deps.outages.closing:
-                    raise
-                self._chunks.clear()
-                if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
-                    await deps.outages.rest("serving", wait_s)
-                    if deps.outages.closing:
-                        raise
-                else:
-                    log.warning("sampler.failed", error=str(error), again_in_s=wait_s)
-                    await asyncio.sleep(wait_s)
-
-    async def _attempt(self, show: Show) -> None:
-        job = self._job
-        async with _closing(job.sampler.stream(job.prompt.tokens, job.params)) as chunks:
-            async for chunk in chunks:
-                self._chunks.append(chunk)
-                if chunk.tokens and self._first_token_s is None:
-                    self._first_token_s = time.monotonic() - job.started
-                await show(self._parser.feed(chunk.tokens))
-
     def _abort(self) -> None:
-        if self._first_token_s is None:
-            return
-        completion = Completion.collect(self._chunks, self._job.params, aborted=True)
-        self._capture(completion, self._parser.finish()[1])
+        if self._sampling.begun:
+            self._capture(self._sampling.completion(aborted=True), self._parser.finish()[1])
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
-        job = self._job
+        job, keeps = self._job, self._keeps(completion)
+        if keeps is None:
+            self._deps.observer.turn_forgotten(
+                prompt_tokens=len(job.prompt.tokens), completion_tokens=len(completion.tokens)
+            )
+            return
         messages = job.request.messages
         history, answer = digests(messages), reply_digest(reply)
         bill = self._deps.spending.bill("serve", self._account.usage)
@@ -135,28 +133,37 @@ class Generation:
                 session_id=job.session_id,
                 kind=job.identity.kind,
                 kind_reason=job.identity.reason,
-                policy_version=job.version,
+                policy_version=self._sampling.version,
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=last_user_words(messages),
-                reply_text=_as_text(reply),
+                request_text=job.discretion.redact(last_user_words(messages)),
+                reply_text=job.discretion.redact(_as_text(reply)),
                 history=history,
                 reply_digest=answer,
-                untrained_because=_untrained_because(job, completion),
+                untrained_because=self._untrained_because(completion),
+                call=job.identity.call,
+                trace=job.identity.trace,
+                fallback=self._sampling.fallback,
+                packed_prompt=job.prompt.packed,
+                keeps_tokens=keeps,
             ),
             bill,
         )
         self._captured = True
         self._deps.spending.count(bill)
-        if job.identity.kind is Kind.MAIN and not job.identity.done:
-            self._book.add(job.session_id, history, answer, turn_id, _stream(job, completion))
+        if job.identity.done:
+            self._book.end(job.session_id)
+        elif job.identity.kind is Kind.MAIN:
+            stream = _stream(job, completion) if keeps else None
+            self._book.add(job.session_id, history, answer, turn_id, stream)
         self._deps.observer.turn_captured(
+            user=job.caller.user,
             session=job.session_id,
             turn=turn_id,
             kind=job.identity.kind,
             reason=job.identity.reason,
-            version=job.version,
+            version=self._sampling.version,
             prompt_tokens=len(job.prompt.tokens),
             cached_tokens=completion.cached_tokens,
             completion_tokens=len(completion.tokens),
@@ -165,39 +172,43 @@ class Generation:
             usd=bill.usd if bill else None,
         )
 
+    def _keeps(self, completion: Completion) -> bool | None:
+        """Whether the turn's tokens are kept; None: nothing of it is."""
+        job = self._job
+        if job.privacy is Privacy.PRIVATE:
+            return None
+        # As it was sampled: thinking, and what a stop string cut off, is in no reply.
+        text = self._deps.renderer.decode(completion.tokens)
+        self._reply_holds = job.discretion.holds_text(text)
+        return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
 
-@asynccontextmanager
-async def _closing(
-    chunks: AsyncIterator[TokenChunk],
-) -> AsyncGenerator[AsyncIterator[TokenChunk]]:
-    """Close a sampler's stream at once, however it is left: that is what aborts a generation."""
-    try:
-        yield chunks
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()
-
-
-def _untrained_because(job: Job, completion: Completion) -> str | None:
-    if job.untrained_because is None and completion.stop_reason is StopReason.ABORT:
-        return "the client hung up"
-    if job.untrained_because is None and not completion.tokens:
-        return "nothing was sampled"
-    return job.untrained_because
+    def _untrained_because(self, completion: Completion) -> str | None:
+        if self._job.untrained_because is not None:
+            return self._job.untrained_because
+        if self._reply_holds is not None:
+            return f"holds {self._reply_holds}"
+        if completion.stop_reason is StopReason.ABORT:
+            return "the client hung up"
+        if completion.stop_reason is StopReason.CUT:
+            return self._parser.cut_because
+        if not completion.tokens:
+            return "nothing was sampled"
+        return self._sampling.unfit_because()
 
 
 def _stream(job: Job, completion: Completion) -> Stream | None:
     """What a later prompt may begin with."""
     messages = job.request.messages
-    aborted = completion.stop_reason is StopReason.ABORT
+    # The client has seen less than was sampled.
+    left = completion.stop_reason in (StopReason.ABORT, StopReason.CUT)
     # The client drops a volatile message, so no later request begins with this prompt.
-    if aborted or len(without_volatile(messages)) != len(messages):
+    if left or len(without_volatile(messages)) != len(messages):
         return None
     return Stream(
         prompt=job.prompt.tokens,
         tokens=completion.tokens,
         hint_at=job.prompt.hint_at,
-        exact=exact_digest(messages, job.request.tools, job.request.enable_thinking),
+        exact=exact_digest(messages, job.request.tools, job.request.switches),
     )
 
 

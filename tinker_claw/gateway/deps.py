@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tinker_claw.config import Gateway
-from tinker_claw.gateway.patience import WAITS
+from tinker_claw.config import Gateway, User
+from tinker_claw.gateway.fallback import STAND_IN_S, StandIns, nobody
+from tinker_claw.gateway.patience import RETRY_WAITS_S, WAITS
+from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.outages import Backoff, Outages
 from tinker_claw.policy import PolicyHolder, Sampler
+from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.spending import Spending
 
@@ -21,6 +24,7 @@ class TurnObserver(Protocol):
     def turn_captured(
         self,
         *,
+        user: str,
         session: int,
         turn: int,
         kind: str,
@@ -34,6 +38,10 @@ class TurnObserver(Protocol):
         usd: float | None,
     ) -> None:
         """`usd`: what it cost; None where nothing was billed, or the price is not known."""
+        ...
+
+    def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+        """A private turn was served."""
         ...
 
 
@@ -61,5 +69,17 @@ class GatewayDeps:
     observer: TurnObserver
     outages: Outages
     """Where the gateway says whether the service answers."""
+    redactor: Redactor = field(default_factory=lambda: Redactor([SECRETS]))
+    """What is not kept of texts."""
     waits: Backoff = WAITS
     """Between the attempts of one request while the service is away."""
+    retry_waits_s: Sequence[float] = RETRY_WAITS_S
+    """Between the attempts of one request where the sampler failed."""
+    turnstile: Turnstile = field(default_factory=Turnstile)
+    """For what requests compute."""
+    stand_ins: StandIns = nobody
+    """Who answers in place of a version that cannot."""
+    stand_in_s: float = STAND_IN_S
+    """How long a stand-in may take to its first token while the service is away, seconds."""
+    users: Sequence[User] = ()
+    """Who may call, each with a key of his own, besides whoever has the settings' one."""

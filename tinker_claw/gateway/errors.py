@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
+from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.telemetry import log
 from tinker_claw.wire import error_body
 
@@ -23,10 +23,10 @@ RETRY_AFTER_S = 30
 def answer(error: ClawError) -> JSONResponse:
     """The whole answer for an error of ours."""
     status, body = describe(error)
-    unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
-    return JSONResponse(
-        body, status, headers={"retry-after": str(RETRY_AFTER_S)} if unavailable else None
-    )
+    headers = error.headers if isinstance(error, RequestError) else None
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {"retry-after": str(RETRY_AFTER_S)}
+    return JSONResponse(body, status, headers=headers)
 
 
 def describe(error: ClawError) -> tuple[HTTPStatus, dict[str, Any]]:
@@ -40,6 +40,13 @@ def describe(error: ClawError) -> tuple[HTTPStatus, dict[str, Any]]:
         told = "The model cannot answer at the moment; try again."
         if isinstance(error, OutageError):
             told = "The service that runs the model is away; try again in a few minutes."
+        return status, error_body(told, status)
+    if isinstance(error, LedgerError):
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        told = (
+            "The gateway cannot write its records, so it gives no answer that would be lost; its "
+            "disk may be full. Try again when there is room."
+        )
         return status, error_body(told, status)
     return _internal()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -20,8 +20,7 @@ from tinker_claw.gateway.capture import Generation
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, describe
 from tinker_claw.render import Delta
-from tinker_claw.wire import sse
-from tinker_claw.wire.reply import DONE
+from tinker_claw.wire import DONE, ReplyChunks, ReplyHead, sse
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -49,7 +48,9 @@ class WholeAnswer(Response):
             outcome = await self._generation.run(_show_nothing)
         except ClawError as error:
             return answer(error)
-        return JSONResponse(self._job.head.completion(outcome.reply, outcome.finish, outcome.usage))
+        head = _head(self._job, self._generation)
+        whole = head.completion(outcome.reply, outcome.finish, outcome.usage)
+        return JSONResponse(whole, headers={"x-request-id": head.id})
 
 
 class StreamedAnswer(Response):
@@ -58,70 +59,89 @@ class StreamedAnswer(Response):
     media_type = "text/event-stream"
 
     def __init__(self, deps: GatewayDeps, book: Book, job: Job) -> None:
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers=_HEADERS | {"x-request-id": job.head.id})
         del self.headers["content-length"]
         self._keepalive_s = deps.settings.keepalive_s
         self._job = job
-        self._head = job.head
         self._generation = Generation(deps, book, job)
+        self._chunks = ReplyChunks(job.head)
+        self._version = job.head.version
         self._calls = 0
         self._sent_at = time.monotonic()
+        self._started = False
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
-            listening = group.create_task(_until_hung_up(receive))
+            listening = group.create_task(self._listen(receive, send))
             answering = group.create_task(self._answer(send))
-            pulse = group.create_task(self._pulse(send))
             await asyncio.wait({listening, answering}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (listening, answering, pulse):
-                task.cancel()
+            listening.cancel()
+            answering.cancel()
 
     async def _answer(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await self._emit(send, self._head.role())
+        self._started = True
+        await self._write(send, self._chunks.role())
 
         async def show(deltas: list[Delta]) -> None:
-            for delta in deltas:
-                await self._emit(send, self._event(delta))
+            await self._write(send, self._events(deltas))
 
         try:
             outcome = await self._generation.run(show)
         except ClawError as error:
             # No finish_reason follows, so that no client takes the fragment for an answer.
-            await self._emit(send, describe(error)[1])
+            await self._end(send, sse(describe(error)[1]))
         else:
-            await show(outcome.rest)
-            await self._emit(send, self._head.finish(outcome.finish))
+            last = self._events(outcome.rest) + self._chunks.finish(outcome.finish)
             if self._job.request.include_usage:
-                await self._emit(send, self._head.usage(outcome.usage))
-            await self._write(send, DONE)
-        self._ended = True
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last += self._chunks.usage(outcome.usage)
+            await self._end(send, last + DONE)
 
-    def _event(self, delta: Delta) -> dict[str, Any]:
+    def _events(self, deltas: list[Delta]) -> bytes:
+        if self._version != self._generation.version:
+            head = _head(self._job, self._generation)
+            self._version, self._chunks = head.version, ReplyChunks(head)
+        return b"".join([self._event(delta) for delta in deltas])
+
+    def _event(self, delta: Delta) -> bytes:
         if delta.call is not None:
             self._calls += 1
-            return self._head.tool_call(self._calls - 1, delta.call)
+            return self._chunks.tool_call(self._calls - 1, delta.call)
         if delta.kind == "reasoning":
-            return self._head.reasoning(delta.text)
-        return self._head.text(delta.text)
+            return self._chunks.reasoning(delta.text)
+        return self._chunks.text(delta.text)
 
-    async def _pulse(self, send: Send) -> None:
-        """Send an empty delta whenever nothing else was sent for a while."""
-        while not self._ended:
+    async def _listen(self, receive: Receive, send: Send) -> None:
+        """Until the client hangs up: send an empty delta when nothing else was sent for a while."""
+        while True:
             quiet_s = time.monotonic() - self._sent_at
-            if quiet_s < self._keepalive_s:
-                await asyncio.sleep(self._keepalive_s - quiet_s)
-            else:
-                await self._emit(send, self._head.empty())
+            try:
+                async with asyncio.timeout(max(0.0, self._keepalive_s - quiet_s)):
+                    return await _until_hung_up(receive)
+            except TimeoutError:
+                if time.monotonic() - self._sent_at >= self._keepalive_s:
+                    await self._keep_alive(send)
 
-    async def _emit(self, send: Send, event: dict[str, Any]) -> None:
-        await self._write(send, sse(event))
+    async def _keep_alive(self, send: Send) -> None:
+        if self._ended or not self._started:
+            self._sent_at = time.monotonic()
+        else:
+            await self._write(send, self._chunks.empty())
 
     async def _write(self, send: Send, body: bytes) -> None:
         self._sent_at = time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _end(self, send: Send, body: bytes) -> None:
+        """The last events and the end of the body, in one write."""
+        self._ended = True
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _head(job: Job, generation: Generation) -> ReplyHead:
+    """The reply's head, with the version that has answered."""
+    return replace(job.head, version=generation.version)
 
 
 async def _show_nothing(deltas: list[Delta]) -> None:

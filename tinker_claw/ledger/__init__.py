@@ -6,18 +6,22 @@ restart picks up where the last process stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.forget import Forgetting, carry_out
 from tinker_claw.ledger.judgements import Ballot, JudgementTable
+from tinker_claw.ledger.lineage import Pin
 from tinker_claw.ledger.means import Means, read_means
+from tinker_claw.ledger.reading import Rows
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Bill, SpendTable, Spent
 from tinker_claw.ledger.steps import StepTable
 from tinker_claw.ledger.turns import LastTurn, NewTurn, TurnTable
 
-__all__ = ["Ballot", "Bill", "LastTurn", "Ledger", "Means", "NewTurn", "Spent"]
+__all__ = ["Ballot", "Bill", "Forgetting", "LastTurn", "Ledger", "Means", "NewTurn", "Spent"]
 
 
 class Ledger:
@@ -30,6 +34,7 @@ class Ledger:
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
+        self.pin = Pin(self._db)
 
     @property
     def path(self) -> Path:
@@ -38,19 +43,33 @@ class Ledger:
     def bind(self, run: dict[str, str]) -> bool:
         """Tie the ledger to a run's model and method. True: it held that run already.
 
+        A run without a version never began, and holds nobody up.
+
         Raises:
             LedgerError: it holds another run; names what differs.
         """
         stored = {row["key"]: row["value"] for row in self._db.rows("SELECT * FROM meta")}
+        held = bool(stored) and self.steps.newest_version() is not None
         for key, value in run.items():
-            if key in stored and stored[key] != value:
+            if held and stored.get(key, value) != value:
                 raise LedgerError(
                     f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}; "
                     f"use that {key} or another --data-dir"
                 )
-        with self._db.transaction() as tx:
-            tx.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", list(run.items()))
-        return bool(stored)
+        if stored != stored | run:
+            with self._db.transaction() as tx:
+                tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
+        return held
+
+    def look(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Look what there is to forget."""
+        return found(self._db)
+
+    def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Forget it; returns what it was."""
+        forgetting = self.look(found)
+        carry_out(self._db, forgetting)
+        return forgetting
 
     def means(self) -> Means:
         """What turns were like so far, for estimates."""

@@ -2,7 +2,7 @@
 
 Rule: every write happens inside `Database.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
-power cut the newest few may be missing, never half of one.
+power cut the newest few may be missing, never half of one. A damaged file is left as it is.
 """
 
 from __future__ import annotations
@@ -11,39 +11,42 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
 
-SCHEMA_VERSION = 3
 _MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
 """From each older version to the next."""
 
 
-class Database:
+class Database(Rows):
     """One connection, used from one thread, to a data directory that this process has locked."""
 
     def __init__(self, directory: Path) -> None:
-        """Open or create `directory/ledger.sqlite3`.
+        """Open or create the ledger of `directory`.
 
         Raises:
             LedgerError: the directory cannot be written or is in use, or the file is no ledger.
         """
-        self.path = directory / "ledger.sqlite3"
+        path = directory / FILE
         self._lock = _lock(directory)
         try:
-            self._connection = sqlite3.connect(self.path, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
+            _check(path)
+            super().__init__(path, sqlite3.connect(path, isolation_level=None))
             self._prepare()
         except sqlite3.Error as error:
             os.close(self._lock)
             raise LedgerError(
-                f"{self.path} cannot be used as a ledger ({error}); "
+                f"{path} cannot be used as a ledger ({error}); "
                 "move it away or choose another --data-dir"
             ) from error
+        except LedgerError:
+            os.close(self._lock)
+            raise
 
     def _prepare(self) -> None:
         execute = self._connection.execute
@@ -78,22 +81,60 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                # Where the disk has failed, SQLite has rolled back by itself.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise LedgerError(f"{self.path} cannot be written: {error}") from error
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        return self._connection.execute(query, values).fetchall()
+        with self._reading():
+            return super().rows(query, *values)
 
     def row(self, query: str, *values: Any) -> sqlite3.Row | None:
-        return self._connection.execute(query, values).fetchone()
+        with self._reading():
+            return super().row(query, *values)
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path} cannot be read: {error}") from error
 
     def close(self) -> None:
         self._connection.close()
         os.close(self._lock)
+
+
+def _check(path: Path) -> None:
+    """Refuse a damaged ledger before anything is written to it.
+
+    The connection only reads: one that may write would move the newest transactions from the log
+    into the damaged file when it is closed. About two seconds for a gigabyte.
+
+    Raises:
+        LedgerError: it is damaged; says what to do.
+        sqlite3.DatabaseError: it is no database at all.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:
+            found = str(reader.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
+            raise
+        found = str(error)
+    if found != "ok":
+        raise LedgerError(
+            f"{path} is damaged ({' '.join(found.split())}); nothing in it was changed. Keep a "
+            f"copy of {path.parent}, and put a backup of that directory back, or go on with "
+            f"another --data-dir. What is left can often be read with sqlite3's command .recover"
+        )
 
 
 def _lock(directory: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
     pack_float_rows,
@@ -16,9 +17,22 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
 )
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.forget import FORGOTTEN
+from tinker_claw.ledger.lineage import expire_left_behind
 from tinker_claw.ledger.prompts import load
 from tinker_claw.ledger.turns import completion_of
 from tinker_claw.types import HintScores, Sample, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The queue in figures."""
+
+    samples: int
+    reward_mean: float | None
+    """None: no sample has a reward."""
+    hints: int
+    """Samples with a hint."""
 
 
 class SampleTable:
@@ -50,16 +64,28 @@ class SampleTable:
         row = self._db.row("SELECT COUNT(*) AS n FROM samples WHERE state = 'queued'")
         return row["n"] if row else 0
 
+    def summary(self) -> Queued:
+        """What is queued, in figures."""
+        row = self._db.row(
+            "SELECT COUNT(*) AS samples, AVG(reward) AS reward_mean, COUNT(hint) AS hints "
+            "FROM samples WHERE state = 'queued'"
+        )
+        return Queued(**dict(row or {}))
+
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Take samples out that are more than `max_staleness` optimizer steps old; how many."""
+        """Take samples out that are more than `max_staleness` optimizer steps old; how many.
+
+        Steps count along the live line of versions: what a version sampled that a rollback has left
+        behind is too old at once.
+        """
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN "
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ? - versions.step > ?)",
-                (current_step, max_staleness),
+                "WHERE ? - versions.step > ? OR turns.kind_reason = ?)",
+                (current_step, max_staleness, FORGOTTEN),
             )
-        return cursor.rowcount
+            return cursor.rowcount + expire_left_behind(tx)
 
     def oldest(self, count: int) -> list[Sample]:
         """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""
@@ -88,17 +114,6 @@ class SampleTable:
 
 
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
-    completion = completion_of(row)
-    teacher = None
-    if row["hint"] is not None:
-        teacher = HintScores(
-            hint=row["hint"],
-            logprobs=unpack_floats(row["teacher_logprobs"]),
-            targets=unpack_float_rows(
-                row["teacher_targets"], len(completion.topk_ids[0]) if completion.topk_ids else 0
-            ),
-            overlap=row["overlap"],
-        )
     return Sample(
         id=row["sample_id"],
         turn_id=row["id"],
@@ -106,7 +121,19 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         policy_version=row["policy_version"],
         policy_step=row["policy_step"],
         prompt=prompt,
-        completion=completion,
+        completion=completion_of(row),
         reward=row["reward"],
-        teacher=teacher,
+        teacher=teacher_of(row),
+    )
+
+
+def teacher_of(row: sqlite3.Row) -> HintScores | None:
+    """What the teacher said, from the columns of a sample and `topk` of its turn."""
+    if row["hint"] is None:
+        return None
+    return HintScores(
+        hint=row["hint"],
+        logprobs=unpack_floats(row["teacher_logprobs"]),
+        targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
+        overlap=row["overlap"],
     )

@@ -12,6 +12,7 @@ CREATE TABLE sessions (
   key        TEXT NOT NULL,
   created_at REAL NOT NULL,
   closed_at  REAL,                       -- NULL: it may go on; set when it ended or has long been idle
+  private    INTEGER NOT NULL DEFAULT 0, -- 1: nothing of it is kept; 2: it was private once
   UNIQUE (user, key)
 ) STRICT;
 
@@ -63,7 +64,10 @@ CREATE TABLE turns (
   blocks            BLOB NOT NULL DEFAULT x'' -- int32 ids of prompt_blocks, in order
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
-CREATE INDEX turns_open ON turns (id) WHERE settled = 0;
+CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
+-- For sums over all turns, whose rows are too wide to be read for that.
+CREATE INDEX turns_by_version ON turns (kind, policy_version, idx);
+CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
@@ -141,3 +145,4 @@ CREATE TABLE spend (
 ) STRICT;
 CREATE INDEX spend_by_turn ON spend (turn_id);
 CREATE INDEX spend_by_step ON spend (step_id);
+CREATE INDEX spend_sums ON spend (purpose, usd);

@@ -48,11 +48,11 @@ class Spent:
 def write(
     tx: sqlite3.Connection, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None
 ) -> None:
-    """Add a bill within a transaction."""
+    """Add a bill within a transaction; a turn that was forgotten meanwhile is not named."""
     usage = bill.usage
     tx.execute(
         "INSERT INTO spend (created_at, purpose, turn_id, step_id, prefill, cached, sampled, "
-        "trained, usd) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "trained, usd) VALUES (?, ?, (SELECT id FROM turns WHERE id = ?), ?, ?, ?, ?, ?, ?)",
         (
             *(time.time(), bill.purpose, turn_id, step_id),
             *(usage.prefill, usage.cached, usage.sampled, usage.trained, bill.usd),

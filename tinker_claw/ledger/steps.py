@@ -2,7 +2,7 @@
 
 The protocol of one step: intent row; train; save state; publish; one transaction that commits the
 step, the samples it consumed and the new version. A step without that transaction never happened:
-`void_unfinished` says so at the next start, and its samples are still queued.
+`begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.lineage import end_pin, expire_left_behind
 from tinker_claw.types import PolicyVersion
 
 
@@ -40,11 +42,16 @@ class StepTable:
 
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
         """Version 0: the base with an adapter that changes nothing yet."""
-        return self._add_version(parent=None, step=0, state_ref=state_ref, sampler_ref=sampler_ref)
+        with self._db.transaction() as tx:
+            return _insert_version(tx, parent=None, step=0, state_ref=state_ref, ref=sampler_ref)
 
     def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
-        """Write the intent to train these samples; returns the step's id."""
+        """Write the intent to train these samples; returns the step's id.
+
+        One step at a time: what is still open was left behind, and is void.
+        """
         with self._db.transaction() as tx:
+            _void_open(tx, "it could not be closed when it ended")
             cursor = tx.execute(
                 "INSERT INTO steps (status, parent, created_at) VALUES ('intent', ?, ?)",
                 (parent, time.time()),
@@ -95,62 +102,76 @@ class StepTable:
         return version
 
     def void(self, step_id: int, error: str, *, outage: bool = False) -> None:
-        """This step never happened; its samples stay queued.
+        """This step never happened, unless it is committed; its samples stay queued.
 
         `outage`: the service was away, which says nothing about the samples.
         """
         with self._db.transaction() as tx:
             tx.execute(
                 "UPDATE steps SET status = 'void', error = ?, outage = ?, finished_at = ? "
-                "WHERE id = ?",
+                "WHERE id = ? AND status = 'intent'",
                 (error, outage, time.time(), step_id),
             )
 
     def void_unfinished(self) -> list[int]:
-        """Void the steps that a killed process left open; returns their ids."""
-        open_steps = [
-            r["id"] for r in self._db.rows("SELECT id FROM steps WHERE status = 'intent'")
-        ]
-        for step_id in open_steps:
-            self.void(step_id, "the process ended before the step was committed")
-        return open_steps
+        """Void the steps that an ended process left open; returns their ids."""
+        with self._db.transaction() as tx:
+            return _void_open(tx, "the process ended before the step was committed")
 
-    def void_unsaved(self, saved: PolicyVersion) -> list[int]:
-        """Void committed steps after `saved`, whose weights are gone; requeue their samples.
-
-        Their versions keep their ids, so the ids of versions to come are higher still. Their
-        samples had trained well, so the void steps do not count among their failures.
-        """
+    def unsaved(self, saved: PolicyVersion) -> list[int]:
+        """The committed steps after `saved`: their weights are gone."""
         rows = self._db.rows(
             "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
         )
-        lost = [row["id"] for row in rows]
-        with self._db.transaction() as tx:
-            for step_id in lost:
-                tx.execute(
-                    "UPDATE steps SET status = 'void', error = 'its state was not saved', "
-                    "outage = 1 WHERE id = ?",
-                    (step_id,),
-                )
-                tx.execute(
-                    "UPDATE samples SET state = 'queued', step_id = NULL WHERE step_id = ?",
-                    (step_id,),
-                )
-        return lost
+        return [row["id"] for row in rows]
 
     def restart_from(
         self, saved: PolicyVersion, *, sampler_ref: str | None = None
     ) -> PolicyVersion:
-        """A new version with the state of `saved`, where later versions were never saved.
+        """A new version with the state of `saved`; in the same transaction, later steps are void.
 
+        Their versions keep their ids. Their samples are queued again: they had trained well, so
+        the void steps do not count among their failures.
         `sampler_ref`: the same weights, published anew because the old sampler is gone.
         """
-        return self._add_version(
-            parent=saved.id,
-            step=saved.step,
-            state_ref=saved.state_ref,
-            sampler_ref=sampler_ref or saved.sampler_ref,
-        )
+        with self._db.transaction() as tx:
+            lost = "SELECT id FROM steps WHERE status = 'committed' AND version > ?"
+            tx.execute(
+                f"UPDATE samples SET state = 'queued', step_id = NULL WHERE step_id IN ({lost})",
+                (saved.id,),
+            )
+            tx.execute(
+                "UPDATE steps SET status = 'void', error = 'its state was not saved', outage = 1 "
+                f"WHERE id IN ({lost})",
+                (saved.id,),
+            )
+            return _insert_version(
+                tx,
+                parent=saved.id,
+                step=saved.step,
+                state_ref=saved.state_ref,
+                ref=sampler_ref or saved.sampler_ref,
+            )
+
+    def roll_back(self, to: PolicyVersion) -> PolicyVersion:
+        """A new version with the weights of `to`, from which learning goes on; a pin ends.
+
+        The steps since then stay what they were, in a line that is left: what they trained on is
+        trained, and is not queued again.
+        """
+        with self._db.transaction() as tx:
+            end_pin(tx)
+            version = _insert_version(
+                tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
+            )
+            expire_left_behind(tx)
+        return version
+
+    def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+        """The state of a version has been saved after all."""
+        with self._db.transaction() as tx:
+            tx.execute("UPDATE versions SET state_ref = ? WHERE id = ?", (state_ref, version.id))
+        return replace(version, state_ref=state_ref)
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """How many steps with exactly these samples failed, outages left out."""
@@ -171,13 +192,16 @@ class StepTable:
             counts[row["status"]] = row["n"]
         return counts
 
-    def _add_version(
-        self, *, parent: int | None, step: int, state_ref: str | None, sampler_ref: str
-    ) -> PolicyVersion:
-        with self._db.transaction() as tx:
-            return _insert_version(
-                tx, parent=parent, step=step, state_ref=state_ref, ref=sampler_ref
-            )
+
+def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
+    """Void every open step. How a process ended says nothing about the samples in its hand."""
+    rows = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
+    tx.execute(
+        "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
+        "WHERE status = 'intent'",
+        (error, time.time()),
+    )
+    return [row["id"] for row in rows]
 
 
 def _insert_version(

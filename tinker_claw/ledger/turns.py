@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 from tinker_claw.ledger.codec import (
@@ -22,6 +23,7 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.prompts import load, store
 from tinker_claw.ledger.spend import Bill, write
+from tinker_claw.privacy import Privacy
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason, Turn
 
 
@@ -51,6 +53,8 @@ class NewTurn:
     """Why another than the current version answered; None: it did not."""
     packed_prompt: bytes | None = field(default=None, repr=False)
     """The prompt as little-endian int32, where it is at hand."""
+    keeps_tokens: bool = True
+    """False: they are counted and not kept, and neither are the digests of the texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class LastTurn:
     reply_digest: str
 
 
+_NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
+_LATELY = 4
+"""Newest turns of a session among which the last one that is not settled is sought."""
+
+_RECENT_TURNS = 1000
+"""Newest turns of all sessions among which those of a run are sought."""
+
+
 class TurnTable:
     """Rows that the gateway writes."""
 
@@ -69,20 +81,66 @@ class TurnTable:
         self._db = database
 
     def session(self, user: str, key: str) -> int:
-        """The id of this session, made when it is new."""
-        row = self._db.row("SELECT id FROM sessions WHERE user = ? AND key = ?", user, key)
+        """The id of this session, made when it is new, and open from now on."""
+        row = self._db.row(
+            "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
+        )
         if row is not None:
             return int(row["id"])
         with self._db.transaction() as tx:
-            cursor = tx.execute(
-                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?)",
+            row = tx.execute(
+                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
+                "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
                 (user, key, time.time()),
+            ).fetchone()
+        return int(row["id"])
+
+    def open_sessions(self) -> list[tuple[int, float]]:
+        """Sessions that are not closed, and when they were last heard of, the longest ago first."""
+        rows = self._db.rows(
+            "SELECT id, COALESCE((SELECT created_at FROM turns WHERE id = "
+            "(SELECT MAX(id) FROM turns WHERE session_id = sessions.id)), created_at) AS seen "
+            "FROM sessions WHERE closed_at IS NULL ORDER BY seen, id"
+        )
+        return [(row["id"], row["seen"]) for row in rows]
+
+    def file(self, session_id: int, trace: str, unfiled_id: int) -> None:
+        """This trace's side turns in session `unfiled_id` belong to `session_id`, it turned out."""
+        with self._db.transaction() as tx:
+            tx.execute(
+                "UPDATE turns SET session_id = :to, idx = idx + 1 + (SELECT COALESCE(MAX(idx), -1) "
+                "FROM turns WHERE session_id = :to AND kind = 'side') "
+                "WHERE session_id = :unfiled AND kind = 'side' AND trace = :trace "
+                f"AND id > (SELECT MAX(id) FROM turns) - {_RECENT_TURNS}",
+                {"to": session_id, "unfiled": unfiled_id, "trace": trace},
             )
-        return int(cursor.lastrowid or 0)
+
+    def private_sessions(self) -> dict[tuple[str, str], Privacy]:
+        """Those that are or once were private, by user and key."""
+        rows = self._db.rows("SELECT user, key, private FROM sessions WHERE private <> 0")
+        return {(row["user"], row["key"]): Privacy(row["private"]) for row in rows}
+
+    def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
+        """A session is private from now on, or no longer; made when it is new."""
+        with self._db.transaction() as tx:
+            tx.execute(
+                "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (user, key) DO UPDATE SET private = excluded.private",
+                (user, key, time.time(), int(privacy)),
+            )
+
+    def close(self, session_ids: Sequence[int]) -> None:
+        """These sessions are over, until they are asked for again."""
+        with self._db.transaction() as tx:
+            tx.executemany(
+                "UPDATE sessions SET closed_at = ? WHERE id = ?",
+                [(time.time(), session_id) for session_id in session_ids],
+            )
 
     def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
         """Write a turn and what serving it cost; returns its id. Durable when this returns."""
-        done = turn.completion
+        done, keeps = turn.completion, turn.keeps_tokens
+        kept = done if keeps else replace(done, **_NO_TOKENS)
         values = {
             "session_id": turn.session_id,
             "kind": turn.kind,
@@ -90,11 +148,11 @@ class TurnTable:
             "policy_version": turn.policy_version,
             "created_at": time.time(),
             "prompt_tokens": len(turn.prompt),
-            "tokens": pack_ids(done.tokens),
-            "logprobs": pack_floats(done.logprobs),
-            "topk": len(done.topk_ids[0]) if done.topk_ids else 0,
-            "topk_ids": pack_id_rows(done.topk_ids),
-            "topk_logprobs": pack_float_rows(done.topk_logprobs),
+            "tokens": pack_ids(kept.tokens),
+            "logprobs": pack_floats(kept.logprobs),
+            "topk": len(kept.topk_ids[0]) if kept.topk_ids else 0,
+            "topk_ids": pack_id_rows(kept.topk_ids),
+            "topk_logprobs": pack_float_rows(kept.topk_logprobs),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
@@ -102,8 +160,8 @@ class TurnTable:
             "hint_at": turn.hint_at,
             "request_text": turn.request_text,
             "reply_text": turn.reply_text,
-            "history": json.dumps(turn.history),
-            "reply_digest": turn.reply_digest,
+            "history": json.dumps(turn.history if keeps else ()),
+            "reply_digest": turn.reply_digest if keeps else "",
             "settled": turn.untrained_because is not None,
             "untrained_because": turn.untrained_because,
             "call": turn.call,
@@ -112,6 +170,7 @@ class TurnTable:
         }
         with self._db.transaction() as tx:
             packed = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
+            packed = packed if keeps else b""
             values["blocks"], values["prompt"] = store(tx, packed)
             columns = ", ".join(values)
             marks = ", ".join(f":{name}" for name in values)
@@ -127,10 +186,11 @@ class TurnTable:
         return turn_id
 
     def last(self, session_id: int) -> LastTurn | None:
-        """The newest main turn of a session."""
+        """The newest main turn of a session that is not settled."""
         row = self._db.row(
-            "SELECT id, history, reply_digest FROM turns "
-            "WHERE session_id = ? AND kind = 'main' ORDER BY idx DESC LIMIT 1",
+            # Behind those that were sent again, or hung up on.
+            "SELECT id, history, reply_digest FROM (SELECT * FROM turns WHERE session_id = ? "
+            f"AND kind = 'main' ORDER BY idx DESC LIMIT {_LATELY}) WHERE settled = 0 LIMIT 1",
             session_id,
         )
         if row is None:
@@ -164,10 +224,15 @@ class TurnTable:
     def judgeable(self) -> list[int]:
         """Turns with a next state that are neither samples nor refused yet, oldest first."""
         rows = self._db.rows(
-            "SELECT id FROM turns WHERE settled = 0 "
-            "AND id IN (SELECT turn_id FROM next_states) ORDER BY id"
+            # CROSS JOIN: from the open turns to their next states, of which there are far more.
+            "SELECT turns.id FROM turns CROSS JOIN next_states ON turn_id = turns.id "
+            "WHERE settled = 0 ORDER BY turns.id"
         )
         return [row["id"] for row in rows]
+
+    def is_open(self, turn_id: int) -> bool:
+        """Whether there is such a turn, and it is neither a sample nor refused yet."""
+        return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
 
     def refuse(self, turn_id: int, reason: str) -> None:
         """This turn will not be trained, and why."""

@@ -8,5 +8,16 @@ from tinker_claw.render.layout import Layout, Prompt
 from tinker_claw.render.renderer import Renderer, family_of
 from tinker_claw.render.stops import CutStream
 from tinker_claw.render.stream import Delta, ReplyStream
+from tinker_claw.render.switches import Switches, switches
 
-__all__ = ["CutStream", "Delta", "Layout", "Prompt", "Renderer", "ReplyStream", "family_of"]
+__all__ = [
+    "CutStream",
+    "Delta",
+    "Layout",
+    "Prompt",
+    "Renderer",
+    "ReplyStream",
+    "Switches",
+    "family_of",
+    "switches",
+]

@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-CAPACITY = 1_000_000
-"""Ids kept. With start, packed copy and text an id takes some fifty bytes."""
+CAPACITY = 600_000
+"""Ids kept, fifty system prompts of an agent. With packed copy and text one takes some fifty bytes,
+and every text as much as `_ENTRY` of them."""
+_ENTRY = 8
 _ASIDE = 8_000
 """Characters from which on encoding is worth the way to another thread: two milliseconds."""
 
@@ -29,8 +31,8 @@ class Encoded:
     ids: tuple[int, ...]
     packed: bytes
     """The ids as little-endian int32."""
-    starts: array[int] | None
-    """Index in the text of each id's first character; None: the tokenizer does not tell."""
+    starts: array[int] | None = None
+    """Index in the text of each id's first character; None: it was not asked for."""
 
     def between(self, start: int, end: int) -> slice:
         """The ids whose first character lies in text[start:end]."""
@@ -53,7 +55,7 @@ class Encoder:
         self._coming: dict[str, asyncio.Future[dict[str, Encoded]]] = {}
 
     def __len__(self) -> int:
-        """Ids held."""
+        """What it holds, in ids."""
         return self._held
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
@@ -89,28 +91,42 @@ class Encoder:
         for text, entry in encoded.items():
             if text not in self._known:
                 self._known[text] = entry
-                self._held += len(entry.ids)
+                self._held += _ENTRY + len(entry.ids)
         while self._held > self._capacity and len(self._known) > 1:
             _, oldest = self._known.popitem(last=False)
-            self._held -= len(oldest.ids)
+            self._held -= _ENTRY + len(oldest.ids)
 
-    def encode(self, text: str) -> Encoded:
-        """Ids of `text`, from memory or anew."""
+    def encode(self, text: str, *, starts: bool = False) -> Encoded:
+        """Ids of `text`, from memory or anew; `starts`: with where they begin."""
         entry = self._known.get(text)
-        if entry is None:
-            entry = self._encode(text)
+        if entry is None or (starts and entry.starts is None):
+            self._forget(text)
+            entry = self._encode(text, starts)
             self._learn({text: entry})
         else:
             self._known.move_to_end(text)
         return entry
 
-    def _encode(self, text: str) -> Encoded:
+    def forget(self, texts: Iterable[str]) -> None:
+        """Keep neither text nor ids of these."""
+        for text in texts:
+            self._forget(text)
+
+    def _forget(self, text: str) -> None:
+        entry = self._known.pop(text, None)
+        if entry is not None:
+            self._held -= _ENTRY + len(entry.ids)
+
+    def _encode(self, text: str, with_starts: bool = False) -> Encoded:
+        starts = None
         if self.tells_starts:
             # What the tokenizer's own encode() calls, without a tenth of a millisecond around it.
             found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-            ids, starts = found.ids, array("i", [start for start, _ in found.offsets])
+            ids = found.ids
+            if with_starts:  # for a long prompt that alone takes milliseconds
+                starts = array("i", [start for start, _ in found.offsets])
         else:
-            ids, starts = self._tokenizer.encode(text, add_special_tokens=False), None
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
         packed = array("i", ids)
         if sys.byteorder == "big":
             packed.byteswap()

@@ -143,6 +143,15 @@ class Layout:
         """Encode what is new and long without holding up the event loop."""
         await self._encoder.prepare([self._pieces[e].text for e in self._ids if e < 0])
 
+    @contextmanager
+    def forgetting(self) -> Generator[None]:
+        """What is encoded for the first time inside is not remembered."""
+        new = self._encoder.unknown(piece.text for piece in self._pieces.values())
+        try:
+            yield
+        finally:
+            self._encoder.forget(new)
+
     def prompt(self) -> Prompt:
         """Put the ids in."""
         if not self._pieces:
@@ -158,7 +167,7 @@ class Layout:
                 packed.append(entry.to_bytes(4, "little"))
                 continue
             piece = self._pieces[entry]
-            known = self._encoder.encode(piece.text)
+            known = self._encoder.encode(piece.text, starts=piece.end is not None)
             if piece.end is None:
                 ids += known.ids
                 packed.append(known.packed)

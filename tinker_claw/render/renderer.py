@@ -13,18 +13,23 @@ import renderers
 from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
 from renderers.reasoning import prompt_ends_in_reasoning
 
-from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.errors import ConfigError
 from tinker_claw.render.calls import only_call, tool_call
 from tinker_claw.render.encoding import Encoder
 from tinker_claw.render.format import Format, Tools, content_end, first_line, plain, specs
 from tinker_claw.render.layout import Layout, Prompt
 from tinker_claw.render.plain import encode_plain
 from tinker_claw.render.stream import BufferedStream, MarkedStream, Markers, ReplyStream
+from tinker_claw.render.switches import Switches
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
 # Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
 # token. Others are parsed when they are complete.
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
+
+
+_FORMATS = 16
+"""With switches set, kept at a time."""
 
 
 def family_of(model: str) -> str:
@@ -40,14 +45,15 @@ class Renderer:
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         first = Format(tokenizer, self._encoder, config)
-        self._formats: dict[bool | None, Format] = {None: first}
+        self._formats: dict[Switches, Format] = {(): first}
         self._base = first.plain
-        config = cast("Any", self._base).config
-        self.family: str = config.name
-        self.takes_enable_thinking = "enable_thinking" in renderers.template_field_names(config)
+        self.config: Any = cast("Any", self._base).config
+        """Of the `renderers` package; says which switches the chat template has."""
+        self.family: str = self.config.name
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
         added = cast("dict[str, int]", tokenizer.get_added_vocab())
         self._added = tuple(sorted(added, key=len, reverse=True))
+        self._tails: dict[tuple[int, ...], bool] = {}
         self._markers = self._find_markers() if self.family in _MARKED else None
 
     @classmethod
@@ -80,12 +86,10 @@ class Renderer:
         tools: Tools | None = None,
         *,
         hint_message: int | None = None,
-        enable_thinking: bool | None = None,
+        switches: Switches = (),
     ) -> Prompt:
         """Render a request, ready for sampling; see `lay_out`."""
-        return self.lay_out(
-            messages, tools, hint_message=hint_message, enable_thinking=enable_thinking
-        ).prompt()
+        return self.lay_out(messages, tools, hint_message=hint_message, switches=switches).prompt()
 
     def lay_out(
         self,
@@ -93,7 +97,7 @@ class Renderer:
         tools: Tools | None = None,
         *,
         hint_message: int | None = None,
-        enable_thinking: bool | None = None,
+        switches: Switches = (),
     ) -> Layout:
         """The prompt, before what is new in it is encoded.
 
@@ -103,7 +107,7 @@ class Renderer:
         Raises:
             RequestError: the model's chat template refuses these messages.
         """
-        return self._format(enable_thinking).lay_out(messages, tools, hint_message)
+        return self._format(switches).lay_out(messages, tools, hint_message)
 
     def extend(
         self,
@@ -113,14 +117,14 @@ class Renderer:
         tools: Tools | None = None,
         *,
         hint_message: int | None = None,
-        enable_thinking: bool | None = None,
+        switches: Switches = (),
     ) -> Prompt | None:
         """The sampled stream with `new_messages` behind it, or None where the format forbids it.
 
         Args:
             hint_message: index into `new_messages`.
         """
-        rendered = self._format(enable_thinking).plain.bridge_to_next_turn(
+        rendered = self._format(switches).plain.bridge_to_next_turn(
             list(previous_prompt),
             list(previous_completion),
             plain(new_messages),
@@ -138,17 +142,23 @@ class Renderer:
         """The hinted prompt: the same ids, with the hint's in between."""
         return (*prompt[:hint_at], *self.hint_tokens(hint), *prompt[hint_at:])
 
-    def stream(self, prompt: Tokens, tools: Tools | None = None) -> ReplyStream:
-        """A parser for one completion of `prompt`."""
+    def stream(
+        self, prompt: Tokens, tools: Tools | None = None, *, may_call: bool = True
+    ) -> ReplyStream:
+        """A parser for one completion of `prompt`.
+
+        Args:
+            may_call: False reads what looks like a call as text.
+        """
         if self._markers is None:
-            return BufferedStream(lambda tokens: self._parse_complete(tokens, prompt, tools))
-        thinking = prompt_ends_in_reasoning(
-            self._tokenizer, list(prompt), stop_ids=self._markers.stop
-        )
+            return BufferedStream(
+                lambda tokens: self._parse_complete(tokens, prompt, tools, may_call)
+            )
+        thinking = self._opens_thinking(_behind_last(prompt, self._markers.stop))
         return MarkedStream(
             self._markers,
             self.decode,
-            lambda block: self._parse_call(block, tools),
+            lambda block: self._parse_call(block, tools) if may_call else None,
             thinking=thinking,
         )
 
@@ -165,20 +175,14 @@ class Renderer:
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _format(self, enable_thinking: bool | None) -> Format:
-        if enable_thinking not in self._formats:
-            if not self.takes_enable_thinking:
-                raise RequestError(
-                    "chat_template_kwargs.enable_thinking is not a switch of this model.",
-                    param="chat_template_kwargs.enable_thinking",
-                )
-            self._formats[enable_thinking] = Format(
-                self._tokenizer,
-                self._encoder,
-                cast("Any", self._base).config,
-                {"enable_thinking": enable_thinking},
+    def _format(self, switches: Switches) -> Format:
+        if switches not in self._formats:
+            if len(self._formats) > _FORMATS:  # a switch may be any text: a date, a name
+                del self._formats[next(key for key in self._formats if key)]
+            self._formats[switches] = Format(
+                self._tokenizer, self._encoder, self.config, dict(switches)
             )
-        return self._formats[enable_thinking]
+        return self._formats[switches]
 
     def _find_markers(self) -> Markers | None:
         """None when a marker is no single token of this tokenizer."""
@@ -189,6 +193,16 @@ class Renderer:
         think, think_end, call, call_end = (i[0] for i in ids)
         return Markers(think, think_end, call, call_end, frozenset(self.stop_tokens))
 
+    def _opens_thinking(self, tail: tuple[int, ...]) -> bool:
+        """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
+        if tail not in self._tails:
+            if len(self._tails) > 64:
+                self._tails.clear()
+            self._tails[tail] = prompt_ends_in_reasoning(
+                self._tokenizer, list(tail), stop_ids=set(self.stop_tokens)
+            )
+        return self._tails[tail]
+
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
         try:
@@ -197,7 +211,9 @@ class Renderer:
             return None
         return only_call(parsed.tool_calls)
 
-    def _parse_complete(self, tokens: Tokens, prompt: Tokens, tools: Tools | None) -> Reply:
+    def _parse_complete(
+        self, tokens: Tokens, prompt: Tokens, tools: Tools | None, may_call: bool
+    ) -> Reply:
         ids = list(tokens)
         try:
             parsed = self._base.parse_response(ids, tools=specs(tools), prompt_ids=list(prompt))
@@ -206,7 +222,7 @@ class Renderer:
             return Reply(text=self.decode(ids[:end]).strip())
         text, calls = parsed.content, list[ToolCall]()
         for attempt in parsed.tool_calls:
-            call = tool_call(attempt)
+            call = tool_call(attempt) if may_call else None
             if call is not None:
                 calls.append(call)
             elif attempt.token_span is None:
@@ -214,3 +230,11 @@ class Renderer:
             else:
                 text += self.decode(ids[slice(*attempt.token_span)])
         return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
+
+
+def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
+    """What follows the last stop token."""
+    at = len(tokens)
+    while at and tokens[at - 1] not in stops:
+        at -= 1
+    return tuple(tokens[at:])

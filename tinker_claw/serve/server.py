@@ -8,29 +8,40 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from tinker_claw.errors import ConfigError
+from tinker_claw.serve.connections import IDLE_S, Connection
 
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
+STEP_S = 10
+"""How long a step in hand may go on after that."""
+CLOSE_S = 15
+"""How long saving and closing may take after that."""
 
 
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling.
 
     uvicorn raises a signal again once it has drained, which would kill the process before the
-    learner and the trainer are closed; `stop_on_signals` only asks it to stop.
+    learner and the trainer are closed; `Stop` only asks it to end.
     """
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S
+                app,
+                http=Connection,
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=IDLE_S,
+                timeout_graceful_shutdown=DRAIN_S,
             )
         )
 
@@ -88,19 +99,44 @@ async def in_background(app: FastAPI) -> AsyncGenerator[str]:
                 server.should_exit = True
 
 
-def stop_on_signals(server: Server, on_stop: Callable[[], None]) -> None:
-    """The first SIGTERM or Ctrl-C lets replies in flight end; the second ends at once.
+class Stop:
+    """The first SIGTERM or Ctrl-C ends everything in order, within bounds; the second at once.
 
-    `on_stop` is called at the first. Ending at once loses nothing that was committed: the ledger
-    is transactional.
+    Ending at once loses nothing that was committed: the ledger is transactional.
     """
 
-    def stop() -> None:
-        if server.should_exit:
-            os._exit(EXIT_INTERRUPTED)
-        server.should_exit = True
-        on_stop()
+    def __init__(self) -> None:
+        self.asked = False
+        self._loop = asyncio.get_running_loop()
+        self._end: Callable[[], object] | None = None
+        self._within_s = CLOSE_S
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Not through the loop: a process whose loop is busy ends at the second signal, too.
+            signal.signal(number, self._signalled)
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+    @contextmanager
+    def calls(self, end: Callable[[], object], *, within_s: int) -> Generator[None]:
+        """While this lasts, the first signal calls `end`, and the process has ended in that time.
+
+        A step in a foreign library cannot be interrupted; what is worth saving is saved by then.
+        """
+        self._end, self._within_s = end, within_s
+        if self.asked:
+            end()
+        try:
+            yield
+        finally:
+            self._end = None
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(EXIT_INTERRUPTED)
+        self.asked = True
+        signal.signal(signal.SIGALRM, lambda number, frame: os._exit(0))
+        signal.alarm(self._within_s)
+        with suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if self._end is not None:
+            self._end()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from tinker_claw.config import Settings
-from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.gateway import GatewayDeps, create_app, lineage
 from tinker_claw.judge import Endpoint, HttpEndpoint, Judge, SamplerEndpoint
 from tinker_claw.learner import (
     Health,
@@ -17,12 +17,16 @@ from tinker_claw.learner import (
     JudgingDeps,
     Learner,
     LearnerDeps,
+    Observing,
+    Undoing,
     restore,
+    restore_pin,
 )
 from tinker_claw.ledger import Ledger
 from tinker_claw.methods import Method, build, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.prices import Price
+from tinker_claw.privacy import Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.serve.backend import DEMO, Source, learning_rate, open_trainer
 from tinker_claw.serve.costs import forecast
@@ -41,6 +45,7 @@ class System:
     learner: Learner
     health: Health
     policy: PolicyHolder
+    undoing: Undoing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class _Parts:
     telemetry: Telemetry
     health: Health
     spending: Spending
+    redactor: Redactor
 
 
 async def wire(
@@ -80,17 +86,19 @@ async def wire(
         base=await trainer.base(),
         renderer=renderer,
         method=method,
-        policy=PolicyHolder(await restore(ledger, trainer)),
+        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
         telemetry=telemetry,
         health=Health(),
         spending=_spending(settings, ledger, price, telemetry),
+        redactor=Redactor(settings.privacy.kinds),
     )
-    learner = _learner(parts, learning_rate(settings, model.folder))
+    learner = _learner(parts, learning_rate(settings, model.folder), price)
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     app = _gateway(parts, judging, versions, capabilities.context_tokens)
-    return System(app, judging, learner, parts.health, parts.policy)
+    undoing = Undoing(ledger, trainer, parts.policy, learner, app.state.book.forget)
+    return System(app, judging, learner, parts.health, parts.policy, undoing)
 
 
 def _spending(settings: Settings, ledger: Ledger, price: Price, telemetry: Telemetry) -> Spending:
@@ -99,7 +107,13 @@ def _spending(settings: Settings, ledger: Ledger, price: Price, telemetry: Telem
     return Spending(price, ledger.spend, telemetry, budget)
 
 
-def _learner(parts: _Parts, rate: float) -> Learner:
+def _learner(parts: _Parts, rate: float, price: Price) -> Learner:
+    training = parts.settings.training
+    looking = Observing(
+        parts.ledger.samples,
+        training.batch_size,
+        lambda: forecast(parts.settings, price, parts.ledger).step_usd,
+    )
     return Learner(
         LearnerDeps(
             ledger=parts.ledger,
@@ -110,8 +124,9 @@ def _learner(parts: _Parts, rate: float) -> Learner:
             telemetry=parts.telemetry,
             health=parts.health,
             spending=parts.spending,
-            cfg=parts.settings.training,
+            cfg=training,
             learning_rate=rate,
+            observing=looking if training.observe else None,
         )
     )
 
@@ -134,6 +149,7 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
             spending=parts.spending,
             on_sample=learner.wake,
             concurrency=judge.judge_concurrency,
+            redact=parts.redactor.redact,
         )
     )
 
@@ -158,10 +174,17 @@ def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens
                     waiting=parts.ledger.samples.waiting(),
                     batch_size=settings.training.batch_size,
                 )
+                | {
+                    "pinned": policy.pinned is not None,
+                    "data_dir": str(settings.run.directory.absolute()),
+                }
             ),
             metrics=parts.telemetry.exposition,
             observer=parts.telemetry,
             outages=parts.health.backend,
+            stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
+            users=settings.users,
+            redactor=parts.redactor,
         )
     )
 

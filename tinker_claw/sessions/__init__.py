@@ -3,7 +3,9 @@
 Rule: pure functions of the request. Every decision carries a reason that a person can read.
 """
 
+from tinker_claw.sessions.calls import Call
 from tinker_claw.sessions.history import (
+    conversation,
     digest,
     digests,
     extension,
@@ -11,10 +13,12 @@ from tinker_claw.sessions.history import (
     reply_digest,
 )
 from tinker_claw.sessions.identity import Identity, identify
-from tinker_claw.sessions.openclaw import last_user_index, last_user_words, without_volatile
+from tinker_claw.sessions.openclaw import last_user_index, last_user_words, without_volatile, words
 
 __all__ = [
+    "Call",
     "Identity",
+    "conversation",
     "digest",
     "digests",
     "extension",
@@ -24,4 +28,5 @@ __all__ = [
     "next_state",
     "reply_digest",
     "without_volatile",
+    "words",
 ]

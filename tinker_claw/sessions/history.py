@@ -1,7 +1,8 @@
 """Whether a request goes on from an earlier turn, and what it says about it.
 
 Rule: messages are compared by what they mean, not by their bytes: agents rewrite ids, re-serialise
-arguments and trim replies. The system prompt is left out, because it changes with the date.
+arguments and trim replies. The system prompt is left out, because it changes with the date. What
+the agent adds and drops on its own is no part of the conversation.
 """
 
 from __future__ import annotations
@@ -11,46 +12,56 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinker_claw.sessions.openclaw import without_volatile, words
+from tinker_claw.sessions.memo import Memo
+from tinker_claw.sessions.openclaw import (
+    automation,
+    is_nudge,
+    is_silent,
+    without_volatile,
+    words,
+)
 from tinker_claw.types import Message, NextState, Reply
+
+_MEANT = Memo[tuple[str, bool]](8_000_000)
+"""Digest of a message, and whether nobody wrote it: histories are sent again with every request."""
 
 
 def digest(message: Message) -> str:
     """A short name for what a message says."""
-    role: str = message["role"]
-    text: str = message["content"]
-    if role == "system":
-        text = ""
-    elif role == "user":
-        text = words(text)  # timestamps, and the frame of a retry, come and go
-    elif role == "assistant":
-        text = text.strip()
-    calls = [
-        [call["function"]["name"], _canonical(call["function"]["arguments"])]
-        for call in message.get("tool_calls", ())
-    ]
-    meaning = json.dumps([role, text, calls])
-    return hashlib.sha256(meaning.encode()).hexdigest()[:32]
+    return _meaning(message)[0]
+
+
+def conversation(messages: Sequence[Message]) -> list[Message]:
+    """The messages that user and assistant have exchanged, as later requests will show them.
+
+    Without volatile messages, and without automatic prompts to which the assistant said nothing
+    that a user gets to see: OpenClaw looks after itself every half hour, and the user's next words
+    are still about the last thing that he read.
+    """
+    kept: list[Message] = []
+    prompted: int | None = None
+    before: Message | None = None
+    for message in without_volatile(messages):
+        if message["role"] == "user":
+            if is_nudge(message, before):
+                continue
+            if prompted is not None and _unseen(kept[prompted:]):
+                del kept[prompted:]
+            prompted = len(kept) if _meaning(message)[1] else None
+        kept.append(message)
+        before = message
+    return kept
 
 
 def digests(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Of all messages that the client keeps in its history."""
-    return tuple(digest(message) for message in without_volatile(messages))
+    """Of all messages of the conversation."""
+    return tuple(digest(message) for message in conversation(messages))
 
 
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
     calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in reply.tool_calls]
     return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
-
-
-def _canonical(arguments: str) -> str:
-    """Arguments regardless of spacing, order of keys and spelling of numbers."""
-    try:
-        # JavaScript knows floats only: 1.0 comes back as 1, and long integers come back rounded.
-        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def extension(
@@ -62,11 +73,13 @@ def extension(
         history: digests of the turn's own request.
         reply: digest of its reply.
     """
-    kept = without_volatile(messages)
+    kept = conversation(messages)
     at = len(history)
-    if len(kept) <= at + 1 or digest(kept[at]) != reply or digests(kept[:at]) != tuple(history):
+    if len(kept) <= at + 1 or digest(kept[at]) != reply:
         return None
-    new = list(kept[at + 1 :])
+    if any(digest(m) != known for m, known in zip(kept, history, strict=False)):
+        return None
+    new = kept[at + 1 :]
     # Another reply in between: what follows judges that one.
     return None if any(m["role"] == "assistant" for m in new) else new
 
@@ -74,23 +87,69 @@ def extension(
 def next_state(new_messages: Sequence[Message], replied: Message | None = None) -> NextState | None:
     """What the messages behind a turn say about it.
 
-    The user's own words count before tool results: he has seen both.
+    The user's own words count before tool results: he has seen both. Results count when all of the
+    turn's calls have one. A prompt that nobody wrote says nothing.
 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.
     """
-    said = [words(m["content"]) for m in new_messages if m["role"] == "user"]
+    said = [words(m["content"]) for m in new_messages if m["role"] == "user" and not _meaning(m)[1]]
     if text := "\n\n".join(part for part in said if part):
         return NextState("user", text)
-    names = _tool_names(replied) if replied else {}
-    results = [m for m in new_messages if m["role"] == "tool"]
+    results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
+    names = _tool_names(replied) if replied else dict.fromkeys(results, "tool")
+    if not names or not names.keys() <= results.keys():
+        return None
     parts = [
-        f"[result {n} of {len(results)}, {names.get(m['tool_call_id'], 'tool')}]\n{m['content']}"
-        for n, m in enumerate(results, 1)
+        f"[result {n} of {len(names)}, {name}]\n{results[call_id]}"
+        for n, (call_id, name) in enumerate(names.items(), 1)
     ]
-    return NextState("tool", "\n\n".join(parts)) if parts else None
+    return NextState("tool", "\n\n".join(parts))
 
 
 def _tool_names(message: Message) -> Mapping[str, str]:
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
     return {call["id"]: call["function"]["name"] for call in calls}
+
+
+def _unseen(exchange: Sequence[Message]) -> bool:
+    """An automatic prompt, and nothing that a user gets to see."""
+    last = exchange[-1]
+    return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
+
+
+def _meaning(message: Message) -> tuple[str, bool]:
+    """Digest, and whether this is a prompt that nobody wrote."""
+    role: str = message["role"]
+    text: str = "" if role == "system" else message["content"]
+    calls = tuple(
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    )
+    key = (role, text, calls)
+    known = _MEANT.get(key)
+    if known is None:
+        known = _make(role, text, calls)
+        _MEANT.put(key, known, len(text) + sum(len(arguments) for _, arguments in calls))
+    return known
+
+
+def _make(role: str, text: str, calls: Sequence[tuple[str, str]]) -> tuple[str, bool]:
+    automatic = automation(text) if role == "user" else None
+    if automatic is not None and automatic.what in ("heartbeat", "cron"):
+        text = f"[{automatic.what}]"  # it is rewritten once it is history
+    elif role == "user":
+        text = words(text)  # timestamps, and the frame of a retry, come and go
+    elif role == "assistant":
+        text = text.strip()
+    meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
+    return hashlib.sha256(meaning.encode()).hexdigest()[:32], automatic is not None
+
+
+def _canonical(arguments: str) -> str:
+    """Arguments regardless of spacing, order of keys and spelling of numbers."""
+    try:
+        # JavaScript knows floats only: 1.0 comes back as 1, and long integers come back rounded.
+        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

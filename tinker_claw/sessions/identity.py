@@ -1,4 +1,4 @@
-"""Session and kind of a request.
+"""Session, kind and purpose of a request.
 
 Rule: evidence is tried from the most explicit to the least, and the first that speaks decides.
 A client that tells nothing of itself is taken for a person's agent: its turns are main.
@@ -7,43 +7,54 @@ A client that tells nothing of itself is taken for a person's agent: its turns a
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.errors import RequestError
-from tinker_claw.sessions.openclaw import (
-    SESSION_MARKS,
-    SYSTEM_MARKS,
-    SYSTEM_OPENING,
-    USER_MARKS,
-    Mark,
-    Runtime,
-    last_user_words,
-    runtime,
-)
+from tinker_claw.sessions.calls import Call, Evidence, read, recognise
 from tinker_claw.types import Kind, Message
 from tinker_claw.wire import ChatRequest
 
+LONGEST_KEY = 256
+"""Characters; the digest of a longer one stands for it."""
 _AFFINITY_HEADERS = ("session_id", "x-session-affinity")
+"""Its x-client-request-id is the same value again; other clients number requests with it."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_OPENING = "opening:"
 _SIDE_KEY = "side calls without a session"
+# Version, trace id, span id, flags (W3C Trace Context).
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_BOUNDARY = re.compile(r":\d+")
+_CONTROL_UI = "openclaw-webchat-"
+"""How a hash of the session's key begins that the Control UI sends in place of the session's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is asking, and whether it may be trained on."""
+    """Who is asking, for what, and whether it may be trained on."""
 
     key: str
     """Names the session, within its user."""
     kind: Kind
     reason: str
-    """Why this session and this kind."""
+    """Why this session and this kind; none of the user's words."""
+    call: Call
+    trace: str | None = None
+    """Of one run of the agent, as a rule one user turn; None: the client sent none."""
+    by_trace: bool = False
+    """The session is that of the run with this trace, where one is known, and else `key`."""
     done: bool = False
     """The client said that the session ends with this turn."""
 
+    @property
+    def named(self) -> bool:
+        """The key is the client's name for the session; no other session has it."""
+        return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
+
 
 def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
-    """Infer session and kind.
+    """Infer session, kind and purpose.
 
     Args:
         headers: names in lower case.
@@ -51,42 +62,72 @@ def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
     Raises:
         RequestError: X-Turn-Type is neither main nor side.
     """
-    line = runtime(request.messages)
-    told, source = _told_key(request, headers, line)
-    side = _side_because(request, told, line)
+    trace = _trace(headers)
+    value, source = _affinity(request, headers)
+    seen = read(request, headers, trace, value)
+    sign = recognise(seen)
     explicit = _turn_type(headers)
+    kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
     if explicit is not None:
-        kind, why = explicit, "X-Turn-Type says so"
-    elif side is not None:
-        kind, why = Kind.SIDE, side
-    else:
-        kind, why = Kind.MAIN, "no sign of a side call"
-    if told is None:
-        side_call = kind is Kind.SIDE
-        told = _SIDE_KEY if side_call else f"opening:{_opening(request.messages)}"
-        source = "no session named" if side_call else "its first messages"
+        kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
+    key, told, by_trace = _session(seen, sign.call, kind, source)
     return Identity(
-        key=told,
+        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
         kind=kind,
-        reason=f"{why}; session from {source}",
+        reason=f"{why}; session from {told}",
+        call=sign.call,
+        trace=trace,
+        by_trace=by_trace,
         done=headers.get("x-session-done", "").strip().lower() in _TRUE,
     )
 
 
-def _told_key(
-    request: ChatRequest, headers: Mapping[str, str], line: Runtime | None
-) -> tuple[str | None, str]:
-    """The session that the client names, and where."""
-    if key := headers.get("x-session-id", "").strip():
-        return key, "X-Session-Id"
+def _session(seen: Evidence, call: Call, kind: Kind, source: str) -> tuple[str, str, bool]:
+    """Key, where it comes from, and whether the trace's session goes before it."""
+    if key := seen.headers.get("x-session-id", "").strip():
+        return key, "X-Session-Id", False
+    session_id = seen.line.session_id if seen.line else None
+    value = seen.affinity
+    if value is not None and session_id is not None and value.startswith(_CONTROL_UI):
+        value = None  # the id is the same on every surface of the session
+    if value is not None:
+        ours = seen.agent or call is Call.COMPACTION
+        return (_without_boundary(value, session_id) if ours else value), source, False
+    traced = seen.trace is not None
+    if call is Call.FLUSH and traced and seen.line is not None:
+        return session_id or seen.line.session_key, "its trace, or the Runtime line", True
+    if seen.line is not None:
+        return session_id or seen.line.session_key, "the Runtime line", False
+    if kind is Kind.SIDE:
+        return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
+    return f"{_OPENING}{_opening(seen.request.messages)}", "its first messages", False
+
+
+def _without_boundary(value: str, session_id: str | None) -> str:
+    """The session's id, without the number that grows when it is compacted or reset.
+
+    It is the same session to its user, who goes on talking; calls that compact it have no number,
+    nor has the Runtime line. What belongs together within it is told by the histories.
+    """
+    if session_id is not None and f"{session_id}:".startswith(value[: len(session_id) + 1]):
+        return session_id  # also where OpenClaw has cut the value to 64 characters
+    name, colon, number = value.rpartition(":")
+    return name if name and _BOUNDARY.fullmatch(colon + number) else value
+
+
+def _affinity(request: ChatRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
+    """The value that names the session, and where it stands."""
     for name in _AFFINITY_HEADERS:
-        if key := headers.get(name, "").strip():
-            return key, name
+        if value := headers.get(name, "").strip():
+            return value, name
     if request.prompt_cache_key:
         return request.prompt_cache_key, "prompt_cache_key"
-    if line is not None:
-        return line.session_id or line.session_key, "the Runtime line"
     return None, ""
+
+
+def _trace(headers: Mapping[str, str]) -> str | None:
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    return found["trace"] if found and found["trace"].strip("0") else None
 
 
 def _turn_type(headers: Mapping[str, str]) -> Kind | None:
@@ -96,30 +137,6 @@ def _turn_type(headers: Mapping[str, str]) -> Kind | None:
     if value not in (Kind.MAIN, Kind.SIDE):
         raise RequestError("The header X-Turn-Type must be main or side.", param="X-Turn-Type")
     return Kind(value)
-
-
-def _side_because(request: ChatRequest, told: str | None, line: Runtime | None) -> str | None:
-    """Why this is a side call of OpenClaw, or None."""
-    first = request.messages[0]
-    system = first["content"].lstrip() if first["role"] == "system" else ""
-    if mark := _begins(system, SYSTEM_MARKS):
-        return f"OpenClaw's {mark.what}"
-    openclaw = line is not None or system.startswith(SYSTEM_OPENING)
-    if not openclaw:
-        return None
-    if not request.tools:
-        return "an OpenClaw call without tools"
-    keys = (told or "", line.session_key if line else "", (line and line.session_id) or "")
-    for mark in SESSION_MARKS:
-        if any(mark.text in key for key in keys):
-            return f"OpenClaw's {mark.what}, by its session key"
-    if mark := _begins(last_user_words(request.messages), USER_MARKS):
-        return f"OpenClaw's {mark.what}"
-    return None
-
-
-def _begins(text: str, marks: Sequence[Mark]) -> Mark | None:
-    return next((mark for mark in marks if text.startswith(mark.text)), None)
 
 
 def _opening(messages: Sequence[Message]) -> str:

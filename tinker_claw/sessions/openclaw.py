@@ -1,7 +1,7 @@
 """What OpenClaw 2026.9 writes into messages, and how to read it.
 
 Rule: this is the one place that knows OpenClaw's wording; a new version of it changes this file.
-The marks are visible text that a user could type: a wrong guess costs a training sample at most.
+The marks are visible text that a user could type, so none of them decides alone.
 """
 
 from __future__ import annotations
@@ -14,58 +14,63 @@ from tinker_claw.types import Message
 
 SYSTEM_OPENING = "<!-- openclaw:"
 """How the system prompt of every agentic call begins."""
+FLUSH = "Pre-compaction memory flush."
 
 _VOLATILE_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _VOLATILE_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+_EVENT = "[Internal task completion event]"
+_INTER_SESSION = "\n[Inter-session message] "
+_NOT_USER = " isUser=false"
+_LINE = "Runtime: agent="
 
-# [Sat 2026-11-21 00:19 UTC]
-_TIMESTAMP = re.compile(r"^\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\] ")
-_RUNTIME = re.compile(r"\n*Runtime: agent=(?P<fields>[^\n]* \| session=[^\n]*)")
+# [Sat 2026-11-21 00:19 UTC], before what a user typed
+_STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\](?: |\Z)")
+# Sender (untrusted metadata): and a block of JSON; channels put it before the user's words.
+_METADATA = re.compile(
+    r"[^\n]{1,80}\((?:untrusted|data, not)[^)\n]{0,80}\):\n```json\n.*?\n```\s*", re.DOTALL
+)
+# The clock at the end of prompts that nobody typed.
+_CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 # What OpenClaw puts around the user's words when it tries again after an error.
-_RETRY = re.compile(
-    r"^\[Queued user message from a previous active turn[^\]]*\]\n(?P<words>.*?)"
-    r"(?:\n\nContinue the current task from the existing transcript.*)?$",
+_FRAME = "[Queued user message from a previous active turn"
+_FRAMED = re.compile(
+    rf"{re.escape(_FRAME)}[^\]]*\]\n(?P<words>.*)"
+    r"\n\nContinue the current task from the existing transcript.*",
     re.DOTALL,
 )
-
 _NUDGE = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A sign that a call is not a turn of the conversation with the user."""
+class SystemMark:
+    """How the system prompt of a call that is no agent's begins."""
 
     text: str
     what: str
+    traced: bool
+    """It belongs to a turn, and shares its trace."""
 
 
 SYSTEM_MARKS = (
-    Mark("Write an Activity recap", "activity recap"),
-    Mark("Generate a concise session title", "session title"),
-    Mark("You are a context summarization assistant", "compaction summary"),
+    SystemMark("Write an Activity recap", "recap", traced=False),
+    SystemMark("Generate a concise session title", "title", traced=False),
+    SystemMark("You are a context summarization assistant", "compaction", traced=True),
 )
-"""Beginnings of the system prompt."""
+ON_ITS_OWN = (
+    (re.compile(r"openclaw-cron-[0-9a-f]+"), "isolated cron"),
+    (re.compile(r"slug-generator-[-0-9a-f]+(?::\d+)?"), "utility"),
+)
+"""Names of sessions without a conversation."""
 
-USER_MARKS = (
-    Mark("Pre-compaction memory flush.", "memory flush"),
-    Mark("Follow the heartbeat monitor scratch context", "heartbeat"),
-    Mark("[OpenClaw heartbeat poll]", "heartbeat"),
-    Mark("A scheduled reminder has been triggered.", "cron in the main session"),
-    Mark("[OpenClaw cron wake]", "cron in the main session"),
-    Mark("[cron:", "isolated cron job"),
-    Mark("[Subagent Context]", "subagent"),
-    Mark("A background task completed.", "announcement of a subagent"),
+_PROMPTS = (
+    ("Follow the heartbeat monitor scratch context", "heartbeat"),
+    ("A scheduled reminder has been triggered.", "cron"),
 )
-"""Beginnings of the last user message, behind its timestamp."""
-
-SESSION_MARKS = (
-    Mark(":cron:", "isolated cron job"),
-    Mark(":subagent:", "subagent"),
-    Mark(":internal-session-effects", "memory flush"),
-    Mark("openclaw-cron-", "isolated cron job"),
-)
-"""Parts of the session key."""
+_SHORT = {"[OpenClaw heartbeat poll]": "heartbeat", "[OpenClaw cron wake]": "cron"}
+"""What the prompts become in later histories."""
+_SILENCE = frozenset({"", "NO_REPLY", "HEARTBEAT_OK"})
+"""Replies that no user gets to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +82,122 @@ class Runtime:
     """None in an isolated cron job."""
 
 
-def runtime(messages: Sequence[Message]) -> Runtime | None:
-    """The Runtime line. OpenClaw writes it last, so the last one of a message is its own."""
-    for message in messages:
-        if message["role"] not in ("user", "system"):
-            continue
-        found = list(_RUNTIME.finditer(message["content"]))
-        if found:
-            pairs = (part.partition("=") for part in found[-1]["fields"].split(" | "))
-            fields = {name.strip(): value.strip() for name, _, value in pairs}
-            return Runtime(fields.get("session", ""), fields.get("sessionId") or None)
+@dataclass(frozen=True, slots=True)
+class Automation:
+    """A user message that no user wrote."""
+
+    what: str
+    by: str
+    """What it was recognised by."""
+    short: bool = False
+    """As it stands in later histories."""
+
+
+def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
+    """The Runtime line: the last line of the first user message, or else one of the system prompt.
+
+    Args:
+        in_user_message: whether such a line of a user message can be OpenClaw's.
+    """
+    user = next((m["content"] for m in messages if m["role"] == "user"), None)
+    if in_user_message and user is not None and (at := _line_at(user)) is not None:
+        return _fields(user[at:])
+    if messages[0]["role"] == "system":
+        system: str = messages[0]["content"]
+        at = system.rfind(_LINE)
+        if at == 0 or (at > 0 and system[at - 1] == "\n"):
+            return _fields(system[at:].partition("\n")[0])
     return None
+
+
+def _line_at(text: str) -> int | None:
+    """Where the line begins that ends `text`."""
+    at = text.rfind(_LINE)
+    if at < 0 or (at and text[at - 1] != "\n") or "\n" in text[at:].rstrip():
+        return None
+    return at if " | session=" in text[at:] else None
+
+
+def _fields(line: str) -> Runtime | None:
+    pairs = (part.partition("=") for part in line.split(" | "))
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    if "session" not in fields:
+        return None
+    return Runtime(fields["session"], fields.get("sessionId") or None)
+
+
+def is_stamped(text: str) -> bool:
+    """A user message with the timestamp that OpenClaw puts before what a user typed."""
+    at = 0
+    while found := _METADATA.match(text, at):
+        at = found.end()
+    return _STAMP.match(text, at) is not None
+
+
+def automation(text: str) -> Automation | None:
+    """Whether a user message is a prompt of OpenClaw's own, by more than one sign."""
+    at = _line_at(text)
+    text = text if at is None else text[:at].rstrip()
+    if _STAMP.match(text) is None:
+        clock = text.rfind("\nReference UTC: ")
+        if clock >= 0 and _CLOCK.fullmatch(text, clock):
+            what = next((what for mark, what in _PROMPTS if text.startswith(mark)), "automated")
+            named = "its opening words and " if what != "automated" else ""
+            return Automation(what, f"{named}the clock at its end")
+    elif what := _SHORT.get(_STAMP.sub("", text, count=1).strip()):
+        return Automation(what, "the words that stand for it", short=True)
+    at = text.rfind(_INTER_SESSION)
+    if at >= 0 and _NOT_USER in text[at:].split("\n", 2)[1]:
+        return Automation("announcement", "a message from another session")
+    return None
+
+
+def is_silent(reply: Message) -> bool:
+    """A reply that no user gets to see."""
+    return not reply.get("tool_calls") and reply["content"].strip() in _SILENCE
+
+
+def is_framed(text: str) -> bool:
+    """A user message in the frame of a retry."""
+    return _FRAMED.fullmatch(_unwrapped(text)) is not None
+
+
+def is_nudge(message: Message, before: Message | None) -> bool:
+    """A demand for the visible answer that an empty reply was not.
+
+    The empty reply is in no history: what a user types comes after an assistant's message.
+    """
+    if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
+        return False
+    return _unwrapped(message["content"]).startswith(_NUDGE)
 
 
 def _is_volatile(message: Message) -> bool:
     if message["role"] != "user":
         return False
     text = message["content"].strip()
-    internal = text.startswith(_VOLATILE_BEGIN) and text.endswith(_VOLATILE_END)
-    return internal or words(text).startswith(_NUDGE)
+    return text.startswith(_VOLATILE_BEGIN) and text.endswith(_VOLATILE_END)
+
+
+def _volatile_from(messages: Sequence[Message]) -> int:
+    end = len(messages)
+    while end and _is_volatile(messages[end - 1]):
+        end -= 1
+    return end
+
+
+def reports_event(messages: Sequence[Message]) -> bool:
+    """OpenClaw's last message tells of a task that has ended, or of another session."""
+    return any(
+        _EVENT in m["content"] or _INTER_SESSION[1:] in m["content"]
+        for m in messages[_volatile_from(messages) :]
+    )
+
+
+def nudged(messages: Sequence[Message]) -> bool:
+    """The request asks again after an empty reply."""
+    end = _volatile_from(messages)
+    return end > 1 and is_nudge(messages[end - 1], messages[end - 2])
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
@@ -103,8 +205,8 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
 
     OpenClaw ends every request with a message about running processes, and drops it afterwards.
     """
-    end = len(messages)
-    while end and _is_volatile(messages[end - 1]):
+    end = _volatile_from(messages)
+    while end > 1 and is_nudge(messages[end - 1], messages[end - 2]):
         end -= 1
     return messages[:end]
 
@@ -125,6 +227,15 @@ def last_user_words(messages: Sequence[Message]) -> str:
 
 def words(text: str) -> str:
     """A user message without what OpenClaw adds to it."""
-    text = _TIMESTAMP.sub("", _RUNTIME.sub("", text)).strip()
-    retried = _RETRY.match(text)
-    return retried["words"].strip() if retried else text
+    at = _line_at(text)
+    text = _unwrapped(text if at is None else text[:at])
+    framed = _FRAMED.fullmatch(text) if text.startswith(_FRAME) else None
+    return _unwrapped(framed["words"]) if framed else text
+
+
+def _unwrapped(text: str) -> str:
+    """Without timestamp and metadata, in whatever order they stand before the words."""
+    text, at = text.strip(), 0
+    while found := _STAMP.match(text, at) or _METADATA.match(text, at):
+        at = found.end()
+    return text[at:].strip()

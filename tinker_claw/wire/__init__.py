@@ -4,15 +4,19 @@ Rule: what cannot be honoured is refused with a sentence that names the field; n
 in silence. Pure functions; no state, no I/O.
 """
 
-from tinker_claw.wire.reply import ReplyHead, Usage, error_body, model_list, sse
+from tinker_claw.wire.chunks import DONE, ReplyChunks
+from tinker_claw.wire.reply import ReplyHead, Usage, error_body, model_list, model_object, sse
 from tinker_claw.wire.request import ChatRequest, parse_chat
 
 __all__ = [
+    "DONE",
     "ChatRequest",
+    "ReplyChunks",
     "ReplyHead",
     "Usage",
     "error_body",
     "model_list",
+    "model_object",
     "parse_chat",
     "sse",
 ]

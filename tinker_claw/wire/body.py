@@ -1,7 +1,7 @@
 """Bytes to a JSON object that is safe to work with.
 
 Rule: whatever the bytes are, the outcome is an object or a RequestError; no string in the object
-is one that cannot be encoded again.
+is one that cannot be encoded again, and no name in it was given twice.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 from tinker_claw.errors import RequestError
+from tinker_claw.wire.values import shown
 
 # An escaped surrogate. Most bodies hold none, and then no string needs a second look.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -21,10 +22,12 @@ def load_body(body: bytes) -> dict[str, Any]:
     """The non-null fields of a JSON object.
 
     Raises:
-        RequestError: it is none, or holds text that is no text.
+        RequestError: it is none, holds text that is no text, or says something twice.
     """
     try:
-        fields = json.loads(body.decode(), parse_constant=_refuse_constant)
+        fields = json.loads(
+            body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object
+        )
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except ValueError as error:
@@ -42,20 +45,35 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a name given twice, parsers keep one; which one was meant is for the client to say."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+    told = _encodable(shown(twice))
+    raise RequestError(f"The body gives {told} twice in one object.", param=told)
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
 def _refuse_lone_surrogates(fields: dict[str, Any]) -> None:
     """Half a surrogate pair is no text: it cannot be encoded, tokenised or stored."""
     for path, text in _strings(fields):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            at = path.encode(errors="replace").decode()
+            at = _encodable(path)
             raise RequestError(f"{at} holds half a surrogate pair.", param=at) from error
 
 
 def _strings(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Every string with its path, keys included; a stack, because bodies may be deep."""
-    stack: list[tuple[str, Any]] = list(fields.items())
-    yield from ((name, name) for name in fields)
+    stack: list[tuple[str, Any]] = [(shown(name), value) for name, value in fields.items()]
+    yield from ((shown(name), name) for name in fields)
     while stack:
         path, value = stack.pop()
         if isinstance(value, str):
@@ -65,4 +83,4 @@ def _strings(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
         elif isinstance(value, dict):
             inner = cast("dict[str, Any]", value)
             yield from ((path, name) for name in inner)
-            stack.extend((f"{path}.{name}", v) for name, v in inner.items())
+            stack.extend((f"{path}.{shown(name)}", v) for name, v in inner.items())

@@ -11,15 +11,18 @@ from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.types import Message
+from tinker_claw.wire.values import items, shown, string
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _COMMON = frozenset({"role", "content", "name"})
 _OWN: Mapping[str, frozenset[str]] = {
-    "assistant": frozenset({"tool_calls", "reasoning_content"}),
+    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal"}),
     "tool": frozenset({"tool_call_id"}),
 }
 # What OpenAI's clients send back of an earlier reply without meaning by it.
 _EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
+# Of a part of text. Hints to a cache change no reply.
+_PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
 
 
 def parse_messages(raw: Any) -> tuple[Message, ...]:
@@ -44,52 +47,52 @@ def _message(raw: Any, at: str) -> Message:
             f"{at}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{at}.role"
         )
     _refuse_unknown(given, role, at)
-    if role == "assistant":
-        return _assistant(given, at)
-    content = given.get("content")
-    if content is None:
-        raise RequestError(f"{at}.content is missing.", param=f"{at}.content")
-    message: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
-        "content": _text(content, f"{at}.content"),
-    }
-    if role == "tool":
-        message["tool_call_id"] = _string(given.get("tool_call_id"), f"{at}.tool_call_id")
+    message = _assistant(given, at) if role == "assistant" else _other(given, role, at)
     if "name" in given:
-        message["name"] = _string(given["name"], f"{at}.name")
+        message["name"] = string(given["name"], f"{at}.name")
     return message
 
 
 def _refuse_unknown(given: dict[str, Any], role: str, at: str) -> None:
     known = _COMMON | _OWN.get(role, frozenset())
     for name, value in given.items():
-        if name in _EMPTY and not value:
+        if name in known or (name in _EMPTY and not value):
             continue
-        if name not in known:
-            raise RequestError(
-                f"{at}.{name} is not supported for role {role}.", param=f"{at}.{name}"
-            )
+        where = f"{at}.{shown(name)}"
+        raise RequestError(f"{where} is not supported for role {role}.", param=where)
 
 
-def _assistant(given: dict[str, Any], at: str) -> Message:
-    calls = given.get("tool_calls", [])
-    if not isinstance(calls, list):
-        raise RequestError(f"{at}.tool_calls must be a list.", param=f"{at}.tool_calls")
-    if "content" not in given and not calls:
+def _other(given: dict[str, Any], role: str, at: str) -> dict[str, Any]:
+    """A message of anyone but the assistant."""
+    if "content" not in given:
+        raise RequestError(f"{at}.content is missing.", param=f"{at}.content")
+    message = {
+        # OpenAI's newer name for the same role.
+        "role": "system" if role == "developer" else role,
+        "content": _text(given["content"], f"{at}.content"),
+    }
+    if role == "tool":
+        message["tool_call_id"] = string(given.get("tool_call_id"), f"{at}.tool_call_id")
+    return message
+
+
+def _assistant(given: dict[str, Any], at: str) -> dict[str, Any]:
+    calls = items(given.get("tool_calls", []), f"{at}.tool_calls")
+    refusal = string(given.get("refusal", ""), f"{at}.refusal", empty=True)
+    if "content" not in given and not calls and not refusal:
         raise RequestError(
             f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content"
         )
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": _text(given.get("content", ""), f"{at}.content"),
-    }
+    # A refusal is what the assistant said instead.
+    content = _text(given["content"], f"{at}.content") if "content" in given else ""
+    message: dict[str, Any] = {"role": "assistant", "content": content + refusal}
     if calls:
         message["tool_calls"] = [
-            _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(cast("list[Any]", calls))
+            _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
     if "reasoning_content" in given:
         where = f"{at}.reasoning_content"
-        message["reasoning_content"] = _string(given["reasoning_content"], where, empty=True)
+        message["reasoning_content"] = string(given["reasoning_content"], where, empty=True)
     return message
 
 
@@ -104,29 +107,23 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
         raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
     function = cast("dict[str, Any]", function)
     return {
-        "id": _string(call.get("id"), f"{at}.id"),
+        "id": string(call.get("id"), f"{at}.id"),
         "type": "function",
         "function": {
-            "name": _string(function.get("name"), f"{at}.function.name"),
-            "arguments": _string(function.get("arguments"), f"{at}.function.arguments", empty=True),
+            "name": string(function.get("name"), f"{at}.function.name"),
+            "arguments": string(function.get("arguments"), f"{at}.function.arguments", empty=True),
         },
     }
 
 
-def _string(value: Any, at: str, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or empty):
-        raise RequestError(f"{at} must be a string.", param=at)
-    return value
-
-
 def _text(content: Any, at: str) -> str:
-    """Text of a string or of a list of text parts.
+    """Text of a string or of a list of parts.
 
     Parts are joined without a separator, as the renderers do.
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
+    if not isinstance(content, list) or not content:
         raise RequestError(f"{at} must be a string or a list of parts.", param=at)
     parts = cast("list[Any]", content)
     return "".join(_part(part, f"{at}[{j}]") for j, part in enumerate(parts))
@@ -137,7 +134,13 @@ def _part(raw: Any, at: str) -> str:
         raise RequestError(f"{at} must be an object.", param=at)
     part = cast("dict[str, Any]", raw)
     kind = part.get("type")
+    if kind == "refusal":
+        return string(part.get("refusal"), f"{at}.refusal", empty=True)
     if kind != "text":
-        shown = kind if isinstance(kind, str) else "without a type"
-        raise RequestError(f"{at}: this model reads text only, not a part {shown}.", param=at)
-    return _string(part.get("text"), f"{at}.text", empty=True)
+        what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+        raise RequestError(f"{at}: this model reads text only, not a part {what}.", param=at)
+    for name, value in part.items():
+        if name not in _PART and value is not None:
+            where = f"{at}.{shown(name)}"
+            raise RequestError(f"{where} is not supported.", param=where)
+    return string(part.get("text"), f"{at}.text", empty=True)

@@ -15,8 +15,6 @@ from tinker_claw.types import Reply, ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-DONE = b"data: [DONE]\n\n"
-
 
 def sse(event: dict[str, Any]) -> bytes:
     """One server-sent event."""
@@ -62,56 +60,24 @@ class ReplyHead:
         if reply.reasoning is not None:
             message["reasoning_content"] = reply.reasoning
         if reply.tool_calls:
-            message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+            message["tool_calls"] = [call_json(call) for call in reply.tool_calls]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        return self._object("chat.completion", [choice], usage)
+        rest = {"choices": [choice], "usage": usage.as_json()}
+        return self.fields("chat.completion") | rest
 
-    def role(self) -> dict[str, Any]:
-        """The first chunk."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def empty(self) -> dict[str, Any]:
-        """A chunk that says nothing: a sign of life to agents, which SSE comments are not."""
-        return self._chunk({})
-
-    def text(self, text: str) -> dict[str, Any]:
-        return self._chunk({"content": text})
-
-    def reasoning(self, text: str) -> dict[str, Any]:
-        return self._chunk({"reasoning_content": text})
-
-    def tool_call(self, index: int, call: ToolCall) -> dict[str, Any]:
-        return self._chunk({"tool_calls": [{"index": index, **_call(call)}]})
-
-    def finish(self, reason: FinishReason) -> dict[str, Any]:
-        return self._chunk({}, reason)
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        return self._object("chat.completion.chunk", [], usage)
-
-    def _chunk(
-        self, delta: dict[str, Any], finish_reason: FinishReason | None = None
-    ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return self._object("chat.completion.chunk", [choice])
-
-    def _object(
-        self, kind: str, choices: list[dict[str, Any]], usage: Usage | None = None
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {
+    def fields(self, kind: str) -> dict[str, Any]:
+        """What completion and chunks have in common."""
+        return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": f"v{self.version}",
-            "choices": choices,
         }
-        if usage is not None:
-            body["usage"] = usage.as_json()
-        return body
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def call_json(call: ToolCall) -> dict[str, Any]:
+    """A call without its index."""
     return {
         "id": call.id,
         "type": "function",
@@ -123,18 +89,18 @@ def error_body(
     message: str, status: HTTPStatus, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
     """OpenAI's error object."""
-    kind = {HTTPStatus.UNAUTHORIZED: "authentication_error"}.get(
-        status, "server_error" if status >= 500 else "invalid_request_error"
-    )
+    kind = {
+        HTTPStatus.UNAUTHORIZED: "authentication_error",
+        HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    }.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def model_object(name: str, created: int) -> dict[str, Any]:
+    """The answer to GET /v1/models/NAME."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "tinker-claw"}
 
 
 def model_list(names: Sequence[str], created: int) -> dict[str, Any]:
     """The answer to GET /v1/models."""
-    return {
-        "object": "list",
-        "data": [
-            {"id": name, "object": "model", "created": created, "owned_by": "tinker-claw"}
-            for name in names
-        ],
-    }
+    return {"object": "list", "data": [model_object(name, created) for name in names]}

@@ -1,85 +1,43 @@
 """The body of a chat request.
 
-Rule: every top-level field is in one of the tables below. Honoured fields are checked and read,
-neutral ones may only hold the value that changes nothing, ignored ones have no meaning here.
+Rule: every field is honoured, neutral, without meaning here, or refused; the tables in `fields` say
+which. What depends on the model's chat format is read here and judged by `gateway.suit`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.types import Message
 from tinker_claw.wire.body import load_body
+from tinker_claw.wire.fields import refuse_unknown
 from tinker_claw.wire.messages import parse_messages
 from tinker_claw.wire.tools import parse_tools
+from tinker_claw.wire.values import INT64, flag, integer, members, number, shown, string
 
-_HONOURED = frozenset(
-    {
-        "model",
-        "messages",
-        "tools",
-        "tool_choice",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "chat_template_kwargs",
-        "prompt_cache_key",
-    }
-)
-_IGNORED = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_retention",
-    }
-)
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "stop": ([], ""),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
-    "modalities": (["text"],),
-    "functions": ([],),
-    "function_call": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "prediction": (),
-    "audio": (),
-    "web_search_options": (),
-}
-"""Values besides null under which a field changes nothing."""
-
-_INT64 = 2**63
+STOP_STRINGS = 4
+"""As many as OpenAI takes."""
+STOP_CHARACTERS = 256
+"""Of one stop string: so much text may have to be held back at any time."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request that can be honoured in full."""
+    """A request that can be honoured in full, as far as that does not depend on the model."""
 
     model: str
     messages: tuple[Message, ...]
     """Text content joined to one string each; role developer has become system."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """In OpenAI's envelope; empty also when tool_choice is none."""
+    may_call: bool = True
+    """False: tool_choice is none, and whatever looks like a call is text."""
+    one_call: bool = False
+    """The reply ends before a second call: parallel_tool_calls is false."""
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
@@ -88,8 +46,14 @@ class ChatRequest:
     top_p: float = 1.0
     top_k: int | None = None
     seed: int | None = None
-    enable_thinking: bool | None = None
-    """None: the model's default."""
+    stop: tuple[str, ...] = ()
+    """The reply's text ends before the first of these; see `render.stops`."""
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What chat_template_kwargs says to the model's chat template, enable_thinking for one."""
+    reasoning_effort: str | None = None
+    """One of EFFORTS; None: the model's default."""
+    switches: tuple[tuple[str, Any], ...] = ()
+    """What these two come to with the model's chat format, once that was asked."""
     prompt_cache_key: str | None = None
 
 
@@ -100,30 +64,26 @@ def parse_chat(body: bytes) -> ChatRequest:
         RequestError: names the first field that is malformed or cannot be honoured.
     """
     fields = load_body(body)
-    _refuse_unknown(fields)
+    refuse_unknown(fields)
+    tools, may_call = _tools(fields)
     return ChatRequest(
         model=_model(fields),
         messages=parse_messages(fields.get("messages")),
-        tools=_tools(fields),
-        stream=_flag(fields.get("stream"), "stream"),
-        include_usage=_include_usage(fields.get("stream_options")),
+        tools=tools,
+        may_call=may_call,
+        one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
+        stream=flag(fields.get("stream"), "stream"),
+        include_usage=_include_usage(fields),
         max_tokens=_max_tokens(fields),
-        temperature=_number(fields, "temperature", 0, 2),
-        top_p=_number(fields, "top_p", 0, 1, open_low=True),
-        top_k=_top_k(fields.get("top_k")),
-        seed=_seed(fields.get("seed")),
-        enable_thinking=_enable_thinking(fields.get("chat_template_kwargs")),
-        prompt_cache_key=_cache_key(fields.get("prompt_cache_key")),
+        temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
+        top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+        top_k=_top_k(fields),
+        seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
+        stop=_stop(fields),
+        template=_template(fields),
+        reasoning_effort=_effort(fields),
+        prompt_cache_key=_cache_key(fields),
     )
-
-
-def _refuse_unknown(fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        if name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
-                raise RequestError(f"{name} is not supported with this value.", param=name)
-        elif name not in _HONOURED and name not in _IGNORED:
-            raise RequestError(f"{name} is not a field that this server knows.", param=name)
 
 
 def _model(fields: Mapping[str, Any]) -> str:
@@ -133,90 +93,85 @@ def _model(fields: Mapping[str, Any]) -> str:
     return model
 
 
-def _tools(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
+    """The tools to show, and whether the reply may call any."""
     tools = parse_tools(fields.get("tools"))
     choice = fields.get("tool_choice", "auto")
     if choice == "none":
-        return ()
+        return (), False
     if choice != "auto":
         raise RequestError(
             "tool_choice must be auto or none: this server cannot force a call.",
             param="tool_choice",
         )
-    return tools
+    return tools, True
 
 
-def _flag(value: Any, name: str, default: bool = False) -> bool:
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false.", param=name)
-    return value
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    name = "stream_options"
+    options = members(fields.get(name), name)
+    for option in options:
+        if option not in ("include_usage", "include_obfuscation"):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} is not supported.", param=where)
+    if flag(options.get("include_obfuscation"), f"{name}.include_obfuscation"):
+        where = f"{name}.include_obfuscation"
+        raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
+    return flag(options.get("include_usage"), f"{name}.include_usage")
 
 
-def _object(value: Any, name: str, known: frozenset[str]) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(f"{name} must be an object.", param=name)
-    inner = cast("dict[str, Any]", value)
-    for key in inner:
-        if key not in known:
-            raise RequestError(f"{name}.{key} is not supported.", param=f"{name}.{key}")
-    return inner
+def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = "chat_template_kwargs"
+    options = members(fields.get(name), name)
+    for option, value in options.items():
+        if not isinstance(value, str | int | float):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} must be a string, a number or a boolean.", param=where)
+    return options
 
 
-def _include_usage(value: Any) -> bool:
-    options = _object(value, "stream_options", frozenset({"include_usage", "include_obfuscation"}))
-    return _flag(options.get("include_usage"), "stream_options.include_usage")
-
-
-def _enable_thinking(value: Any) -> bool | None:
-    options = _object(value, "chat_template_kwargs", frozenset({"enable_thinking"}))
-    if options.get("enable_thinking") is None:
-        return None
-    return _flag(options["enable_thinking"], "chat_template_kwargs.enable_thinking")
-
-
-def _integer(value: Any, name: str, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise RequestError(f"{name} must be an integer of at least {low}.", param=name)
-    return value
+def _effort(fields: Mapping[str, Any]) -> str | None:
+    effort = fields.get("reasoning_effort")
+    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
+        return effort
+    raise RequestError(
+        f"reasoning_effort must be one of {', '.join(EFFORTS)}.", param="reasoning_effort"
+    )
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     """max_completion_tokens is the newer name of max_tokens and wins."""
     given = [
-        _integer(fields[name], name, 1, _INT64)
+        integer(fields[name], name, 1, INT64)
         for name in ("max_completion_tokens", "max_tokens")
         if name in fields
     ]
     return given[0] if given else None
 
 
-def _number(
-    fields: Mapping[str, Any], name: str, low: float, high: float, *, open_low: bool = False
-) -> float:
-    value = fields.get(name, 1.0)
-    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
-        raise RequestError(f"{name} must be a number.", param=name)
-    if not low <= value <= high or (open_low and value == low):
-        least = f"above {low}" if open_low else f"at least {low}"
-        raise RequestError(f"{name} must be {least} and at most {high}.", param=name)
-    return float(value)
-
-
-def _top_k(value: Any) -> int | None:
+def _top_k(fields: Mapping[str, Any]) -> int | None:
+    value = fields.get("top_k")
     if value is None or (type(value) is int and value in (0, -1)):
         return None  # 0 and -1 are in use elsewhere for "all tokens"
-    return _integer(value, "top_k", 1, _INT64)
+    return integer(value, "top_k", 1, INT64)
 
 
-def _seed(value: Any) -> int | None:
-    return None if value is None else _integer(value, "seed", -_INT64, _INT64)
+def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    if stop is None or stop == "":
+        return ()
+    if not isinstance(stop, str | list):
+        raise RequestError("stop must be a string or a list of strings.", param="stop")
+    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
+    if len(given) > STOP_STRINGS:
+        raise RequestError(f"stop must hold at most {STOP_STRINGS} strings.", param="stop")
+    for i, text in enumerate(given):
+        at = "stop" if isinstance(stop, str) else f"stop[{i}]"
+        if len(string(text, at)) > STOP_CHARACTERS:
+            raise RequestError(f"{at} is longer than {STOP_CHARACTERS} characters.", param=at)
+    return tuple(dict.fromkeys(given))
 
 
-def _cache_key(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise RequestError("prompt_cache_key must be a string.", param="prompt_cache_key")
-    return value
+def _cache_key(fields: Mapping[str, Any]) -> str | None:
+    key = fields.get("prompt_cache_key")
+    return None if key is None else string(key, "prompt_cache_key", empty=True)

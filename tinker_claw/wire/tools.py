@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
+from tinker_claw.wire.values import items
 
 MAX_DEPTH = 64
-"""Levels of nesting in one schema: deeper ones would overflow the encoder's stack later."""
+"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
 
 def parse_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
@@ -22,10 +23,12 @@ def parse_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
     """
     if raw is None:
         return ()
-    if not isinstance(raw, list):
-        raise RequestError("tools must be a list.", param="tools")
-    tools = cast("list[Any]", raw)
-    return tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    listed = items(raw, "tools")
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed))
+    if _deep(listed, MAX_DEPTH + 1):
+        at = next(f"tools[{i}]" for i, tool in enumerate(listed) if _deep(tool, MAX_DEPTH))
+        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
+    return tools
 
 
 def _tool(raw: Any, at: str) -> Mapping[str, Any]:
@@ -52,19 +55,18 @@ def _check_function(function: dict[str, Any], at: str) -> None:
             f"{at}.strict cannot be honoured: replies are not constrained to a schema.",
             param=f"{at}.strict",
         )
-    if _depth(function) > MAX_DEPTH:
-        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
 
 
-def _depth(value: Any) -> int:
-    """Levels of lists and objects, counted without recursion."""
-    depth, level = 0, [value]
-    while level and depth <= MAX_DEPTH:
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(cast("dict[str, Any]", item).values())
-            elif isinstance(item, list):
-                inner.extend(cast("list[Any]", item))
-        depth, level = depth + 1, inner
-    return depth
+def _deep(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than `limit`; counted without recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            entry
+            for outer in level
+            for entry in (outer.values() if type(outer) is dict else outer)
+            if type(entry) is dict or type(entry) is list
+        ]
+    return True

@@ -1,0 +1,176 @@
+"""How much is taken in at once.
+
+Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was
+let in waits for a slot inside his answer, so that headers and keep-alives flow; a slot is kept for
+every user who has none, and the others are served in turn: no user's flood starves another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from starlette.requests import Request
+
+from tinker_claw.errors import RequestError
+
+BYTES_PER_TOKEN = 32
+"""Real requests have four to five; of a body with more than so many, nothing is read."""
+ALWAYS_READ_BYTES = 65_536
+"""However small the context."""
+COME_BACK_S = 10
+"""For a client that finds the queue full."""
+
+
+class Limits:
+    """The requests that are being answered, and those that wait."""
+
+    def __init__(self, users: Sequence[str], concurrent: int, queue: int) -> None:
+        """`concurrent`: of all users; `queue`: how many more of one user may wait."""
+        self._users = users
+        self._most = concurrent + queue
+        self._free = concurrent
+        self._here: Counter[str] = Counter()
+        self._sampling: Counter[str] = Counter()
+        self._waiting = {user: deque[asyncio.Future[None]]() for user in users}
+
+    @contextmanager
+    def place(self, user: str) -> Generator[Caller]:
+        """Held for as long as a request is here.
+
+        Raises:
+            RequestError: too many of this user's requests are.
+        """
+        if self._here[user] >= self._most:
+            raise RequestError(
+                f"Too many requests at once: {self._most} are being answered or waiting; come back "
+                f"in {COME_BACK_S} seconds.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(COME_BACK_S)},
+            )
+        self._here[user] += 1
+        try:
+            yield Caller(user, self)
+        finally:
+            self._here[user] -= 1
+
+    @asynccontextmanager
+    async def slot(self, user: str) -> AsyncGenerator[None]:
+        """Held while a reply is sampled; waits for one."""
+        if self._waiting[user] or not self._may_start(user):
+            await self._wait(user)
+        else:
+            self._start(user)
+        try:
+            yield
+        finally:
+            self._end(user)
+
+    async def _wait(self, user: str) -> None:
+        """Whoever ends a reply starts this one."""
+        called = asyncio.get_running_loop().create_future()
+        self._waiting[user].append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.cancelled():
+                with suppress(ValueError):  # it may have been passed over already
+                    self._waiting[user].remove(called)
+            else:
+                self._end(user)
+            raise
+
+    def _may_start(self, user: str) -> bool:
+        if self._sampling[user]:
+            return self._free > sum(not self._sampling[other] for other in self._users)
+        return self._free > 0
+
+    def _start(self, user: str) -> None:
+        self._free -= 1
+        self._sampling[user] += 1
+        self._waiting[user] = self._waiting.pop(user)  # to the end of the round
+
+    def _end(self, user: str) -> None:
+        self._free += 1
+        self._sampling[user] -= 1
+        while (following := self._next()) is not None:
+            called = self._waiting[following].popleft()
+            self._start(following)
+            called.set_result(None)
+
+    def _next(self) -> str | None:
+        for user, calls in self._waiting.items():
+            while calls and calls[0].cancelled():
+                calls.popleft()
+            if calls and self._may_start(user):
+                return user
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A user with a place."""
+
+    user: str
+    limits: Limits
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """Held while a reply is sampled; waits for one."""
+        return self.limits.slot(self.user)
+
+
+async def read_body(request: Request, *, most: int, limit_s: float, context_tokens: int) -> bytes:
+    """The body, refused as soon as it is known to be too long, or too long in coming.
+
+    Args:
+        most: bytes.
+        context_tokens: of the model.
+
+    Raises:
+        RequestError: 413, 408, or the 400 of a prompt that does not fit the context.
+    """
+    useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
+    limit, too_long = min(most, useful), _too_long(most)
+    if useful < most:
+        too_long = _hopeless(context_tokens)
+    declared = request.headers.get("content-length", "0")
+    if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
+        raise too_long
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limit_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limit:
+                    raise too_long
+    except TimeoutError as error:
+        raise RequestError(
+            f"The body did not come within {limit_s:g} seconds.",
+            status=HTTPStatus.REQUEST_TIMEOUT,
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from error
+    return bytes(body)
+
+
+def _too_long(limit: int) -> RequestError:
+    return RequestError(
+        f"The body is longer than {limit} bytes.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+    )
+
+
+def _hopeless(context_tokens: int) -> RequestError:
+    """As for any prompt that does not fit, so that agents compact their history."""
+    return RequestError(
+        f"This model's maximum context length is {context_tokens} tokens; the body is so long that "
+        "it cannot fit.",
+        code="context_length_exceeded",
+        param="messages",
+    )

@@ -1,0 +1,60 @@
+"""Requests that a web page makes in the user's browser.
+
+Rule: no page may use the gateway. Any page may try: a browser sends its requests to loopback, too,
+and keeps the answer from the page, but by then the reply is paid for and the turn recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from tinker_claw.config import is_loopback
+from tinker_claw.errors import RequestError
+
+
+def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
+    """Refuse what only a browser sends, and what a page could send without being asked.
+
+    Args:
+        headers: names in lower case.
+        local: bound to loopback, and no key is needed. A page whose name is made to lead here (DNS
+            rebinding) is then known by that name; elsewhere it is kept out by the key.
+
+    Raises:
+        RequestError: 403.
+    """
+    if "origin" in headers:
+        raise _forbidden("Web pages may not use this server: the request has an Origin header.")
+    host = headers.get("host", "")
+    if local and not is_loopback(_name(host)):
+        raise _forbidden(
+            "This server answers to names of this machine only (127.0.0.1, localhost), because it "
+            "asks for no key; start it with --api-key to call it by another name."
+        )
+
+
+def refuse_forms(headers: Mapping[str, str]) -> None:
+    """Bodies are JSON, and say so; a form, or plain text, is what a page sends unasked.
+
+    Raises:
+        RequestError: 415.
+    """
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(
+            "The body must be JSON; send Content-Type: application/json.",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            code="unsupported_media_type",
+        )
+
+
+def _name(host: str) -> str:
+    """Of a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def _forbidden(message: str) -> RequestError:
+    return RequestError(message, status=HTTPStatus.FORBIDDEN, code="forbidden")

@@ -1,0 +1,199 @@
+"""The tokens of one reply, whoever samples them.
+
+Rule: agents rewrite the user's message when they try again themselves, so a failure is mended here.
+A reply that breaks off is gone on with: its prompt is the prompt and all that was sampled, so no
+token is drawn twice and the client sees one reply. Who sampled what is kept beside the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
+from tinker_claw.gateway.admit import Job
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.fallback import StandIn
+from tinker_claw.gateway.patience import Patience
+from tinker_claw.policy import Sampler
+from tinker_claw.telemetry import log
+from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
+
+Take = Callable[[TokenChunk], Awaitable[bool]]
+"""Takes a chunk, and says whether to sample on."""
+
+
+class Sampling:
+    """Of one job."""
+
+    def __init__(self, deps: GatewayDeps, job: Job) -> None:
+        self._deps = deps
+        self._job = job
+        self._chunks: list[TokenChunk] = []
+        self._tokens: list[int] = []
+        self._token_at = 0.0
+        """time.monotonic() of the last token."""
+        self._asked: StandIn | None = None
+        """Who is asked now; None: the version that the job came with."""
+        self._gave: list[StandIn | None] = []
+        """Who has given tokens, in order."""
+        self.fallback: str | None = None
+        """Why another than the job's version was asked; None: nobody was."""
+
+    @property
+    def version(self) -> int:
+        """The version that answers."""
+        return self._job.version if self._asked is None else self._asked.version
+
+    @property
+    def begun(self) -> bool:
+        """There is a token."""
+        return bool(self._tokens)
+
+    def unfit_because(self) -> str | None:
+        """Why the tokens are not those of one version of the policy; None: they are."""
+        names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
+        if len(names) > 1:
+            return f"sampled by {' and '.join(names)}, which are not one policy"
+        if any(s and s.base for s in self._gave):
+            return "the base model answered"
+        return None
+
+    def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:
+        """All that was sampled."""
+        done = Completion.collect(self._chunks, self._job.params, aborted=aborted, cut=cut)
+        # Whoever went on with a reply may have had its first tokens cached as well.
+        return replace(done, cached_tokens=min(done.cached_tokens, len(self._job.prompt.tokens)))
+
+    async def run(self, take: Take) -> None:
+        """Sample to the end, handing every chunk to `take` as it comes.
+
+        Raises:
+            BackendError: nobody could answer; it is the error of the job's own version.
+        """
+        try:
+            await self._patiently(take)
+        except (SamplerError, OutageError) as error:
+            if self._deps.outages.closing or not await self._replaced(error, take):
+                raise
+
+    async def _patiently(self, take: Take) -> None:
+        """Ask the job's own version, for as long as there is patience."""
+        deps, job = self._deps, self._job
+        patience = Patience(
+            time.monotonic(), deps.settings.outage_patience_s, deps.waits, deps.retry_waits_s
+        )
+        while True:
+            began = time.monotonic()
+            try:
+                with deps.outages.watching("serving"):
+                    return await self._attempt(job.sampler, take)
+            except (SamplerError, OutageError) as error:
+                if self._over():
+                    return
+                if self._token_at > began:
+                    patience.went_well(self._token_at - began)
+                wait_s = patience.wait_s(error)
+                if wait_s is None or deps.outages.closing:
+                    raise
+                if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
+                    await deps.outages.rest("serving", wait_s)
+                    if deps.outages.closing:
+                        raise
+                else:
+                    log.warning(
+                        "sampler.failed",
+                        error=str(error),
+                        sampled=len(self._tokens),
+                        again_in_s=wait_s,
+                    )
+                    await asyncio.sleep(wait_s)
+
+    async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
+        """Whether a stand-in has answered. Each is asked once."""
+        job = self._job
+        if job.request.model != self._deps.served_name:
+            return False  # a version by name: another one's answer would be a wrong answer
+        for stand_in in self._deps.stand_ins(job.version):
+            self._asked = stand_in
+            self.fallback = f"v{job.version} failed: {error}"
+            limit_s = self._deps.stand_in_s if isinstance(error, OutageError) else None
+            try:
+                await self._ask(stand_in, limit_s, take)
+            except (BackendError, RequestError, TimeoutError) as failure:
+                if self._over():
+                    return True
+                said = f"{type(failure).__name__}: {failure}"
+                log.warning("fallback.failed", by=stand_in.name, error=said)
+                continue
+            log.warning("fallback.answered", version=job.version, by=stand_in.name)
+            return True
+        return False
+
+    async def _ask(self, stand_in: StandIn, limit_s: float | None, take: Take) -> None:
+        """Raises TimeoutError when no token has come in time; SamplerError as any other failure."""
+        try:
+            async with asyncio.timeout(limit_s) as clock:
+
+                async def taken(chunk: TokenChunk) -> bool:
+                    clock.reschedule(None)
+                    return await take(chunk)
+
+                await self._attempt(await stand_in.open(), taken)
+        except LookupError as error:
+            raise SamplerError(f"There is no version {stand_in.version}.") from error
+
+    async def _attempt(self, sampler: Sampler, take: Take) -> None:
+        async with _closing(sampler.stream(*self._rest())) as chunks:
+            async for chunk in chunks:
+                self._chunks.append(chunk)
+                if chunk.tokens:
+                    self._note(chunk.tokens)
+                if not await take(chunk):
+                    return
+        if not self._over():
+            raise SamplerError("The sampler's stream ended without a stop reason.")
+
+    def _note(self, tokens: Tokens) -> None:
+        self._tokens.extend(tokens)
+        self._token_at = time.monotonic()
+        if not self._gave or self._gave[-1] is not self._asked:
+            self._gave.append(self._asked)
+
+    def _rest(self) -> tuple[Tokens, SamplingParams]:
+        """What is left to be sampled: the prompt, and what is allowed behind it."""
+        prompt, params, sampled = self._job.prompt.tokens, self._job.params, len(self._tokens)
+        if not sampled:
+            return prompt, params
+        # The seed has been used for the first tokens; the same draws again would not be random.
+        seed = None if params.seed is None else params.seed ^ sampled
+        rest = replace(params, max_tokens=params.max_tokens - sampled, seed=seed)
+        return (*prompt, *self._tokens), rest
+
+    def _over(self) -> bool:
+        """Whether nothing is left to be sampled, even if the sampler failed to say so."""
+        if not self._chunks or self._chunks[-1].stop_reason is not None:
+            return bool(self._chunks)
+        reason = None
+        if self._tokens and self._tokens[-1] in self._job.params.stop_tokens:
+            reason = StopReason.STOP
+        elif len(self._tokens) >= self._job.params.max_tokens:
+            reason = StopReason.LENGTH
+        if reason is not None:
+            self._chunks.append(TokenChunk((), (), stop_reason=reason))
+        return reason is not None
+
+
+@asynccontextmanager
+async def _closing(
+    chunks: AsyncIterator[TokenChunk],
+) -> AsyncGenerator[AsyncIterator[TokenChunk]]:
+    """Close a sampler's stream at once, however it is left: that is what aborts a generation."""
+    try:
+        yield chunks
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
