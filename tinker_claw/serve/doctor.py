@@ -1,170 +1,136 @@
-"""`tinker-claw doctor`: is everything there that this command line needs?
+"""`tinker-claw doctor`: is all there that this command line needs, and what came of the last
+requests?
 
 Rule: each check says one thing, in a line, and what to do where it fails. Checks that stand on a
-failed one are left out. Nothing is started; against Tinker about forty tokens are spent, to see
-what the service can do.
+failed one are left out. Nothing is started or changed; against Tinker about forty tokens are
+spent, to see what the service can do.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import os
-import shutil
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import textwrap
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 
 from tinker_claw import config
-from tinker_claw.backends.sdk import SDK_VERSION
-from tinker_claw.config import Settings
-from tinker_claw.errors import ClawError, ConfigError
-from tinker_claw.judge import HttpEndpoint
-from tinker_claw.methods import build, require
-from tinker_claw.render import Renderer
-from tinker_claw.serve.backend import DEMO, Source, check_backend, open_trainer, source
-from tinker_claw.serve.costs import forecast, unknown
-from tinker_claw.serve.server import listen
-from tinker_claw.spending import check_budget, price_in_force
+from tinker_claw.errors import ClawError, ConfigError, LedgerError
+from tinker_claw.ledger.reading import FILE
+from tinker_claw.ledger.recent import read_recent
+from tinker_claw.serve import checks, surroundings
+from tinker_claw.serve.advice import advice
+from tinker_claw.serve.checks import Check, Patient
+from tinker_claw.serve.recent import WIDTH, table
 
 EXIT_WELL = 0
 EXIT_FAILED = 1
-_LOW_DISK_GB = 2.0
-
-
-@dataclass(slots=True)
-class _Patient:
-    """What the checks have found so far."""
-
-    settings: Settings
-    stack: AsyncExitStack
-    source: Source | None = None
-    failed: list[str] = field(default_factory=list[str])
-
-    @property
-    def remote(self) -> bool:
-        return self.settings.run.backend == "tinker"
-
-
-Check = Callable[[_Patient], Awaitable[str]]
+_INDENT = 16
 
 
 def main(arguments: Sequence[str]) -> int:
     """Check the set-up that `run.py` with these flags would use; 0: all is well."""
-    return asyncio.run(_examine(arguments))
-
-
-async def _examine(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
-        sys.stdout.write(
-            "doctor: give it the flags that you would give run.py; it says what is there, what is "
-            "missing, and what to do. These are the flags:\n\n"
-        )
+        sys.stdout.write(parser().format_help() + config.others_help())
+        return EXIT_WELL
+    given, rest = parser().parse_known_args(arguments)
+    if given.last < 0:
+        raise ConfigError(f"--last {given.last}: give a number of requests, or 0 for none")
     try:
-        settings = config.load(arguments)
+        settings = config.load(rest)
     except ConfigError as error:
         _line("FAIL", "settings", str(error))
         return EXIT_FAILED
     run = settings.run
     _line("ok", "settings", f"{run.method} on {run.model_name}, backend {run.backend}")
+    well = True if given.no_checks else asyncio.run(_examine(settings))
+    if given.last:
+        _show_recent(settings, given.last, reasons=given.reasons)
+    return EXIT_WELL if well else EXIT_FAILED
+
+
+async def _examine(settings: config.Settings) -> bool:
     async with AsyncExitStack() as stack:
-        patient = _Patient(settings, stack)
+        patient = Patient(settings, stack)
         for name, check, needs in _CHECKS:
             if any(other in patient.failed for other in needs):
                 patient.failed.append(name)
-                _line("-", name, f"not looked at: first mend {needs[0]}")
+                first = next(other for other in needs if other in patient.failed)
+                _line("-", name, f"not looked at: first mend {first}")
                 continue
             try:
-                _line("ok", name, await check(patient))
+                found = await check(patient)
+                _line(found.state, name, found.told)
             except ClawError as error:
                 patient.failed.append(name)
                 _line("FAIL", name, str(error))
-    return EXIT_FAILED if patient.failed else EXIT_WELL
+    return not patient.failed
 
 
 def _line(state: str, name: str, told: str) -> None:
-    sys.stdout.write(f"{state:<5}{name:<11}{told}\n")
+    more = ("\n" + " " * _INDENT).join(told.splitlines())
+    sys.stdout.write(f"{state:<5}{name:<11}{more}\n")
     sys.stdout.flush()
 
 
-async def _backend(patient: _Patient) -> str:
-    await check_backend(patient.settings)
-    if patient.remote:
-        from tinker_claw.backends.tinker.access import address
-
-        where = address(patient.settings.run.base_url)
-        return f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model"
-    return "torch, peft and safetensors are installed"
-
-
-async def _tokenizer(patient: _Patient) -> str:
-    patient.source = source(patient.settings)
-    renderer = Renderer.load(patient.source.folder, patient.source.family)
-    return f"chat format {renderer.family}, from {patient.source.folder}"
-
-
-async def _method(patient: _Patient) -> str:
-    settings = patient.settings
-    if not patient.remote:
-        return f"the local backend can do all of {settings.run.method}"
-    assert patient.source is not None
-    trainer = await patient.stack.enter_async_context(open_trainer(settings, patient.source.folder))
-    has = await trainer.capabilities()
-    require(build(settings.run.method), settings.training, has)
-    return f"the service can do all of {settings.run.method}; context {has.context_tokens} tokens"
+def _show_recent(settings: config.Settings, count: int, *, reasons: bool) -> None:
+    ledger = settings.run.directory / FILE
+    if not ledger.exists():
+        _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
+        return
+    try:
+        turns = read_recent(ledger, count).turns
+    except LedgerError as error:
+        _line("warn", "requests", str(error))
+        return
+    if not turns:
+        _line("-", "requests", f"none yet in {ledger}")
+        return
+    lines = ["", f"The last requests in {ledger}:", ""]
+    lines += table(turns, time.time(), reasons=reasons)
+    for sentence in advice(turns):
+        lines += ["", *textwrap.wrap(sentence, WIDTH)]
+    if not reasons:
+        lines += ["", "--reasons shows why each was taken for main or side."]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
-async def _price(patient: _Patient) -> str:
-    settings = patient.settings
-    if not patient.remote:
-        return "nothing is billed: it runs on this machine"
-    price = price_in_force(settings)
-    check_budget(settings, price)
-    told = forecast(settings, price, None)
-    if told.step_usd is None or told.serve_usd is None:
-        return unknown(settings, price) or "not known"
-    return (
-        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
-        f"{told.words} Prices as of {price.as_of}."
+def parser() -> argparse.ArgumentParser:
+    """The flags of this command; all others are those of run.py."""
+    top = config.Flags(
+        prog="run.py doctor",
+        description="Say what is there, what is missing and what to do, for the flags that you "
+        "would give run.py; then what came of the last requests, also while the gateway runs. "
+        "Nothing is started or changed.",
+        epilog="Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is "
+        "wrong. All flags of run.py can be given, too:",
+        allow_abbrev=False,
     )
-
-
-async def _data(patient: _Patient) -> str:
-    directory = patient.settings.run.directory
-    there = directory
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
-    free_gb = shutil.disk_usage(there).free / 1e9
-    if free_gb < _LOW_DISK_GB:
-        raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
-    held = "holds a run to go on with" if (directory / "ledger.sqlite3").exists() else "is new"
-    return f"{directory} {held}; {free_gb:.0f} GB free"
-
-
-async def _port(patient: _Patient) -> str:
-    gateway = patient.settings.gateway
-    with listen(gateway.host, gateway.port):
-        return f"{gateway.host}:{gateway.port} is free"
-
-
-async def _judge(patient: _Patient) -> str:
-    settings = patient.settings
-    if settings.judge.judge_url is None:
-        demo = settings.run.model_name == DEMO
-        return "the rules that come with the demo judge" if demo else "the base model judges"
-    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
-        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
-    return f"{settings.judge.judge_url} answers"
+    top.add_argument(
+        "--last", type=int, default=10, metavar="N", help="requests to show (default 10; 0: none)"
+    )
+    top.add_argument(
+        "--reasons",
+        action="store_true",
+        help="with each request its session's name, and why it was taken for main or side",
+    )
+    top.add_argument(
+        "--no-checks", action="store_true", help="show the requests only; nothing is asked or spent"
+    )
+    return top
 
 
 _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
-    ("backend", _backend, ()),
-    ("tokenizer", _tokenizer, ()),
-    ("method", _method, ("backend", "tokenizer")),
-    ("price", _price, ()),
-    ("judge", _judge, ()),
-    ("data", _data, ()),
-    ("port", _port, ()),
+    ("backend", checks.backend, ()),
+    ("tokenizer", checks.tokenizer, ()),
+    ("method", checks.method, ("backend", "tokenizer")),
+    ("price", checks.price, ()),
+    ("judge", checks.judge, ()),
+    ("data", checks.data, ()),
+    ("port", surroundings.port, ()),
+    ("clock", surroundings.clock, ()),
+    ("model", surroundings.model, ("backend",)),
+    ("openclaw", surroundings.openclaw, ("model",)),
 )

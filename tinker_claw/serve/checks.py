@@ -1,0 +1,152 @@
+"""The doctor's checks of what run.py itself needs.
+
+Rule: each looks at one thing and says one thing; what keeps run.py from starting is raised, what
+it can live with is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tinker_claw.backends.sdk import SDK_VERSION
+from tinker_claw.config import Settings
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.judge import HttpEndpoint
+from tinker_claw.ledger.reading import FILE
+from tinker_claw.methods import build, require
+from tinker_claw.openclaw_config.context import Context
+from tinker_claw.render import Renderer
+from tinker_claw.render.stream import BufferedStream
+from tinker_claw.render.switches import switches
+from tinker_claw.serve.backend import DEMO, Source, check_backend, open_trainer, source
+from tinker_claw.serve.costs import forecast, unknown
+from tinker_claw.spending import check_budget, price_in_force
+
+_LOW_DISK_GB = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check has to say. `-`: there was nothing to look at."""
+
+    told: str
+    state: Literal["ok", "warn", "-"] = "ok"
+
+
+@dataclass(slots=True)
+class Patient:
+    """The settings, and what earlier checks have found."""
+
+    settings: Settings
+    stack: AsyncExitStack
+    source: Source | None = None
+    context: Context | None = None
+    failed: list[str] = field(default_factory=list[str])
+    """Names of the checks that failed, or stand on one that did."""
+
+    @property
+    def remote(self) -> bool:
+        return self.settings.run.backend == "tinker"
+
+    @property
+    def ledger(self) -> Path:
+        return self.settings.run.directory / FILE
+
+
+Check = Callable[[Patient], Awaitable[Found]]
+
+
+async def backend(patient: Patient) -> Found:
+    await check_backend(patient.settings)
+    if patient.remote:
+        from tinker_claw.backends.tinker.access import address
+
+        where = address(patient.settings.run.base_url)
+        return Found(f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model")
+    return Found("torch, peft and safetensors are installed")
+
+
+async def tokenizer(patient: Patient) -> Found:
+    patient.source = source(patient.settings)
+    renderer = Renderer.load(patient.source.folder, patient.source.family)
+    prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
+    buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)
+    abilities = [
+        f"chat format {renderer.family}, from {patient.source.folder}",
+        "thinking can be switched by the request"
+        if _thinking_can_be_switched(renderer)
+        else "thinking cannot be switched",
+        "replies are parsed when they are complete, so agents see them late"
+        if buffered
+        else "text and tool calls are streamed",
+    ]
+    if prompt.hint_at is not None:
+        return Found("; ".join([*abilities, "hints have their place"]))
+    lost = "no place for a hint is known: hints teach nothing here, verdicts still do"
+    wants = build(patient.settings.run.method).wants_hints
+    return Found("; ".join([*abilities, lost]), "warn" if wants else "ok")
+
+
+def _thinking_can_be_switched(renderer: Renderer) -> bool:
+    try:
+        switches(renderer.config, {}, "none")
+    except RequestError:
+        return False
+    return True
+
+
+async def method(patient: Patient) -> Found:
+    settings = patient.settings
+    if not patient.remote:
+        return Found(f"the local backend can do all of {settings.run.method}")
+    assert patient.source is not None
+    trainer = await patient.stack.enter_async_context(open_trainer(settings, patient.source.folder))
+    has = await trainer.capabilities()
+    require(build(settings.run.method), settings.training, has)
+    patient.context = Context(has.context_tokens, "the service says so")
+    return Found(f"the service can do all of {settings.run.method}")
+
+
+async def price(patient: Patient) -> Found:
+    settings = patient.settings
+    if not patient.remote:
+        return Found("nothing is billed: it runs on this machine")
+    found = price_in_force(settings)
+    check_budget(settings, found)
+    told = forecast(settings, found, None)
+    if told.step_usd is None or told.serve_usd is None:
+        return Found(unknown(settings, found) or "not known")
+    return Found(
+        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
+        f"{told.words} Prices as of {found.as_of}."
+    )
+
+
+async def judge(patient: Patient) -> Found:
+    settings = patient.settings
+    if settings.judge.judge_url is None:
+        demo = settings.run.model_name == DEMO
+        return Found("the rules that come with the demo judge" if demo else "the base model judges")
+    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
+        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
+    return Found(f"{settings.judge.judge_url} answers")
+
+
+async def data(patient: Patient) -> Found:
+    directory = patient.settings.run.directory
+    there = directory
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
+    free_gb = shutil.disk_usage(there).free / 1e9
+    if free_gb < _LOW_DISK_GB:
+        raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
+    held = "holds a run to go on with" if patient.ledger.exists() else "is new"
+    return Found(f"{directory} {held}; {free_gb:.0f} GB free")
