@@ -23,6 +23,7 @@ from tinker_claw.learner import Health
 from tinker_claw.learner.meaning import meaning
 from tinker_claw.render import Renderer
 from tinker_claw.serve.server import in_background
+from tinker_claw.story.health import describe
 
 NOON = datetime(2026, 3, 5, 12, 0).timestamp()
 
@@ -123,6 +124,22 @@ async def test_settings_file_names_the_port(
     assert ": ok\n" in capsys.readouterr().out
 
 
+async def test_a_gateway_with_keys_tells_all_to_who_sends_one(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "mine-0123456789abcdef"
+    async with gateway(tmp_path / "data", renderer, users={"anna": key}) as world:
+        assert await ask(world.url) == 0
+        told = capsys.readouterr().out
+        assert told.splitlines()[0].endswith(": ok")
+        assert "policy" not in told
+        assert "TINKER_CLAW_GATEWAY__API_KEY" in told
+        file = tmp_path / "mine.toml"
+        file.write_text(f"[[users]]\nname = 'anna'\nkey = '{key}'\n")
+        assert await ask(world.url, "--config", str(file)) == 0
+        assert "policy v0" in capsys.readouterr().out
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
@@ -147,7 +164,7 @@ def test_lines_of_a_gateway_in_trouble() -> None:
     seen = snapshot(health, spent_usd=1.25, budget_usd=5.0)
     seen |= {"backend_since": NOON - 250, "judge_since": NOON - 3 * 3600, "learner_since": NOON - 9}
     seen["judge_since"] -= 86_400
-    assert status.describe(seen, "http://here", NOON) == [
+    assert describe(seen, "http://here", NOON) == [
         "tinker-claw at http://here: degraded",
         "  backend: away since 11:55:50 (4 min ago)",
         "    the teacher gets no answer",
@@ -164,7 +181,7 @@ def test_lines_of_a_gateway_in_trouble() -> None:
 def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
     paused = {"judge": "paused", "learner": "paused", "learner_since": NOON - 60}
     paused |= {"status": "paused", "spending_paused": "$5 of the budget of $5 are spent."}
-    told = status.describe(snapshot(Health(), **paused), "http://here", NOON)
+    told = describe(snapshot(Health(), **paused), "http://here", NOON)
     assert told[1:3] == [
         "  spending: paused since 11:59:00 (60 s ago)",
         "    $5 of the budget of $5 are spent.",
@@ -194,11 +211,9 @@ def test_a_part_that_failed_is_not_said_to_try_again() -> None:
     health = Health()
     health.learner_stalls(OutageError("away"), 40)
     health.learner.enter("failed", "no state")
-    told = status.describe(snapshot(health), "http://here", time.time())
+    told = describe(snapshot(health), "http://here", time.time())
     assert "next try" not in "\n".join(told)
     health = Health()
     health.backend.seen("learning", OutageError("away"))
     health.learner_stalls(OutageError("away"), -1)
-    assert "next try in 0 s" in "\n".join(
-        status.describe(snapshot(health), "http://here", time.time())
-    )
+    assert "next try in 0 s" in "\n".join(describe(snapshot(health), "http://here", time.time()))

@@ -1,7 +1,8 @@
-"""`run.py status`: ask a running gateway how it is, and tell it in a few lines.
+"""`run.py status`: how the gateway that runs is, and how the run goes, from its ledger.
 
 Rule: what is wrong, since when, and what that means to the user, before any figures. The exit
-status says it to scripts: 0 all is well, 1 something is wrong, 2 nobody was there to ask.
+status says it to scripts: 0 all is well, 1 something is wrong, 2 nobody was there to ask. The
+ledger is read all the same.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
 from tinker_claw import config
-from tinker_claw.errors import ConfigError
+from tinker_claw.config import Settings
+from tinker_claw.errors import ConfigError, LedgerError
+from tinker_claw.story.board import board
+from tinker_claw.story.command import until_left, write
+from tinker_claw.story.health import describe
+from tinker_claw.story.overview import Overview, as_json, read_overview
 
 EXIT_WELL = 0
 EXIT_WRONG = 1
@@ -26,111 +32,155 @@ EXIT_UNREACHABLE = 2
 TIMEOUT_S = 5.0
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a gateway that listens everywhere is asked from its own machine."""
-_FINE = {
-    "backend": ("ok",),
-    "learner": ("waiting", "training", "finished", "paused"),
-    "judge": ("ok", "paused"),
-}
 
 
-class _Unreachable(Exception):
+class Unreachable(Exception):
     """Nobody to ask; says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What there is to see at one moment."""
+
+    url: str
+    health: Mapping[str, Any] | None
+    """None: no gateway answers."""
+    overview: Overview | None
+    """None: no ledger was found."""
+    notes: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        if self.health is None:
+            return EXIT_UNREACHABLE
+        return EXIT_WELL if self.health["status"] == "ok" else EXIT_WRONG
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Print how the gateway is; the exit status says whether all is well.
+    """Print how the gateway is, and what its ledger tells; the exit status says whether all is
+    well.
 
     Raises:
-        ConfigError: the settings file or the environment cannot be read.
+        ConfigError: a setting is wrong.
     """
-    given = parser().parse_args(arguments)
-    settings = config.load(["--config", str(given.config)] if given.config else [])
+    given, rest = parser().parse_known_args(arguments)
+    settings = config.load(rest)
     port: int = settings.gateway.port if given.port is None else given.port
-    url = _url(given.host or settings.gateway.host, port)
+    url = url_of(given.host or settings.gateway.host, port)
+    if given.live:
+        from tinker_claw.story.live import watch
+
+        with until_left():
+            watch(lambda: _glance(_look(url, settings)))
+        return EXIT_WELL
+    look = _look(url, settings)
+    with until_left():
+        if given.json:
+            write([json.dumps(_as_json(look))])
+        else:
+            sys.stderr.writelines(f"tinker-claw: {note}\n" for note in look.notes)
+            write(_lines(look))
+    return look.exit_status
+
+
+def _look(url: str, settings: Settings) -> _Look:
+    health, notes = None, list[str]()
     try:
-        health = _ask(url)
-    except _Unreachable as error:
-        told = (
+        health = ask(url, _key(settings))
+    except Unreachable as error:
+        notes.append(
             f"No gateway answers at {url} ({error}). Start one with `python run.py`, or name the "
             "port of the one that runs with --port (its event `serving` says which)."
         )
-        if given.json:
-            sys.stdout.write(json.dumps({"status": "unreachable", "error": told}) + "\n")
+    overview = None
+    if (directory := _directory(settings, health)) is not None:
+        try:
+            batch_size = (health or {}).get("batch_size", settings.training.batch_size)
+            overview = read_overview(directory, batch_size)
+        except LedgerError as error:
+            notes.append(f"No figures of the ledger: {error}.")
         else:
-            sys.stderr.write(f"tinker-claw: {told}\n")
-        return EXIT_UNREACHABLE
-    lines = [json.dumps(health)] if given.json else describe(health, url, time.time())
-    sys.stdout.write("\n".join(lines) + "\n")
-    return EXIT_WELL if health["status"] == "ok" else EXIT_WRONG
+            notes += _elsewhere(directory, health)
+    return _Look(url, health, overview, tuple(notes))
 
 
-def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
-    """The lines for a terminal. `now`: seconds since 1970."""
-    return [
-        f"tinker-claw at {url}: {health['status']}",
-        *_wrong(health, now),
-        *([health["meaning"]] if health.get("meaning") else []),
-        ", ".join(_figures(health)),
-    ]
+def _directory(settings: Settings, health: Mapping[str, Any] | None) -> Path | None:
+    """Where the ledger lies: as was asked for, else where the gateway keeps it."""
+    if settings.run.data_dir is not None or health is None:
+        return settings.run.directory
+    return Path(health["data_dir"]) if "data_dir" in health else None
 
 
-def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
-    for part, fine in _FINE.items():
-        state = health.get(part, fine[0])
-        if state in fine:
-            continue
-        line = f"  {part}: {state} since {_when(health[f'{part}_since'], now)}"
-        wait_s = health.get("learner_next_try_s")
-        if part == "learner" and state == "stalled":
-            times = health["learner_attempts"]
-            line += f", after {times} attempt{'s' if times > 1 else ''}"
-            line += f"; next try in {wait_s:.0f} s" if wait_s is not None else "; trying now"
-        yield line
-        error = health.get(f"{part}_error")
-        # What the backend's outage says, the parts that wait for it need not say again.
-        if error and (part == "backend" or state != "stalled"):
-            yield f"    {error}"
-    if paused := health.get("spending_paused"):
-        yield f"  spending: paused since {_when(health['learner_since'], now)}"
-        yield f"    {paused}"
+def _elsewhere(directory: Path, health: Mapping[str, Any] | None) -> Iterator[str]:
+    its_own = (health or {}).get("data_dir")
+    if its_own is not None and Path(its_own) != directory.absolute():
+        yield f"The gateway keeps its records in {its_own}; the figures are those of {directory}."
 
 
-def _figures(health: Mapping[str, Any]) -> Iterator[str]:
-    yield f"policy v{health['policy_version']}"
-    yield f"{health['samples_waiting']}/{health['batch_size']} samples waiting"
-    spent, budget = health.get("spent_usd"), health.get("budget_usd")
-    if spent:
-        yield f"${spent:.4f} spent" + (f" of ${budget:g}" if budget else "")
+def _lines(look: _Look) -> list[str]:
+    said = [] if look.health is None else describe(look.health, look.url, time.time())
+    if look.overview is None:
+        return said
+    return [*said, *([""] if said else []), *board(look.overview)]
 
 
-def _when(since: float, now: float) -> str:
-    """Local time, with the day where it was another one, and how long ago."""
-    began, today = datetime.fromtimestamp(since), datetime.fromtimestamp(now).date()
-    shown = began.strftime("%H:%M:%S" if began.date() == today else "%Y-%m-%d %H:%M:%S")
-    ago = max(0, int(now - since))
-    for unit, seconds in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if ago >= 2 * seconds:
-            return f"{shown} ({ago // seconds} {unit} ago)"
-    return f"{shown} ({ago} s ago)"
+def _glance(look: _Look) -> tuple[bool, Sequence[str], Overview | None]:
+    said = [] if look.health is None else describe(look.health, look.url, time.time())
+    return look.exit_status == EXIT_WELL, [*said, *look.notes], look.overview
 
 
-def _ask(url: str) -> dict[str, Any]:
+def _as_json(look: _Look) -> dict[str, Any]:
+    told = as_json(look.overview) if look.overview else None
+    if look.health is None:
+        return {"status": "unreachable", "error": " ".join(look.notes), "ledger": told}
+    return {**look.health, "ledger": told}
+
+
+def ask(url: str, key: str | None = None) -> dict[str, Any]:
+    """What the gateway at `url` (without /v1) says of itself; to strangers, `status` alone.
+
+    Raises:
+        Unreachable: there is none.
+    """
     try:
         # Plain HTTP to a machine that was named: no proxy, and no certificates to load.
         with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as client:
-            health = client.get(f"{url}/healthz").json()
+            headers = {"authorization": f"Bearer {key}"} if key else None
+            health = client.get(f"{url}/healthz", headers=headers).json()
     except httpx.TimeoutException as error:
-        raise _Unreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
+        raise Unreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise _Unreachable(str(error) or type(error).__name__) from error
+        raise Unreachable(str(error) or type(error).__name__) from error
     except ValueError as error:
-        raise _Unreachable("what answers there is no tinker-claw") from error
-    if not isinstance(health, dict) or not {"status", "policy_version"} <= health.keys():
-        raise _Unreachable("what answers there is no tinker-claw")
+        raise Unreachable("what answers there is no tinker-claw") from error
+    if not isinstance(health, dict) or "status" not in health:
+        raise Unreachable("what answers there is no tinker-claw")
     return cast("dict[str, Any]", health)
 
 
-def _url(host: str, port: int) -> str:
+def _key(settings: Settings) -> str | None:
+    """Any that the gateway takes."""
+    keys = [settings.gateway.api_key, *(user.key for user in settings.users)]
+    return next((key.get_secret_value() for key in keys if key is not None), None)
+
+
+def served_models(url: str, key: str | None) -> list[str] | None:
+    """The names under which a gateway offers its models; None: it does not tell us."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=False) as client:
+            answer = client.get(f"{url}/v1/models", headers=headers)
+        return [str(model["id"]) for model in answer.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return None
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a gateway is asked from its own machine.
+
+    Raises:
+        ConfigError: the port is not known.
+    """
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
     host = _ANYWHERE.get(host, host)
@@ -138,14 +188,20 @@ def _url(host: str, port: int) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = config.Flags(
         prog="run.py status",
-        description="Say how a running gateway is: what is wrong, since when, what it means.",
-        epilog="Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers.",
+        description="Say how the gateway that runs is: what is wrong, since when, what it means; "
+        "and from its ledger how the run goes, and whether it helps.",
+        epilog="Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers (its "
+        "ledger is shown all the same). The data directory is that of --data-dir, else the one "
+        "that the gateway names; without a gateway the one that run.py would use with the same "
+        "flags, all of which can be given.",
         allow_abbrev=False,
     )
-    top.add_argument("--config", type=Path, metavar="FILE", help="the gateway's settings file")
     top.add_argument("--host", help="its address (default: the setting, 127.0.0.1)")
     top.add_argument("--port", type=int, help="its port (default: the setting, 30000)")
-    top.add_argument("--json", action="store_true", help="print what /healthz says, as JSON")
+    top.add_argument(
+        "--json", action="store_true", help="what /healthz says, and the ledger, as JSON"
+    )
+    top.add_argument("--live", action="store_true", help="a view that keeps itself up to date")
     return top

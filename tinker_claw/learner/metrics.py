@@ -1,12 +1,24 @@
-"""Figures of one step, for the ledger, the metrics file and the event. Pure."""
+"""Figures of one step, and by which rule its samples got their advantages. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tinker_claw.config import Training
 from tinker_claw.methods import BatchItem
-from tinker_claw.types import LossPass, StepReport
+from tinker_claw.types import LossPass, MethodName, StepReport
+
+_RULE = {
+    *("w_rl", "w_opd", "opd_mode", "opd_topk", "opd_clip"),
+    *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
+}
+
+
+def step_rule(method: MethodName, cfg: Training) -> dict[str, Any]:
+    """Settings that later runs may change, and without which advantages cannot be told again."""
+    return {"method": method, **cfg.model_dump(include=_RULE)}
 
 
 def step_metrics(
@@ -18,7 +30,8 @@ def step_metrics(
     """What a reader of the log wants to know of a step.
 
     `logprob_gap` is the largest |trainer - sampler| logprob, in nats, over tokens of fresh samples:
-    the two must agree, since the same weights produced both.
+    the two must agree, since the same weights produced both. `clip_share` is the share of the ppo
+    tokens whose gradient the ratio's bounds cut off; None without such tokens.
     """
     rewards = [item.sample.reward for item in items if item.sample.reward is not None]
     staleness = [current_step - item.sample.policy_step for item in items]
@@ -31,7 +44,27 @@ def step_metrics(
         "grad_norm": report.grad_norm,
         "tokens": report.tokens,
         "logprob_gap": _logprob_gap(items, passes, report),
+        "clip_share": _clip_share(passes, report),
     }
+
+
+def _clip_share(passes: Sequence[LossPass], report: StepReport) -> float | None:
+    cut = list(_cut(passes, report))
+    return sum(cut) / len(cut) if cut else None
+
+
+def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
+    """Of each ppo token whether the clipped objective has no gradient there."""
+    for one_pass, rows in zip(passes, report.logprobs, strict=True):
+        if one_pass.loss != "ppo":
+            continue
+        low = one_pass.config["clip_low_threshold"]
+        high = one_pass.config["clip_high_threshold"]
+        for datum, row in zip(one_pass.datums, rows, strict=True):
+            for advantage, now, then in zip(datum.advantages, row, datum.logprobs, strict=True):
+                if advantage:
+                    ratio = math.exp(now - then)
+                    yield ratio > high if advantage > 0 else ratio < low
 
 
 def _logprob_gap(

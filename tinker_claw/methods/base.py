@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tinker_claw.config import Training
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import BatchItem, Weights
 from tinker_claw.types import LossPass, MethodName, Verdict, Vote
 
 
@@ -18,6 +18,10 @@ class Method(Protocol):
 
     def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
         """Why a turn with this judgement carries no signal, or None when it is a sample."""
+        ...
+
+    def weights(self, cfg: Training) -> Weights:
+        """How much verdicts and hints count."""
         ...
 
     def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:

@@ -19,5 +19,8 @@ class Binary:
     def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
         return None if reward_of(verdict) else no_reward(verdict)
 
+    def weights(self, cfg: Training) -> Weights:
+        return Weights(reward=1.0, distill=0.0)
+
     def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
-        return build_passes(items, Weights(reward=1.0, distill=0.0), cfg)
+        return build_passes(items, self.weights(cfg), cfg)

@@ -19,5 +19,8 @@ class Combine:
     def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
         return None if hints or reward_of(verdict) else f"{no_reward(verdict)}, no hint"
 
+    def weights(self, cfg: Training) -> Weights:
+        return Weights(reward=cfg.w_rl, distill=cfg.w_opd)
+
     def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
-        return build_passes(items, Weights(reward=cfg.w_rl, distill=cfg.w_opd), cfg)
+        return build_passes(items, self.weights(cfg), cfg)

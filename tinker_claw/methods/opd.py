@@ -18,5 +18,8 @@ class Opd:
     def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
         return None if hints else "no hint"
 
+    def weights(self, cfg: Training) -> Weights:
+        return Weights(reward=0.0, distill=1.0)
+
     def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
-        return build_passes(items, Weights(reward=0.0, distill=1.0), cfg)
+        return build_passes(items, self.weights(cfg), cfg)
