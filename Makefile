@@ -1,5 +1,5 @@
 # demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
-# (others: python -m benchmarks.gateway, python -m benchmarks.cost).
+# (others: python -m benchmarks.gateway, python -m benchmarks.cost, python -m benchmarks.ledger).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

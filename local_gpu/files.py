@@ -15,9 +15,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from errno import EIO
 from pathlib import Path
 from secrets import token_hex
 
@@ -32,6 +33,7 @@ _WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = "adapter_config.json"
 _MOMENTS = "optimizer.safetensors"
 _DRAFT = ".draft-"
+_TIME = "%Y%m%dT%H%M%S.%f"
 _PREFIX = "base_model.model."
 """PEFT's prefix of every tensor name."""
 
@@ -50,9 +52,14 @@ class SavedState:
     steps: int
 
 
-def stamp() -> str:
-    """A name never used before that sorts by time."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{token_hex(3)}"
+def stamp(folder: Path) -> str:
+    """A name never used before that sorts behind all in the folder, whatever the clock says."""
+    now = datetime.now(UTC)
+    if newest := max(_entries(folder), default=None):
+        with suppress(ValueError):  # a name of somebody else's
+            last = datetime.strptime(newest.partition("-")[0], _TIME).replace(tzinfo=UTC)
+            now = max(now, last + timedelta(microseconds=1))
+    return f"{now:{_TIME}}-{token_hex(3)}"
 
 
 def slug(name: str) -> str:
@@ -84,7 +91,7 @@ def sweep(folder: Path) -> None:
 def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
     """Write both files of a PEFT adapter into an existing folder."""
     tensors = {_PREFIX + name: tensor.contiguous().cpu() for name, tensor in adapter.items()}
-    save_file(tensors, folder / _WEIGHTS, {"format": "pt", "base": base.fingerprint})
+    _write(folder / _WEIGHTS, tensors, {"format": "pt", "base": base.fingerprint})
     config = lora_config(base, shape)
     # Spelled out, because "all-linear" would be read anew, perhaps differently, by another peft.
     config.target_modules = sorted({name.rsplit(".", 3)[1] for name in adapter})
@@ -130,7 +137,7 @@ def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedSta
 def write_moments(folder: Path, state: SavedState) -> None:
     """Write the optimizer's file beside an adapter's, into an existing folder."""
     moments = {name: tensor.contiguous().cpu() for name, tensor in state.moments.items()}
-    save_file(moments, folder / _MOMENTS, {"format": "pt", "steps": str(state.steps)})
+    _write(folder / _MOMENTS, moments, {"format": "pt", "steps": str(state.steps)})
 
 
 def read_state(folder: Path, base: BaseModel) -> SavedState:
@@ -148,10 +155,22 @@ def read_state(folder: Path, base: BaseModel) -> SavedState:
 
 def prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
     """Remove the oldest entries but `keep`, and those that `spare` names, never."""
-    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    names = sorted(_entries(folder))
     for name in names[: max(0, len(names) - keep)]:
         if not spare(name):
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _entries(folder: Path) -> list[str]:
+    return [p.name for p in folder.glob("*") if not p.name.startswith(".")]
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # it says what the system said in words only
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else EIO, str(error), str(path)) from error
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from tests.fakes import FakeSampler
 from tinker_claw.config import Gateway, User
 from tinker_claw.gateway import GatewayDeps, create_app
+from tinker_claw.gateway.book import Book
 from tinker_claw.gateway.fallback import lineage, nobody
 from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.learner import Health
@@ -66,6 +67,7 @@ class World:
     woken: list[str]
     spending: Spending
     health: Health
+    book: Book
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -196,6 +198,7 @@ async def gateway(
     ):
         client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
         yield World(
-            *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts)
+            *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts),
+            book=app.state.book,
         )
     ledger.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -22,22 +23,27 @@ def npm() -> str | None:
 def install() -> Path:
     """Node and OpenClaw, from npm; about half a minute the first time. Returns the folder."""
     folder = CACHE / f"openclaw-{VERSION}-node-{NODE}"
-    done = folder / "installed"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_text('{"private": true}')
-        bin_path = {"PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"}
-        for package in (f"node@{NODE}", f"openclaw@{VERSION}"):
-            subprocess.run(
-                [npm() or "npm", "install", "--no-audit", "--no-fund", package],
-                cwd=folder,
-                check=True,
-                capture_output=True,
-                env=os.environ | bin_path,
-                timeout=600,
-            )
-        done.touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not (folder / "installed").exists():
+            _install(folder)
+            (folder / "installed").touch()
     return folder
+
+
+def _install(folder: Path) -> None:
+    (folder / "package.json").write_text('{"private": true}')
+    bin_path = {"PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"}
+    for package in (f"node@{NODE}", f"openclaw@{VERSION}"):
+        subprocess.run(
+            [npm() or "npm", "install", "--no-audit", "--no-fund", package],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            env=os.environ | bin_path,
+            timeout=600,
+        )
 
 
 def readme_block() -> dict[str, Any]:

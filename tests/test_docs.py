@@ -10,8 +10,11 @@ import pytest
 
 from local_gpu.serve import __main__ as serve
 from tests.openclaw import readme_block
-from tinker_claw import config, status
+from tinker_claw import cli, config, openclaw_config, status
+from tinker_claw.serve import doctor
+from tinker_claw.story import explain, log
 from tinker_claw.telemetry import Telemetry
+from tinker_claw.undo import export, forget
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -27,7 +30,8 @@ def our_side() -> str:
 
 
 def test_every_flag_in_the_readme_exists() -> None:
-    helps = [make().format_help() for make in (config.parser, status.parser, serve.parser)]
+    parsers = (config, status, doctor, openclaw_config, log, explain, serve, forget, export)
+    helps = [module.parser().format_help() for module in parsers]
     known = set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
     assert named - known == set()
@@ -43,10 +47,14 @@ def test_every_file_that_is_named_exists(text: str) -> None:
 
 
 def test_commands_of_the_readme_parse() -> None:
-    commands = re.findall(r"^    python run\.py (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+    commands = re.findall(r"^ {4,}python run\.py (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
     assert len(commands) >= 3
+    own = {"doctor": doctor.parser, "openclaw-config": openclaw_config.parser}
     for command in commands:
-        config.load(command.split())
+        words = command.split()
+        if words[0] in cli.COMMANDS:
+            _, words = own[words[0]]().parse_known_args(words[1:])
+        config.load(words)
 
 
 def test_make_targets_of_the_readme_exist() -> None:

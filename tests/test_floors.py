@@ -15,6 +15,7 @@ FLOORS = {
     "tinker_claw.errors": 0,
     "tinker_claw.types": 0.5,  # records check themselves and raise
     "tinker_claw": 0,
+    "tinker_claw.privacy": 0.8,  # config names its kinds
     "tinker_claw.config": 1,
     "tinker_claw.render": 1,
     "tinker_claw.telemetry": 1,
@@ -32,8 +33,11 @@ FLOORS = {
     "tinker_claw.spending": 3.5,  # prices and ledger meet
     "tinker_claw.gateway": 4,
     "tinker_claw.learner": 4,
+    "tinker_claw.story": 4.25,  # what status shows
+    "tinker_claw.status": 4.5,  # the doctor asks through these
+    "tinker_claw.openclaw_config": 4.5,
     "tinker_claw.serve": 5,
-    "tinker_claw.status": 5,
+    "tinker_claw.undo": 5.25,  # tells the gateway that runs
     "tinker_claw.cli": 5.5,
     "run": 6,
     "examples": 6,
@@ -49,6 +53,7 @@ FENCES = {
         "tinker_claw.serve",
         "local_gpu.demo.judge",
         "local_gpu.serve",
+        "benchmarks",
     ),
     "uvicorn": (
         "tinker_claw.gateway",
@@ -65,7 +70,9 @@ FENCES = {
     ),
     "tinker": ("tinker_claw.backends", "local_gpu.serve"),
     "tenacity": ("tinker_claw.judge",),
-    "renderers": ("tinker_claw.render",),
+    "rich": ("tinker_claw.story", "examples", "benchmarks"),
+    "renderers": ("tinker_claw.render", "benchmarks"),
+    "json5": ("tinker_claw.openclaw_config",),
     "sqlite3": ("tinker_claw.ledger", "examples"),
 }
 

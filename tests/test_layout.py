@@ -195,6 +195,42 @@ async def test_long_text_that_many_bring_at_once_is_encoded_once(renderer: Rende
     assert counting.asked.count(LONG) == 1
 
 
+async def test_a_long_message_with_a_place_for_a_hint_is_encoded_once_and_aside(
+    renderer: Renderer,
+) -> None:
+    counting, config = Counting(renderer._tokenizer), renderers.config_from_name("qwen3")
+    laid = Format(renderer._tokenizer, Encoder(counting), config)
+    layout = laid.lay_out([user(LONG)], None, 0)
+    await layout.prepare()
+    asked = [text for text in counting.asked if LONG in text]
+    prompt = layout.prompt()
+    assert prompt == full_render(renderer._tokenizer, config, [user(LONG)], [], 0)
+    assert [text for text in counting.asked if LONG in text] == asked
+    assert len(asked) == 1
+
+
+async def test_more_new_text_than_is_remembered_is_encoded_once_and_ends(
+    renderer: Renderer,
+) -> None:
+    counting, config = Counting(renderer._tokenizer), renderers.config_from_name("qwen3")
+    laid = Format(renderer._tokenizer, Encoder(counting, capacity=2_000), config)
+    messages = [user(LONG), assistant("So: " + LONG), user("user")]
+    layout = laid.lay_out(messages, None, 2)
+    async with asyncio.timeout(10):
+        await layout.prepare()
+    assert layout.prompt() == full_render(renderer._tokenizer, config, messages, [], 2)
+    assert sum(LONG in text for text in counting.asked) == 2
+
+
+@pytest.mark.parametrize("family", ["nemotron-3", "kimi-k2.5"])
+def test_what_a_format_trips_over_is_refused(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    parameters = {"type": "object", "properties": [1]}
+    tools = [{"type": "function", "function": {"name": "ls", "parameters": parameters}}]
+    with pytest.raises(RequestError, match="does not take these messages"):
+        Format(tokenizer, Encoder(tokenizer), config).lay_out([user("look")], tools, 0)
+
+
 async def test_the_event_loop_goes_on_while_long_text_is_encoded(renderer: Renderer) -> None:
     encoder = Encoder(renderer._tokenizer)
     text = " ".join(f"word{i}" for i in range(60_000))
@@ -216,3 +252,10 @@ def test_what_is_remembered_is_bounded(renderer: Renderer) -> None:
     assert len(encoder) <= 2_000
     assert encoder.unknown([texts[0], texts[-1]]) == [], "what is in use stays"
     assert encoder.unknown([texts[1]]) == [texts[1]]
+
+
+def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
+    renderer.prompt([user("a secret of some length")])
+    renderer.forget()
+    assert len(renderer._encoder) == 0
+    assert not any("secret" in text for text in renderer._encoder._known)

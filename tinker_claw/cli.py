@@ -46,15 +46,78 @@ def _doctor(arguments: Sequence[str]) -> int:
     return doctor(arguments)
 
 
+def _openclaw_config(arguments: Sequence[str]) -> int:
+    from tinker_claw.openclaw_config import main as openclaw_config
+
+    return openclaw_config(arguments)
+
+
+def _log(arguments: Sequence[str]) -> int:
+    from tinker_claw.story.log import main as log
+
+    return log(arguments)
+
+
+def _explain(arguments: Sequence[str]) -> int:
+    from tinker_claw.story.explain import main as explain
+
+    return explain(arguments)
+
+
+def _versions(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.versions import main as versions
+
+    return versions(arguments)
+
+
+def _pin(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.serving import pin
+
+    return pin(arguments)
+
+
+def _unpin(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.serving import unpin
+
+    return unpin(arguments)
+
+
+def _rollback(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.serving import rollback
+
+    return rollback(arguments)
+
+
+def _forget(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.forget import main as forget
+
+    return forget(arguments)
+
+
+def _export(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.export import main as export
+
+    return export(arguments)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "doctor": (_doctor, "whether everything is there that run.py with the same flags needs"),
+    "doctor": (_doctor, "whether all is there, and what came of the last requests"),
+    "explain": (_explain, "a turn in words: what came of it, and why"),
+    "export": (_export, "turns, an adapter or a merged model, to take along"),
+    "forget": (_forget, "a session or a turn, out of the ledger for good"),
+    "log": (_log, "turns, verdicts, samples, steps or versions, also as they come"),
+    "openclaw-config": (_openclaw_config, "what to tell OpenClaw of the gateway, or tell it"),
+    "pin": (_pin, "one version answers from now on, whatever is learned"),
+    "rollback": (_rollback, "an earlier version answers, and learning goes on from it"),
     "status": (_status, "how the gateway that runs is: what is wrong, and what that means"),
+    "unpin": (_unpin, "the newest version answers again"),
+    "versions": (_versions, "the policy versions, and which of them are still there"),
 }
 """Commands by name: each imports what it needs when it is called, takes what follows its name, and
 returns the exit status."""
 
 
 def _commands() -> str:
-    lines = [f"  {name:<10}{told}\n" for name, (_, told) in COMMANDS.items()]
+    lines = [f"  {name:<17}{told}\n" for name, (_, told) in COMMANDS.items()]
     heading = "commands (run.py COMMAND --help says more); without one, run.py serves:\n"
     return "".join([heading, *lines, "\n"])

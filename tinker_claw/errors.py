@@ -7,7 +7,7 @@
     │   └── ContextLengthError    the prompt does not fit the model's context
     ├── AlignmentError            token arrays that must agree in length do not: a bug
     ├── LedgerError               the ledger cannot be opened, or holds another run
-    ├── UndoError                 it cannot be undone as asked: no such version, its weights are gone
+    ├── UndoError                 it cannot be undone or taken along as asked
     ├── JudgeError                the judge's endpoint failed for good
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again

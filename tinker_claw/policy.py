@@ -116,18 +116,38 @@ class Policy:
 class PolicyHolder:
     """Holds the policy that answers. A request reads `current` once and keeps it to its end."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._current = policy
+    def __init__(self, policy: Policy, pinned: Policy | None = None) -> None:
+        """`pinned` answers in place of `policy`, which learning goes on from."""
+        self._newest = policy
+        self._pinned = pinned
 
     @property
     def current(self) -> Policy:
-        return self._current
+        """Answers."""
+        return self._pinned or self._newest
+
+    @property
+    def newest(self) -> Policy:
+        """Is what learning goes on from; answers unless another is pinned."""
+        return self._newest
+
+    @property
+    def pinned(self) -> Policy | None:
+        return self._pinned
 
     def swap(self, policy: Policy) -> Policy:
-        """Serve `policy` from now on; returns the one it replaces, for its owner to close."""
-        if policy.version.id <= self._current.version.id:
+        """Go on from `policy` from now on; returns the one it replaces, for its owner to close."""
+        if policy.version.id <= self._newest.version.id:
             raise ValueError(
-                f"version {policy.version.id} is not newer than {self._current.version.id}"
+                f"version {policy.version.id} is not newer than {self._newest.version.id}"
             )
-        replaced, self._current = self._current, policy
+        replaced, self._newest = self._newest, policy
+        return replaced
+
+    def pin(self, policy: Policy | None) -> Policy | None:
+        """Let `policy` answer, with a sampler of its own, or the newest again (None).
+
+        Returns the one that was pinned, for its owner to close.
+        """
+        replaced, self._pinned = self._pinned, policy
         return replaced

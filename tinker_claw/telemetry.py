@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +26,16 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
-def configure(style: Literal["auto", "console", "json"], stream: TextIO | None = None) -> None:
-    """Send events to `stream` (standard error): readable on a terminal, JSON lines otherwise."""
+def configure(
+    style: Literal["auto", "console", "json"],
+    stream: TextIO | None = None,
+    redact: Callable[[str], str] = str,
+) -> None:
+    """Send events to `stream` (standard error): readable on a terminal, JSON lines otherwise.
+
+    Args:
+        redact: what is printed of a text: errors of others may quote a key.
+    """
     target = stream or sys.stderr
     readable = style == "console" or (style == "auto" and target.isatty())
     renderer: Any = (
@@ -42,6 +50,10 @@ def configure(style: Literal["auto", "console", "json"], stream: TextIO | None =
                 fmt="%H:%M:%S" if readable else "iso", utc=not readable
             ),
             structlog.processors.format_exc_info,
+            lambda _, __, event: {
+                name: redact(value) if isinstance(value, str) else value
+                for name, value in event.items()
+            },
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -160,9 +172,7 @@ class Telemetry:
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """A private turn was served; that is all that there is to say."""
         self._turns.labels("private").inc()
-        log.info(
-            "turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-        )
+        log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
         """Tokens that a service billed; without a price there are no dollars."""

@@ -148,9 +148,7 @@ class Training(Section):
     """How samples become steps (METHOD in the README's reference part)"""
 
     batch_size: int = Field(default=16, ge=1, description="trainable samples per optimizer step")
-    observe: bool = Field(
-        default=False, description="judge and queue samples, and train nothing"
-    )
+    observe: bool = Field(default=False, description="judge and queue samples, and train nothing")
     max_steps: int | None = Field(
         default=None, ge=0, description="stop learning after so many steps"
     )
@@ -207,7 +205,7 @@ class Tinker(Section):
     )
 
 
-class Privacy(Section):
+class Keeping(Section):
     """What is kept of your words, and for how long"""
 
     redact: str = Field(
@@ -290,7 +288,7 @@ class Settings(BaseSettings):
     judge: Judge = Judge()
     training: Training = Training()
     tinker: Tinker = Tinker()
-    privacy: Privacy = Privacy()
+    privacy: Keeping = Keeping()
     spend: Spend = Spend()
     local: Local = Local()
     users: tuple[User, ...] = ()

@@ -29,6 +29,7 @@ from tinker_claw.sessions import (
 )
 from tinker_claw.types import Kind, SamplingParams
 from tinker_claw.wire import ChatRequest, ReplyHead, parse_chat
+from tinker_claw.wire.values import shown
 
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
@@ -136,10 +137,10 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
 
 def not_served(deps: GatewayDeps, model: str) -> RequestError:
     """What to answer to a request for another model."""
-    newest = deps.policy.current.version.id
+    newest = deps.policy.newest.version.id
     return RequestError(
-        f"The model {model!r} is not served here; ask for {deps.served_name!r}, or for one of "
-        f"its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
+        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for one "
+        f"of its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",

@@ -2,7 +2,7 @@
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. What has left the
-book is looked up in the ledger, which knows the last turn of a session. All of it is bounded.
+book is looked up in the ledger, which knows the last turns of a session. All of it is bounded.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class Book:
         self._ids: dict[tuple[str, str], int] = {}
         self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._forgotten: dict[int, float] = {}
         self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
         self.sweep()
 
@@ -115,10 +116,16 @@ class Book:
         self._turns.close([session_id])
 
     def forget(self, session_id: int) -> None:
-        """Forget a session's turns; what comes next in it is looked up in the ledger."""
+        """Forget a session's turns, those too that are being answered just now."""
         self._forget(session_id)
-        for trace in [trace for trace, at in self._traces.items() if at == session_id]:
-            del self._traces[trace]
+        for traces in (self._traces, self._unfiled):
+            for trace in [trace for trace, at in traces.items() if at == session_id]:
+                del traces[trace]
+        self._forgotten[session_id] = time.monotonic()
+
+    def has_forgotten(self, session_id: int, started: float) -> bool:
+        """Whether the session was forgotten after a request came in (time.monotonic())."""
+        return self._forgotten.get(session_id, started) > started
 
     def sweep(self) -> None:
         """Close the sessions that have been idle for too long."""
@@ -164,12 +171,12 @@ class Book:
         entry = self._pages.get(page)
         if entry is not None:
             return Link(entry[0], kept[at], kept[at + 1 :], self._streams.get(page))
-        last = self._turns.last(session_id)
-        if last is None:
-            return None
-        new = extension(last.history, last.reply_digest, messages)
-        # The ledger does not say which messages the prompt held beyond the history.
-        return Link(last.turn_id, kept[at], new, None) if new is not None else None
+        for turn in self._turns.latest(session_id):
+            new = extension(turn.history, turn.reply_digest, messages)
+            if new is not None:
+                # The ledger does not say which messages the prompt held beyond the history.
+                return Link(turn.turn_id, kept[at], new, None)
+        return None
 
     def _touch(self, session_id: int, name: tuple[str, str]) -> None:
         session = self._open.pop(session_id, None) or _Session(0.0)

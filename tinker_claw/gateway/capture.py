@@ -175,7 +175,8 @@ class Generation:
     def _keeps(self, completion: Completion) -> bool | None:
         """Whether the turn's tokens are kept; None: nothing of it is."""
         job = self._job
-        if job.privacy is Privacy.PRIVATE:
+        forgotten = self._book.has_forgotten(job.session_id, job.started)
+        if forgotten or job.privacy is Privacy.PRIVATE:
             return None
         # As it was sampled: thinking, and what a stop string cut off, is in no reply.
         text = self._deps.renderer.decode(completion.tokens)

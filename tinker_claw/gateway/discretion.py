@@ -63,6 +63,8 @@ class Discretion:
             for text in _texts(message):
                 if held := self._holds(text, text):
                     return held
+        if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
+            return held
         if not request.tools:
             return None
         # As a key this takes a tenth of what JSON takes.

@@ -64,7 +64,7 @@ class Health:
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
-        well = self.learner.state in ("waiting", "training", "finished")
+        well = self.learner.state in ("waiting", "training", "observing", "finished")
         well = well and self.judge.state == "ok" and not away
         left = self._next_try - time.monotonic() if self._next_try is not None else None
         return {

@@ -1,8 +1,8 @@
 """From a next state to a sample: judge, then score, then queue.
 
 Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
-that fails leaves the turn to be tried again, and no verdict is made up; a teacher that fails drops
-the sample, and says why. While the service behind either is away, the turn waits.
+or a ledger that fails leaves the turn to be tried again, and no verdict is made up; a teacher that
+fails drops the sample, and says why. While the service behind either is away, the turn waits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     JudgeError,
+    LedgerError,
     OutageError,
     RequestError,
 )
@@ -49,6 +50,8 @@ class JudgingDeps:
     spending: Spending
     on_sample: Callable[[], None]
     concurrency: int
+    redact: Callable[[str], str] = str
+    """A text as a judge may see it, and as it may be kept; older turns were kept as they came."""
 
 
 class Judging:
@@ -84,13 +87,15 @@ class Judging:
                 await self._advance(turn_id)
             self._deps.health.judge_works()
             del self._failures[turn_id]
-        except (JudgeError, OutageError) as error:
+        except _ForgottenError:
+            del self._failures[turn_id]
+        except (JudgeError, OutageError, LedgerError) as error:
             await self._rest(turn_id, error)
             self._wake.set()
         finally:
             self._in_hand.discard(turn_id)
 
-    async def _rest(self, turn_id: int, error: JudgeError | OutageError) -> None:
+    async def _rest(self, turn_id: int, error: JudgeError | OutageError | LedgerError) -> None:
         health = self._deps.health
         health.judge_fails(error)
         rest_s = min(RETRY_S * 2 ** self._failures[turn_id], LONGEST_REST_S)
@@ -104,6 +109,7 @@ class Judging:
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
         ledger = self._deps.ledger
+        self._check(turn_id)
         turn = ledger.turns.get(turn_id)
         verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
         # Without a place for it in the prompt a hint cannot be scored; the reward still counts.
@@ -119,6 +125,7 @@ class Judging:
         except (AlignmentError, BackendError, RequestError) as error:
             self._refuse(turn_id, f"the teacher could not score it: {error}")
             return
+        self._check(turn_id)
         ledger.samples.add(turn_id, reward_of(verdict), teacher)
         self._deps.telemetry.sample("queued", turn=turn_id)
         self._deps.on_sample()
@@ -133,18 +140,24 @@ class Judging:
                 self._deps.health.backend.watching("judging"),
                 spending.paying("judge", turn_id=turn.id),
             ):
-                judgement = await self._deps.judge.judge(turn.request_text, turn.reply_text, state)
+                redact = self._deps.redact
+                judgement = await self._deps.judge.judge(
+                    redact(turn.request_text),
+                    redact(turn.reply_text),
+                    replace(state, text=redact(state.text)),
+                )
         self._record(turn.id, judgement)
         return judgement.verdict
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
-        verdict = judgement.verdict
+        self._check(turn_id)
+        verdict, redact = judgement.verdict, self._deps.redact
         self._deps.ledger.judgements.add(
             turn_id,
             value=verdict.value,
-            verdict_ballots=_ballots(judgement.verdict_answers),
-            hint_ballots=_ballots(judgement.hint_answers),
-            hints=judgement.hints,
+            verdict_ballots=_ballots(judgement.verdict_answers, redact),
+            hint_ballots=_ballots(judgement.hint_answers, redact),
+            hints=[redact(hint) for hint in judgement.hints],
         )
         self._deps.telemetry.verdict(
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
@@ -162,10 +175,20 @@ class Judging:
             ):
                 return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
 
+    def _check(self, turn_id: int) -> None:
+        """Raises where the turn was forgotten while somebody was asked about it."""
+        if not self._deps.ledger.turns.is_open(turn_id):
+            raise _ForgottenError
+
     def _refuse(self, turn_id: int, reason: str) -> None:
+        self._check(turn_id)
         self._deps.ledger.turns.refuse(turn_id, reason)
         self._deps.telemetry.sample("refused", turn=turn_id, reason=reason)
 
 
-def _ballots(answers: tuple[str, ...]) -> list[Ballot]:
-    return [Ballot(answer=answer, value=parse_vote(answer)) for answer in answers]
+class _ForgottenError(Exception):
+    """There is nothing left to judge."""
+
+
+def _ballots(answers: tuple[str, ...], redact: Callable[[str], str]) -> list[Ballot]:
+    return [Ballot(answer=redact(answer), value=parse_vote(answer)) for answer in answers]

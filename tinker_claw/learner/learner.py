@@ -3,15 +3,15 @@
 Rule: a step is intent row, train, save state, publish, one commit of step, samples and version,
 swap. Until the commit nothing has happened: the samples are queued, the old policy serves, and a
 restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
-sample and never ends learning.
+sample and never ends learning, and neither does a ledger that cannot be written for a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from tinker_claw.config import Training
@@ -19,13 +19,15 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ClawError,
+    LedgerError,
     OutageError,
     RequestError,
     StepError,
 )
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.metrics import step_metrics
-from tinker_claw.learner.recovery import WAITS, Recovery
+from tinker_claw.learner.metrics import step_metrics, step_rule
+from tinker_claw.learner.observing import Observing
+from tinker_claw.learner.recovery import WAITS, Recovery, as_outage, waiting_for_the_ledger
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger import Ledger
 from tinker_claw.methods import BatchItem, Method
@@ -58,6 +60,8 @@ class LearnerDeps:
     learning_rate: float
     waits: Backoff = WAITS
     """Between attempts while the service is away."""
+    observing: Observing | None = None
+    """Is told of the queue instead of a step being taken; None: steps are taken."""
 
 
 class Learner:
@@ -67,12 +71,20 @@ class Learner:
         self._deps = deps
         self._wake = asyncio.Event()
         self._wake.set()
+        self._finishing = False
+        self.suspect = False
+        """The trainer's weights are not those of the newest version."""
+        self._step_at_a_time = asyncio.Lock()
+        self._holds = 0
+        """How often steps were held off."""
+        self.stepping = False
+        """A step is in hand."""
         self._adam = Adam(learning_rate=deps.learning_rate)
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
         self._recovery = Recovery(
             *(deps.ledger, deps.trainer, deps.policy, deps.health),
             waits=deps.waits,
-            retire=self._retired.put_nowait,
+            retire=self.retire,
         )
 
     def wake(self) -> None:
@@ -80,56 +92,121 @@ class Learner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Take a step whenever a batch is complete, until `max_steps` or cancelled."""
+        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._retire())
+            retiring = group.create_task(self._retire())
             while not self._finished():
-                self._deps.health.learner_is("waiting")
+                self._deps.health.learner_is("observing" if self._deps.observing else "waiting")
                 await self._wake.wait()
                 self._wake.clear()
-                while not self._finished() and (batch := self._batch()):
-                    async with self._room(batch):
-                        failed = await self._step(batch)
-                    if failed:
-                        await self._recover(batch, *failed)
+                while not self._finished() and (batch := await self._next()):
+                    await self._take(batch)
             self._deps.health.learner_is("finished")
+            if self._finishing:
+                retiring.cancel()
+
+    @asynccontextmanager
+    async def between_steps(self) -> AsyncGenerator[None]:
+        """Hold further steps off, once the one in hand has ended; the next batch is taken anew."""
+        async with self._step_at_a_time:
+            try:
+                yield
+            finally:
+                self._holds += 1
+                self.wake()
+
+    def retire(self, policy: Policy) -> None:
+        """Close a policy's sampler when the last reply that uses it has ended."""
+        self._retired.put_nowait(policy)
+
+    def finish(self) -> None:
+        """Begin no further step; `run` returns after the one in hand."""
+        self._finishing = True
+        self._wake.set()
+
+    async def save(self) -> None:
+        """Save the state that serves, where its step did not (`save_interval` above 1).
+
+        Raises:
+            BackendError, LedgerError: it cannot be saved; a restart voids the steps since the last.
+        """
+        version = self._deps.policy.newest.version
+        if version.state_ref is None and not self.suspect:
+            state_ref = await self._deps.trainer.save_state(f"version-{version.id:08d}")
+            self._deps.ledger.steps.save(version, state_ref)
+            log.info("state.saved", version=version.id)
 
     def _finished(self) -> bool:
         limit = self._deps.cfg.max_steps
-        return limit is not None and self._deps.policy.current.version.step >= limit
+        reached = limit is not None and self._deps.policy.newest.version.step >= limit
+        return reached or self._finishing
+
+    async def _next(self) -> list[Sample] | None:
+        """The next batch, as soon as the ledger can be written."""
+        while True:
+            try:
+                return self._batch()
+            except LedgerError as error:
+                outage = as_outage(error)
+                self._deps.health.backend.seen("learning", outage)
+                await self._recovery.after(outage)
 
     def _batch(self) -> list[Sample] | None:
         """Exactly `batch_size` fresh samples, oldest first; None while there are fewer."""
         samples, cfg = self._deps.ledger.samples, self._deps.cfg
-        step = self._deps.policy.current.version.step
+        step = self._deps.policy.newest.version.step
         if expired := samples.expire(step, cfg.max_staleness):
             self._deps.telemetry.sample("expired", count=expired)
         waiting = samples.waiting()
         self._deps.telemetry.waiting(waiting)
+        if self._deps.observing is not None:
+            self._deps.observing.look(waiting)
+            return None
         return samples.oldest(cfg.batch_size) if waiting >= cfg.batch_size else None
 
     def _room(self, samples: Sequence[Sample]) -> AbstractAsyncContextManager[None]:
         """Wait until the budget has room for a step over these samples."""
-        deps, version = self._deps, self._deps.policy.current.version.id
+        deps, version = self._deps, self._deps.policy.newest.version.id
         return deps.spending.room_to_step(step_usage(samples, version, deps.method, deps.cfg))
+
+    async def _take(self, batch: Sequence[Sample]) -> None:
+        """Take a step, unless the batch is another one by the time that there is room for it."""
+        holds, failed = self._holds, None
+        async with self._room(batch), self._step_at_a_time:
+            if self.suspect:
+                await self._restored(None)
+            elif holds == self._holds:
+                failed = await self._step(batch)
+        if failed:
+            async with self._step_at_a_time:
+                await self._recover(batch, *failed)
 
     async def _step(self, batch: Sequence[Sample]) -> tuple[int, ClawError] | None:
         """One step, or a void one, with its failure, after which the same samples are queued."""
-        deps = self._deps
+        deps, self.stepping = self._deps, True
         if not deps.health.backend.attempts("learning"):  # else it is the outage's next attempt
             deps.health.learner_is("training")
-        step_id = deps.ledger.steps.begin(
-            deps.policy.current.version.id, [sample.id for sample in batch]
-        )
+        step_id = 0  # of no step
         try:
-            with deps.health.backend.watching("learning"):
+            with deps.health.backend.watching("learning"), waiting_for_the_ledger():
+                step_id = deps.ledger.steps.begin(
+                    deps.policy.newest.version.id, [sample.id for sample in batch]
+                )
                 await self._train_and_swap(step_id, batch)
+        except asyncio.CancelledError:
+            self._void(step_id, "the gateway was stopped", outage=True)
+            raise
         except _FAILURES as error:
-            outage = isinstance(error, OutageError)
-            deps.ledger.steps.void(step_id, str(error), outage=outage)
-            deps.telemetry.step_void(step_id=step_id, error=str(error), outage=outage)
+            self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
+        finally:
+            self.stepping = False
         return None
+
+    def _void(self, step_id: int, error: str, *, outage: bool) -> None:
+        with suppress(LedgerError):  # the next step or start does it
+            self._deps.ledger.steps.void(step_id, error, outage=outage)
+        self._deps.telemetry.step_void(step_id=step_id, error=error, outage=outage)
 
     async def _recover(self, batch: Sequence[Sample], step_id: int, error: ClawError) -> None:
         """Undo a failed step, and look for the sample that is to blame where one seems to be.
@@ -137,7 +214,7 @@ class Learner:
         Raises:
             ClawError: the batch fails again and again, and no sample of it is to blame.
         """
-        await self._recovery.after(error)
+        await self._restored(error)
         if isinstance(error, OutageError):
             return
         failures = self._deps.ledger.steps.failures([sample.id for sample in batch])
@@ -148,7 +225,7 @@ class Learner:
 
     async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
         deps, started = self._deps, time.monotonic()
-        parent = deps.policy.current
+        parent = deps.policy.newest
         with deps.spending.paying("train", step_id=step_id) as account:
             items = await batch_items(batch, parent, deps.base, deps.cfg)
             passes, report = await self._train(items)
@@ -160,9 +237,14 @@ class Learner:
         metrics = step_metrics(items, passes, report, parent.version.step)
         metrics |= deps.spending.figures(account.usage)
         version = deps.ledger.steps.commit(
-            step_id, parent.version, state_ref=state_ref, sampler_ref=sampler.ref, metrics=metrics
+            step_id,
+            parent.version,
+            state_ref=state_ref,
+            sampler_ref=sampler.ref,
+            metrics=metrics | {"rule": step_rule(deps.method.name, deps.cfg)},
         )
-        self._retired.put_nowait(deps.policy.swap(Policy(version, sampler)))
+        self.retire(deps.policy.swap(Policy(version, sampler)))
+        self.suspect = False
         now = time.monotonic()
         deps.telemetry.step(
             seconds=publishing - started, step_id=step_id, step=step, version=version.id, **metrics
@@ -173,6 +255,7 @@ class Learner:
         passes = self._deps.method.passes(items, self._deps.cfg)
         if not passes:
             raise StepError("no sample of the batch carries a gradient")
+        self.suspect = True
         return passes, await self._deps.trainer.train_step(passes, self._adam)
 
     async def _quarantine_culprit(self, batch: Sequence[Sample], step_id: int) -> bool:
@@ -202,13 +285,17 @@ class Learner:
                     await self._rehearse(samples, step_id)
                 except _FAILURES as error:
                     failure = error
-            await self._recovery.after(failure)
+            await self._restored(failure)
             if not isinstance(failure, OutageError):
                 return failure is not None
 
+    async def _restored(self, error: ClawError | None) -> None:
+        await self._recovery.after(error)
+        self.suspect = False
+
     async def _rehearse(self, samples: Sequence[Sample], step_id: int) -> None:
         """A step that is not committed, charged to the one that failed."""
-        deps, policy = self._deps, self._deps.policy.current
+        deps, policy = self._deps, self._deps.policy.newest
         with (
             deps.health.backend.watching("learning"),
             deps.spending.paying("train", step_id=step_id),

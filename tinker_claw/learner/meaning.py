@@ -29,6 +29,8 @@ def meaning(
         queue = f"{waiting} of {batch_size} samples for the next step are queued"
         if learner == "finished":
             queue = "learning has taken all its steps"
+        elif learner == "observing":
+            queue = f"observing: nothing is trained, and {waiting} samples are queued"
         return f"Replies come from policy v{version}; {queue}."
     return "; ".join([replies, *troubles, _kept(waiting)]) + "."
 

@@ -7,9 +7,10 @@ is loaded. An outage is no failure of the step: it is waited out, and learning g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 
-from tinker_claw.errors import ClawError, OutageError, StepError
+from tinker_claw.errors import ClawError, LedgerError, OutageError, StepError
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger import Ledger
 from tinker_claw.outages import Backoff
@@ -18,6 +19,20 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import PolicyVersion
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
+
+
+def as_outage(error: OutageError | LedgerError) -> OutageError:
+    """What the ledger refuses to write it will write when its disk has room: waiting helps."""
+    return error if isinstance(error, OutageError) else OutageError(str(error))
+
+
+@contextmanager
+def waiting_for_the_ledger() -> Generator[None]:
+    """A ledger that cannot be written is an outage, too."""
+    try:
+        yield
+    except LedgerError as error:
+        raise as_outage(error) from error
 
 
 class Recovery:
@@ -68,9 +83,10 @@ class Recovery:
     async def _try(self) -> OutageError | None:
         try:
             await self._restore()
-        except OutageError as error:
-            self._health.backend.seen("learning", error)
-            return error
+        except (OutageError, LedgerError) as error:
+            outage = as_outage(error)
+            self._health.backend.seen("learning", outage)
+            return outage
         return None
 
     async def _restore(self) -> None:
@@ -78,13 +94,13 @@ class Recovery:
         if saved is None or saved.state_ref is None:
             raise StepError("there is no committed state to go back to")
         await self._trainer.load_state(saved.state_ref)
-        if saved.id != self._policy.current.version.id:
+        if saved.id != self._policy.newest.version.id:
             await self._go_back_to(saved)
 
     async def _go_back_to(self, saved: PolicyVersion) -> None:
         """Where states are saved every k steps, the steps since the last save are void, too."""
         sampler = await self._trainer.open(saved.sampler_ref)  # may fail: nothing is written before
-        lost = self._ledger.steps.void_unsaved(saved)
-        log.warning("steps.void", step_ids=lost, restored_version=saved.id)
+        lost = self._ledger.steps.unsaved(saved)
         version = self._ledger.steps.restart_from(saved)
+        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
         self._retire(self._policy.swap(Policy(version, sampler)))

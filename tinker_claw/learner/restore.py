@@ -26,9 +26,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
     await trainer.load_state(saved.state_ref)
-    if lost := ledger.steps.void_unsaved(saved):
-        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
-        saved = ledger.steps.restart_from(saved)
+    lost, published_anew = ledger.steps.unsaved(saved), False
     try:
         sampler = await trainer.open(saved.sampler_ref)
     except OutageError:
@@ -36,7 +34,29 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     except BackendError as error:
         # The state is there, and the same weights can be published again.
         log.warning("sampler.gone", version=saved.id, error=str(error))
-        sampler = await trainer.publish()
-        saved = ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
+        sampler, published_anew = await trainer.publish(), True
+    if lost or published_anew:  # nothing is written before all of it is there
+        restored, saved = saved.id, ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
+        if lost:
+            log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=restored)
     log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
     return Policy(saved, sampler)
+
+
+async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
+    """The version that was pinned, opened; None: none was, or its weights are gone.
+
+    Raises:
+        OutageError: the service is away.
+    """
+    number = ledger.pin.version
+    version = ledger.steps.version(number) if number is not None else None
+    if version is None:
+        return None
+    try:
+        return Policy(version, await trainer.open(version.sampler_ref))
+    except OutageError:
+        raise
+    except BackendError as error:
+        log.warning("pin.gone", version=version.id, error=str(error))
+        return None

@@ -16,6 +16,7 @@ from tinker_claw.ledger.judgements import Ballot, JudgementTable
 from tinker_claw.ledger.lineage import Pin
 from tinker_claw.ledger.means import Means, read_means
 from tinker_claw.ledger.reading import Rows
+from tinker_claw.ledger.retention import Retention
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Bill, SpendTable, Spent
 from tinker_claw.ledger.steps import StepTable
@@ -34,6 +35,7 @@ class Ledger:
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
+        self.retention = Retention(self._db)
         self.pin = Pin(self._db)
 
     @property

@@ -50,6 +50,7 @@ class Database(Rows):
 
     def _prepare(self) -> None:
         execute = self._connection.execute
+        execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; and of one written anew
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         execute("PRAGMA foreign_keys = ON")
@@ -97,6 +98,12 @@ class Database(Rows):
     def row(self, query: str, *values: Any) -> sqlite3.Row | None:
         with self._reading():
             return super().row(query, *values)
+
+    def give_back(self, pages: int) -> None:
+        """Make the file shorter by so many free pages, where it was made for that."""
+        with self._reading():
+            # Not execute(): that takes the first step of this statement, which is one page.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
 
     @contextmanager
     def _reading(self) -> Generator[None]:

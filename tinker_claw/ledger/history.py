@@ -67,6 +67,8 @@ class History:
     created_at: float
     prompt_tokens: int
     completion: Completion
+    completion_tokens: int
+    """More than `completion` holds where its tokens were not kept, or were dropped."""
     request_text: str
     reply_text: str
     has_hint_place: bool
@@ -118,6 +120,7 @@ def read_history(rows: Rows, turn_id: int) -> History | None:
         created_at=row["created_at"],
         prompt_tokens=row["prompt_tokens"],
         completion=completion_of(row),
+        completion_tokens=row["completion_tokens"],
         request_text=row["request_text"],
         reply_text=row["reply_text"],
         has_hint_place=row["hint_at"] is not None,

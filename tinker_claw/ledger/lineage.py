@@ -74,8 +74,8 @@ def read_versions(rows: Rows) -> list[VersionRecord]:
     )
     parents = {row["id"]: row["parent"] for row in found}
     line, at = set[int](), max(parents, default=None)
-    serving = pinned(rows)
-    serving = at if serving is None else serving
+    pin = pinned(rows)
+    serving = at if pin is None else pin
     while at is not None:
         line.add(at)
         at = parents[at]
@@ -88,7 +88,7 @@ def read_versions(rows: Rows) -> list[VersionRecord]:
             made_by_step=row["made_by_step"],
             samples=row["samples"],
             live=row["id"] in line,
-            pinned=row["id"] == pinned(rows),
+            pinned=row["id"] == pin,
             serving=row["id"] == serving,
         )
         for row in found

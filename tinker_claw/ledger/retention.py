@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from tinker_claw.ledger.codec import pack_ids, unraw_ids
 from tinker_claw.ledger.database import Database
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
 SAFE_STATES = 8
-"""Saved states to which a restart may have to go back, whose later samples are then queued again."""
+"""Saved states to which a restart may have to go back; it queues the samples since then again."""
 SLICE_S = 0.003
 """What a transaction may take, roughly."""
-_ROWS = 100
+_ROWS = 25
 _PAGES = 64
 """Pages given back at a time."""
 _SPARE = 256
 """Free pages that stay for what comes next."""
+_INCREMENTAL = 2
 _EMPTY = pack_ids(())
 
 _NEXT = f"""
@@ -39,6 +40,7 @@ FROM turns JOIN sessions ON sessions.id = session_id
   LEFT JOIN samples ON samples.turn_id = turns.id
   LEFT JOIN steps ON steps.id = samples.step_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
+WHERE turns.id > ? ORDER BY turns.id LIMIT ?
 """
 
 
@@ -47,17 +49,13 @@ class Retention:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._at = 0
-        """All turns up to this one were dropped, or are in `_kept`."""
-        self._kept: list[int] = []
+        self._begin = 0
+        """Every turn up to this one has been dropped."""
 
     def live_bytes(self) -> int:
         """What the ledger's file holds, without its free pages."""
-        pages, free, size = (
-            int(self._db.one(f"PRAGMA {name}"))
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+        size, pages = self._pragma("page_size"), self._pragma("page_count")
+        return size * (pages - self._pragma("freelist_count"))
 
     def round(self, before: float | None, most_bytes: int | None) -> Iterator[int]:
         """One pass over what there is to drop; yields turns dropped, after each transaction.
@@ -68,53 +66,102 @@ class Retention:
         """
         # What is dropped must not lie readable in the free pages.
         self._db.rows("PRAGMA secure_delete = ON")
-        dropped = 0
-        for done in self._drop(before, most_bytes):
-            dropped += done
-            yield done
-        if dropped:
-            yield from self._sweep()
-            yield from self._give_back()
-
-    def _drop(self, before: float | None, most_bytes: int | None) -> Iterator[int]:
-        again, self._kept = self._kept, []
-        at = 0
-        while True:
-            ids = again[at : at + _ROWS]
-            at += len(ids)
-            if ids:
-                marks = ", ".join("?" * len(ids))
-                rows = self._db.rows(f"{_NEXT} WHERE turns.id IN ({marks}) ORDER BY turns.id", *ids)
-            else:
-                rows = self._db.rows(
-                    f"{_NEXT} WHERE turns.id > ? ORDER BY turns.id LIMIT {_ROWS}", self._at
+        if before is not None:
+            yield from self._drop(lambda row, _: row["created_at"] < before)
+        if most_bytes is not None:
+            # What prompts share is freed by the sweep only, so it is looked again now and then.
+            some = max(20, self._db.one("SELECT COUNT(*) FROM turns") // 50)
+            dropped = 1
+            while dropped and self.live_bytes() > most_bytes:
+                dropped = yield from self._drop(
+                    lambda _, dropped: dropped < some and self.live_bytes() > most_bytes
                 )
-            if not rows:
-                return
-            while rows:
-                if not self._wanted(rows[0], before, most_bytes):
-                    self._kept += again[at - len(rows) if ids else at :] if ids else []
-                    return
-                yield self._slice(rows, before, most_bytes)
+        yield from self._give_back()
 
-    def _wanted(self, row: sqlite3.Row, before: float | None, most_bytes: int | None) -> bool:
-        old = before is not None and row["created_at"] < before
-        return old or (most_bytes is not None and self.live_bytes() > most_bytes)
+    def _drop(self, wanted: Callable[[sqlite3.Row, int], bool]) -> Generator[int, None, int]:
+        """Empty turns, the oldest first, while they are wanted; returns how many.
 
-    def _slice(
-        self, rows: list[sqlite3.Row], before: float | None, most_bytes: int | None
-    ) -> int:
-        """Drop the first of these rows, as many as the time allows; takes them off the list."""
-        until, dropped = time.perf_counter() + SLICE_S, 0
-        with self._db.transaction() as tx:
-            while rows and time.perf_counter() < until:
-                if not self._wanted(rows[0], before, most_bytes):
-                    break
-                row = rows.pop(0)
-                self._at = max(self._at, row["id"])
-                if not row["done"]:
-                    self._kept.append(row["id"])
-                elif row["full"]:
-                    _empty(tx, row["id"], settled=row["settled"])
-                    dropped += 1
-        return dropped
+        Args:
+            wanted: of a row, with how many were emptied before.
+        """
+        total, at, whole, more = 0, self._begin, True, True
+        while more and (rows := self._db.rows(_NEXT, at, _ROWS)):
+            dropped, until = 0, time.perf_counter() + SLICE_S
+            with self._db.transaction() as tx:
+                for row in rows:
+                    more = wanted(row, total + dropped)
+                    if not more or time.perf_counter() > until:
+                        break
+                    if row["done"] and row["full"]:
+                        _empty(tx, row["id"], settled=row["settled"])
+                        dropped += 1
+                    at, whole = row["id"], whole and row["done"]
+                    if whole:
+                        self._begin = at
+            total += dropped
+            yield dropped
+        if total:
+            yield from self._sweep()
+        return total
+
+    def _sweep(self) -> Iterator[int]:
+        """Delete the blocks that no prompt is made of any more."""
+        used, at = set[int](), 0
+        top = self._db.one("SELECT MAX(id) FROM prompt_blocks") or 0
+        query = "SELECT id, blocks FROM turns WHERE id > ? ORDER BY id LIMIT ?"
+        while rows := self._db.rows(query, at, 2 * _ROWS):
+            at = rows[-1]["id"]
+            for row in rows:
+                used.update(unraw_ids(row["blocks"]))
+            yield 0
+        block = 0
+        while block < top:
+            with self._db.transaction() as tx:
+                # Turns that were written meanwhile may share blocks with those that are gone.
+                for row in tx.execute(query, (at, -1)):
+                    at = row["id"]
+                    used.update(unraw_ids(row["blocks"]))
+                found = tx.execute(
+                    "SELECT id FROM prompt_blocks WHERE id > ? ORDER BY id LIMIT ?",
+                    (block, 2 * _ROWS),
+                ).fetchall()
+                block = found[-1]["id"] if found else top
+                unused = [(row["id"],) for row in found if row["id"] not in used]
+                tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", unused)
+            yield 0
+
+    def _give_back(self) -> Iterator[int]:
+        """Make the file smaller. One that an earlier release made keeps its free pages for use."""
+        if self._pragma("auto_vacuum") != _INCREMENTAL:
+            return
+        while self._pragma("freelist_count") > _SPARE:
+            self._db.give_back(_PAGES)
+            yield 0
+        self._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _pragma(self, name: str) -> int:
+        return int(self._db.one(f"PRAGMA {name}"))
+
+
+def _empty(tx: sqlite3.Connection, turn: int, *, settled: bool) -> None:
+    values = {
+        **dict.fromkeys(("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs"), _EMPTY),
+        **{"blocks": b"", "topk": 0, "hint_at": None, "history": "[]", "settled": 1},
+        **dict.fromkeys(("request_text", "reply_text", "reply_digest"), ""),
+    }
+    sets = ", ".join(f"{name} = :{name}" for name in values)
+    tx.execute(
+        f"UPDATE turns SET {sets}, params = json_set(params, '$.stop', json_array()) "
+        "WHERE id = :turn",
+        values | {"turn": turn},
+    )
+    if not settled:
+        tx.execute("UPDATE turns SET untrained_because = ? WHERE id = ?", (UNFOLLOWED, turn))
+    tx.execute(
+        "UPDATE samples SET hint = '', teacher_logprobs = NULL, teacher_targets = NULL "
+        "WHERE turn_id = ? AND hint IS NOT NULL",
+        (turn,),
+    )
+    for column in ("next_states.text", "votes.answer", "hints.text"):
+        table, _, name = column.partition(".")
+        tx.execute(f"UPDATE {table} SET {name} = '' WHERE turn_id = ?", (turn,))

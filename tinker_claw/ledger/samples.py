@@ -129,7 +129,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
 
 def teacher_of(row: sqlite3.Row) -> HintScores | None:
     """What the teacher said, from the columns of a sample and `topk` of its turn."""
-    if row["hint"] is None:
+    if row["teacher_logprobs"] is None:  # there was no hint, or it was dropped for its age
         return None
     return HintScores(
         hint=row["hint"],

@@ -1,5 +1,5 @@
 -- One file, one story: session -> turn -> next state -> votes -> verdict, hints -> sample -> step -> version.
--- Times are seconds since 1970. Token arrays are zlib-packed little-endian arrays (codec.py).
+-- Times are seconds since 1970. Token arrays are little-endian arrays, packed (codec.py).
 
 CREATE TABLE meta (
   key   TEXT PRIMARY KEY,

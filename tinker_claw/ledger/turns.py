@@ -68,7 +68,7 @@ class LastTurn:
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
 _LATELY = 4
-"""Newest turns of a session among which the last one that is not settled is sought."""
+"""Newest turns of a session among which those that are not settled are sought."""
 
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a run are sought."""
@@ -156,7 +156,7 @@ class TurnTable:
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
-            "params": _params_json(done.params),
+            "params": _params_json(done.params if keeps else replace(done.params, stop=())),
             "hint_at": turn.hint_at,
             "request_text": turn.request_text,
             "reply_text": turn.reply_text,
@@ -185,21 +185,21 @@ class TurnTable:
                 write(tx, bill, turn_id=turn_id)
         return turn_id
 
-    def last(self, session_id: int) -> LastTurn | None:
-        """The newest main turn of a session that is not settled."""
-        row = self._db.row(
-            # Behind those that were sent again, or hung up on.
+    def latest(self, session_id: int) -> list[LastTurn]:
+        """The newest main turns of a session that are not settled, the newest first.
+
+        More than one, because a request may have been sent again, and conversations that open
+        alike may share a session.
+        """
+        rows = self._db.rows(
             "SELECT id, history, reply_digest FROM (SELECT * FROM turns WHERE session_id = ? "
-            f"AND kind = 'main' ORDER BY idx DESC LIMIT {_LATELY}) WHERE settled = 0 LIMIT 1",
+            f"AND kind = 'main' ORDER BY idx DESC LIMIT {_LATELY}) WHERE settled = 0",
             session_id,
         )
-        if row is None:
-            return None
-        return LastTurn(
-            turn_id=row["id"],
-            history=tuple(json.loads(row["history"])),
-            reply_digest=row["reply_digest"],
-        )
+        return [
+            LastTurn(row["id"], tuple(json.loads(row["history"])), row["reply_digest"])
+            for row in rows
+        ]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
         """Attach what arrived after a turn. False: it had one, and the first one stays."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from renderers import ParsedToolCall, ToolCallParseStatus
@@ -29,7 +29,7 @@ def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
     if attempt.status not in _EXECUTABLE or not attempt.name:
         return None
     arguments = _compact(attempt.arguments)
-    if arguments is None or not isinstance(cast("Any", attempt.name), str):
+    if arguments is None or not _is_text(attempt.name):
         return None
     return ToolCall(id=f"call{uuid4().hex}", name=attempt.name, arguments=arguments)
 
@@ -37,6 +37,14 @@ def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
 def only_call(attempts: Sequence[ParsedToolCall]) -> ToolCall | None:
     """The call in a block that should hold exactly one."""
     return tool_call(attempts[0]) if len(attempts) == 1 else None
+
+
+def _is_text(name: Any) -> bool:
+    """Half a surrogate pair is none: it can neither be sent nor stored."""
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _compact(arguments: Any) -> str | None:

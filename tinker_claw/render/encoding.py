@@ -11,7 +11,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ class Encoder:
         self._held = 0
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        self._coming: dict[str, asyncio.Future[dict[str, Encoded]]] = {}
+        self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
 
     def __len__(self) -> int:
         """What it holds, in ids."""
@@ -62,34 +62,49 @@ class Encoder:
         """Those of the texts that have yet to be encoded, each once."""
         return [text for text in dict.fromkeys(texts) if text not in self._known]
 
-    async def prepare(self, texts: Sequence[str]) -> None:
+    async def prepare(
+        self, texts: Iterable[str], *, starts: Collection[str] = ()
+    ) -> Mapping[str, Encoded]:
         """Encode long texts that are not known yet in a thread, so that the event loop goes on.
 
-        Requests that bring the same text at the same time wait for one encoding of it.
-        """
-        while missing := self.unknown(texts):
-            if sum(map(len, missing)) < _ASIDE:
-                return
-            new = [text for text in missing if text not in self._coming]
-            if new:
-                loop = asyncio.get_running_loop()
-                coming = loop.run_in_executor(self._thread, self._compute, new)
-                coming.add_done_callback(self._arrived)
-                self._coming |= dict.fromkeys(new, coming)
-            # Shielded: a client that hangs up must not take it from the others.
-            await asyncio.shield(self._coming[missing[0]])
+        Requests that bring the same text at the same time wait for one encoding of it. What was
+        waited for is returned, because it may be more than is remembered.
 
-    def _compute(self, texts: Sequence[str]) -> dict[str, Encoded]:
-        return {text: self._encode(text) for text in texts}
+        Args:
+            starts: those of the texts of which it will be asked where their ids begin.
+        """
+        wanted = [(text, text in starts) for text in dict.fromkeys(texts)]
+        missing = [want for want in wanted if not self._knows(*want)]
+        if sum(len(text) for text, _ in missing) < _ASIDE:
+            return {}
+        new = [want for want in missing if want not in self._coming]
+        if new:
+            loop = asyncio.get_running_loop()
+            coming = loop.run_in_executor(self._thread, self._compute, new)
+            coming.add_done_callback(self._arrived)
+            self._coming |= dict.fromkeys(new, coming)
+        ready: dict[str, Encoded] = {}
+        for awaited in list(dict.fromkeys(self._coming[want] for want in missing)):
+            # Shielded: a client that hangs up must not take it from the others.
+            ready |= await asyncio.shield(awaited)
+        return ready
+
+    def _knows(self, text: str, starts: bool) -> bool:
+        entry = self._known.get(text)
+        return entry is not None and not (starts and entry.starts is None)
+
+    def _compute(self, wanted: Sequence[tuple[str, bool]]) -> dict[str, Encoded]:
+        return {text: self._encode(text, starts) for text, starts in wanted}
 
     def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
-        self._coming = {text: future for text, future in self._coming.items() if future != coming}
+        self._coming = {want: future for want, future in self._coming.items() if future != coming}
         if not coming.cancelled() and coming.exception() is None:
             self._learn(coming.result())
 
     def _learn(self, encoded: Mapping[str, Encoded]) -> None:
         for text, entry in encoded.items():
-            if text not in self._known:
+            if not self._knows(text, entry.starts is not None):
+                self._forget(text)
                 self._known[text] = entry
                 self._held += _ENTRY + len(entry.ids)
         while self._held > self._capacity and len(self._known) > 1:
@@ -100,7 +115,6 @@ class Encoder:
         """Ids of `text`, from memory or anew; `starts`: with where they begin."""
         entry = self._known.get(text)
         if entry is None or (starts and entry.starts is None):
-            self._forget(text)
             entry = self._encode(text, starts)
             self._learn({text: entry})
         else:
@@ -111,6 +125,11 @@ class Encoder:
         """Keep neither text nor ids of these."""
         for text in texts:
             self._forget(text)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._known.clear()
+        self._held = 0
 
     def _forget(self, text: str) -> None:
         entry = self._known.pop(text, None)

@@ -19,7 +19,7 @@ from tinker_claw.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
 
-_UNFIT = (ValueError, TypeError, KeyError, RecursionError, TemplateError)
+_UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
 """What formats raise for messages that they do not take."""
 
 _TOOL = {
@@ -137,7 +137,7 @@ class Format:
                 continue
             try:
                 found = self._lay(messages, tools, hint)
-            except (*_UNFIT, AssertionError, AttributeError, NotImplementedError):
+            except (*_UNFIT, AssertionError, NotImplementedError):
                 return False
             if found is not None and found.prompt() != expected:
                 return False

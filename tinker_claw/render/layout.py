@@ -136,12 +136,15 @@ class Layout:
         self._ids = ids
         self._pieces = pieces
         self._hint_at = hint_at
+        self._ready: Mapping[str, Encoded] = {}
         if any(entry < 0 and entry not in pieces for entry in ids):
             raise UnknownPlaceholder
 
     async def prepare(self) -> None:
         """Encode what is new and long without holding up the event loop."""
-        await self._encoder.prepare([self._pieces[e].text for e in self._ids if e < 0])
+        pieces = [self._pieces[entry] for entry in self._ids if entry < 0]
+        cut = {piece.text for piece in pieces if piece.end is not None}
+        self._ready = await self._encoder.prepare([piece.text for piece in pieces], starts=cut)
 
     @contextmanager
     def forgetting(self) -> Generator[None]:
@@ -167,7 +170,7 @@ class Layout:
                 packed.append(entry.to_bytes(4, "little"))
                 continue
             piece = self._pieces[entry]
-            known = self._encoder.encode(piece.text, starts=piece.end is not None)
+            known = self._encoded(piece)
             if piece.end is None:
                 ids += known.ids
                 packed.append(known.packed)
@@ -176,6 +179,13 @@ class Layout:
         if self._hint_at == len(self._ids):
             hint_at = len(ids)
         return Prompt(tuple(ids), hint_at, b"".join(packed))
+
+    def _encoded(self, piece: Piece) -> Encoded:
+        starts = piece.end is not None
+        ready = self._ready.get(piece.text)
+        if ready is not None and not (starts and ready.starts is None):
+            return ready
+        return self._encoder.encode(piece.text, starts=starts)
 
 
 def _cut(known: Encoded, piece: Piece, packed: list[bytes]) -> tuple[int, ...]:

@@ -168,6 +168,10 @@ class Renderer:
         stream.feed(tokens)
         return stream.finish()[1]
 
+    def forget(self) -> None:
+        """Keep no text of earlier requests in memory."""
+        self._encoder.clear()
+
     def decode(self, tokens: Tokens) -> str:
         """Text of ids, control tokens spelled out."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)

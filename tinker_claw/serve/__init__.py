@@ -11,12 +11,16 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
 from tinker_claw.config import Settings
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
+from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.serve.backend import check_backend, source
+from tinker_claw.serve.control import control
 from tinker_claw.serve.costs import announce
-from tinker_claw.serve.server import Server, listen, stop_on_signals, url_of
+from tinker_claw.serve.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
+from tinker_claw.serve.upkeep import upkeep
 from tinker_claw.serve.wiring import wire
 from tinker_claw.spending import check_budget, price_in_force
 from tinker_claw.telemetry import configure, log
@@ -28,37 +32,67 @@ async def serve(settings: Settings) -> None:
     Raises:
         ClawError: it could not start; the sentence says why and what to do.
     """
-    configure(settings.run.log_format)
-    price = price_in_force(settings)
-    check_budget(settings, price)
-    await check_backend(settings)
-    async with AsyncExitStack() as stack:
+    configure(settings.run.log_format, redact=Redactor([SECRETS]).redact)
+    stop = Stop()
+    try:
+        async with AsyncExitStack() as stack:
+            await _run(settings, stop, stack)
+    except asyncio.CancelledError:
+        if not stop.asked:
+            raise
+    log.info("stopped")
+
+
+async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
+    run = settings.run
+    this = asyncio.current_task()
+    assert this is not None
+    with stop.calls(this.cancel, within_s=CLOSE_S):
+        price = price_in_force(settings)
+        check_budget(settings, price)
+        await check_backend(settings)
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
         model = source(settings)
         ledger = _open_ledger(settings)
         stack.callback(ledger.close)
         announce(settings, price, ledger)
         system = await wire(settings, model, ledger, price, stack)
-        server = Server(system.app)
-        stop_on_signals(server, system.health.backend.give_up)
-        async with asyncio.TaskGroup() as group:
-            background = (
-                group.create_task(guarded(system.judging.run(), system.health.judge)),
-                group.create_task(guarded(system.learner.run(), system.health.learner)),
-            )
+    server = Server(system.app)
+
+    def end() -> None:
+        server.should_exit = True
+        system.health.backend.give_up()
+        system.learner.finish()
+
+    with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
+        async with asyncio.TaskGroup() as group, control(run.directory, system.undoing):
+            judging = group.create_task(guarded(system.judging.run(), system.health.judge))
+            learning = group.create_task(guarded(system.learner.run(), system.health.learner))
+            trimming = group.create_task(guarded(upkeep(ledger, settings.privacy), Part()))
             log.info(
                 "serving",
                 url=url_of(listening),
                 model=settings.served_name,
-                method=settings.run.method,
-                backend=settings.run.backend,
+                method=run.method,
+                backend=run.backend,
                 version=system.policy.current.version.id,
-                data_dir=str(settings.run.directory),
+                data_dir=str(run.directory),
             )
             await server.serve(sockets=[listening])
-            for task in background:
-                task.cancel()
-    log.info("stopped")
+            judging.cancel()
+            trimming.cancel()
+            if system.learner.stepping:
+                await asyncio.wait({learning}, timeout=STEP_S)
+            learning.cancel()
+        await _save(system.learner)
+
+
+async def _save(learner: Learner) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await learner.save()
+    except (ClawError, TimeoutError) as error:
+        log.warning("state.unsaved", error=str(error) or "it took too long")
 
 
 async def guarded(work: Awaitable[None], part: Part) -> None:
@@ -85,6 +119,7 @@ def _open_ledger(settings: Settings) -> Ledger:
                 "model": settings.run.model_name,
                 "method": settings.run.method,
                 "backend": settings.run.backend,
+                "lora_rank": str(settings.training.lora_rank),
             }
         )
         if held and not settings.run.resume:

@@ -97,7 +97,12 @@ async def wire(
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     app = _gateway(parts, judging, versions, capabilities.context_tokens)
-    undoing = Undoing(ledger, trainer, parts.policy, learner, app.state.book.forget)
+
+    def forget_session(session_id: int) -> None:
+        app.state.book.forget(session_id)
+        renderer.forget()
+
+    undoing = Undoing(ledger, trainer, parts.policy, learner, forget_session)
     return System(app, judging, learner, parts.health, parts.policy, undoing)
 
 

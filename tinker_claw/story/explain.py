@@ -77,8 +77,11 @@ def _request(turn: History, *, text: bool) -> Iterator[str]:
 
 def _answer(turn: History, *, text: bool) -> Iterator[str]:
     done = turn.completion
-    yield f"Version v{turn.version} answered with {len(done.tokens)} tokens ({done.stop_reason}):"
+    length = turn.completion_tokens
+    yield f"Version v{turn.version} answered with {length} tokens ({done.stop_reason}):"
     yield from _quote(turn.reply_text, text=text)
+    if length > len(done.tokens):
+        yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
     if turn.fallback is not None:
         yield from _wrap(f"It was not the current version that answered: {turn.fallback}.")
 

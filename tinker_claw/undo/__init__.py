@@ -1,0 +1,1 @@
+"""Commands that undo what was learned or kept, and that take it along."""
