@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,12 +33,14 @@ from local_gpu.losses import LOSSES
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.optimizer import LoraOptimizer
 from local_gpu.sampler import LocalSampler
-from tinker_claw.errors import BackendError, ConfigError
+from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
 
 T = TypeVar("T")
 
 BASE_REF = "base"
+_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
+"""Somebody will make room: no step is to blame, and waiting helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +150,7 @@ class LocalTrainer:
 
     async def publish(self) -> LocalSampler:
         def write() -> LocalSampler:
-            ref, adapter = stamp(), self._optimizer.adapter()
+            ref, adapter = stamp(self._adapters), self._optimizer.adapter()
             with new_folder(self._adapters / ref) as draft:
                 write_adapter(draft, self._base, self._shape, adapter)
             serving = {ref, *(sampler.ref for sampler in list(self._samplers))}
@@ -174,7 +177,7 @@ class LocalTrainer:
 
     async def save_state(self, name: str) -> str:
         def write() -> str:
-            ref = f"{stamp()}-{slug(name)}"
+            ref = f"{stamp(self._states)}-{slug(name)}"
             write_state(self._states / ref, self._base, self._shape, self._optimizer.state())
             prune(self._states, self._config.keep_states, {ref, self._loaded_state}.__contains__)
             return ref
@@ -217,6 +220,8 @@ class LocalTrainer:
         try:
             return await future
         except OSError as error:
+            if error.errno in _FULL:
+                raise OutageError(f"There is no room in {self._config.root}: {error}") from error
             raise BackendError(f"The files in {self._config.root} failed: {error}") from error
         except RuntimeError as error:
             raise BackendError(f"torch failed: {error}") from error

@@ -64,7 +64,9 @@ async def test_the_openai_client_understands_a_refusal(tmp_path: Path, renderer:
         assert raised.value.param == "logprobs"
 
 
-@pytest.mark.parametrize("model", ["gpt-4", f"{MODEL}@v7", f"{MODEL}@v", f"{MODEL}@v²", "@v0"])
+@pytest.mark.parametrize(
+    "model", ["gpt-4", f"{MODEL}@v7", f"{MODEL}@v", f"{MODEL}@v²", "@v0", "x" * 5000]
+)
 async def test_an_unknown_model_is_a_404_that_names_what_is_served(
     tmp_path: Path, renderer: Renderer, model: str
 ) -> None:
@@ -72,6 +74,7 @@ async def test_an_unknown_model_is_a_404_that_names_what_is_served(
         response = await world.ask("hi", model=model)
         assert_error(response, 404, code="model_not_found", param="model")
         assert f"'{MODEL}'" in response.json()["error"]["message"]
+        assert len(response.content) < 1000, "a name is not sent back at full length"
 
 
 async def test_a_key_is_needed_everywhere_but_for_health(

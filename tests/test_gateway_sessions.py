@@ -123,6 +123,18 @@ async def test_a_restart_goes_on_with_the_session(tmp_path: Path, renderer: Rend
         assert [turn.index for turn in world.turns()] == [0, 1]
 
 
+async def test_after_a_restart_the_reply_that_was_kept_is_found_among_those_sent_again(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(*(Script(spell(renderer, text)) for text in ("one", "two", "three")))
+        for _ in range(3):
+            await world.reply(openclaw("hi"))
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi", assistant("one"), user("thanks")))
+        assert world.next_states()[1] == NextState("user", "thanks")
+
+
 async def test_sessions_that_overlap_do_not_mix(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         world.sampler.say(

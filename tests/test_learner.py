@@ -24,6 +24,7 @@ from tinker_claw.learner import (
     JudgingDeps,
     Learner,
     LearnerDeps,
+    Observing,
     judging,
     restore,
 )
@@ -164,6 +165,7 @@ async def world(
     running: bool = True,
     spending: Callable[[Ledger, Telemetry], Spending] | None = None,
     waits: Backoff = SHORT,
+    redact: Callable[[str], str] = str,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -178,6 +180,9 @@ async def world(
             *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
             learning_rate=1e-3,
             waits=waits,
+            observing=Observing(ledger.samples, cfg.batch_size, lambda: 0.25)
+            if cfg.observe
+            else None,
         )
     )
     judge = Judge(says, JudgeSettings(), hint_candidates=1)
@@ -187,6 +192,7 @@ async def world(
             *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),
             on_sample=learner.wake,
             concurrency=4,
+            redact=redact,
         )
     )
     assert isinstance(base, FakeSampler)

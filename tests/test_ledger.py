@@ -128,15 +128,15 @@ def test_sessions_of_two_users_never_mix(ledger: Ledger) -> None:
     assert ledger.turns.session("ann", "k") == ledger.turns.session("ann", "k")
 
 
-def test_last_turn_is_the_newest_main_one(ledger: Ledger) -> None:
+def test_latest_turns_are_main_ones_the_newest_first(ledger: Ledger) -> None:
     session = ledger.turns.session("me", "s")
-    assert ledger.turns.last(session) is None
-    ledger.turns.add(new_turn(ledger))
+    assert ledger.turns.latest(session) == []
+    first = ledger.turns.add(new_turn(ledger))
     newest = ledger.turns.add(new_turn(ledger, history=("a", "b", "c")))
     ledger.turns.add(new_turn(ledger, kind=Kind.SIDE, untrained_because="side"))
-    last = ledger.turns.last(session)
-    assert last is not None
-    assert (last.turn_id, last.history, last.reply_digest) == (newest, ("a", "b", "c"), "r")
+    found = ledger.turns.latest(session)
+    assert [turn.turn_id for turn in found] == [newest, first]
+    assert (found[0].history, found[0].reply_digest) == (("a", "b", "c"), "r")
 
 
 def test_first_next_state_stays(ledger: Ledger) -> None:

@@ -125,36 +125,8 @@ def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
-    assert process.returncode in (0, 130)
+    assert process.returncode == 0
     assert "Traceback" not in said
-
-
-def test_sigkill_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    for life in range(3):
-        with product(data, "--batch-size", "4") as running, ThreadPoolExecutor(3) as pool:
-            futures = [pool.submit(converse, running, 1000 * life + i) for i in range(6)]
-            time.sleep(1.0 + life)
-            running.process.kill()
-            for future in futures:
-                future.cancel()
-                if not future.cancelled():
-                    with pytest.raises(httpx.TransportError):
-                        raise future.exception() or httpx.TransportError("ended in time")
-        assert rows(data, "PRAGMA integrity_check") == [("ok",)]
-    with product(data, "--batch-size", "4") as running:
-        assert running.health()["status"] == "ok"
-        newest = running.health()["policy_version"]
-        learn(running, newest + 1, range(9000, 9040))
-        assert running.stop() == 0
-    committed = rows(data, "SELECT id FROM steps WHERE status = 'committed'")
-    assert committed
-    for (step,) in committed:
-        trained = f"SELECT COUNT(*) FROM samples WHERE state = 'trained' AND step_id = {step}"
-        assert rows(data, trained) == [(4,)]
-    # The last step may have been under way when it was told to stop: the next start voids it.
-    unfinished = "status = 'intent' AND id < (SELECT MAX(id) FROM steps)"
-    assert rows(data, f"SELECT COUNT(*) FROM steps WHERE {unfinished}") == [(0,)]
 
 
 def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
@@ -265,16 +237,3 @@ def test_damaged_model_folder_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert str(model) in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_another_method_on_the_same_directory_is_refused(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with product(data) as running:
-        assert running.stop() == 0
-    common = ("--model-name", "demo", "--backend", "local", "--port", "0", "--data-dir", str(data))
-    done = run(*common, "--method", "binary")
-    assert done.returncode == 2
-    assert "holds a run with method 'combine', not 'binary'" in done.stderr
-    done = run(*common, "--no-resume")
-    assert done.returncode == 2
-    assert "--data-dir" in done.stderr

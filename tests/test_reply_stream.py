@@ -61,6 +61,7 @@ REPLIES: list[tuple[str, tuple[Any, ...]]] = [
     ('<tool_call>{"name": "f"}</tool_call>', ("", None, [("f", "{}")])),
     ('<tool_call>{"arguments": {}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": "f", "arguments": ' + "9" * 5000 + "}</tool_call>", None),  # type: ignore[list-item]

@@ -1,0 +1,168 @@
+"""A ledger after a long use: how large its file is, and what writing a turn to it takes.
+
+    python -m benchmarks.ledger [--turns 100000] [--directory DIR]
+
+Turns as OpenClaw's: sessions that begin with the same ten thousand tokens and grow by what is said
+and done, replies of about 300 tokens with the four candidates per token that the default method
+needs, logprobs as a model's (float32). Written with `TurnTable.add`, one transaction each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tinker_claw.ledger import Ledger, NewTurn
+from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason
+
+VOCABULARY = 151_936
+SYSTEM = 9_700
+"""Tokens of system prompt and tools, the same for all sessions of a day."""
+SESSION = 8
+"""Turns of a session."""
+DAY = 150
+"""Sessions of a day, on which the system prompt changes where the date stands in it."""
+TOPK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured."""
+
+    turns: int
+    prompt_tokens: float
+    """Mean."""
+    completion_tokens: float
+    file_bytes: int
+    bytes_per_turn: float
+    add_ms_median: float
+    add_ms_p99: float
+
+
+class Talk:
+    """Makes turns up, without end."""
+
+    def __init__(self, ledger: Ledger, seed: int = 0) -> None:
+        self._ledger = ledger
+        self._rng = random.Random(seed)
+        self._number = 0
+        self._system = self._ids(SYSTEM)
+        self._pool = [self._f32(self._logprobs(400)) for _ in range(97)]
+        self._prompt: list[int] = []
+        self._session = 0
+        self._history: list[str] = []
+
+    def turn(self) -> NewTurn:
+        """The next turn of the session, or the first one of the next session."""
+        rng = self._rng
+        if self._number % (SESSION * DAY) == 0:
+            self._system[SYSTEM - 300 :] = self._ids(300)
+        if self._number % SESSION == 0:
+            self._prompt = [*self._system, *self._ids(200)]
+            self._session = self._ledger.turns.session("me", f"session {self._number}")
+            self._history = [f"{rng.getrandbits(128):032x}"]
+        reply = self._ids(rng.randint(150, 450))
+        prompt = tuple(self._prompt)
+        turn = NewTurn(
+            session_id=self._session,
+            kind=Kind.MAIN,
+            kind_reason="user turn: OpenClaw's agent, with a user's message and its timestamp",
+            policy_version=0,
+            prompt=prompt,
+            completion=self._completion(reply),
+            hint_at=len(prompt) - 9,
+            request_text="please " * rng.randint(5, 40),
+            reply_text=" ".join(f"{i:x}" for i in reply),
+            history=tuple(self._history),
+            reply_digest=f"{rng.getrandbits(128):032x}",
+            call="user turn",
+            trace=f"{rng.getrandbits(128):032x}",
+            packed_prompt=array("i", prompt).tobytes(),
+        )
+        self._prompt += [*reply, *self._ids(rng.randint(20, 400))]
+        self._history += [turn.reply_digest, f"{rng.getrandbits(128):032x}"]
+        self._number += 1
+        return turn
+
+    def _ids(self, count: int) -> list[int]:
+        """Frequent tokens are frequent, as in text."""
+        draw = self._rng.random
+        return [int(VOCABULARY ** draw()) for _ in range(count)]
+
+    def _logprobs(self, count: int) -> list[float]:
+        """Most tokens of a reply are sure, some are not at all."""
+        return [-(10 ** self._rng.uniform(-6, 1)) for _ in range(count)]
+
+    @staticmethod
+    def _f32(values: Sequence[float]) -> list[float]:
+        return array("f", values).tolist()
+
+    def _completion(self, reply: list[int]) -> Completion:
+        n, draw = len(reply), self._rng.choice
+        near = [[token, *self._ids(TOPK - 1)] for token in reply]
+        columns = [draw(self._pool)[self._rng.randrange(90) :] * 2 for _ in range(TOPK)]
+        return Completion(
+            tokens=tuple(reply),
+            logprobs=tuple(columns[0][:n]),
+            topk_ids=tuple(map(tuple, near)),
+            topk_logprobs=tuple(zip(*(column[:n] for column in columns), strict=True)),
+            stop_reason=StopReason.STOP,
+            params=SamplingParams(max_tokens=4096, stop_tokens=(7, 8), student_topk=TOPK),
+        )
+
+
+def measure(directory: Path, turns: int) -> Result:
+    """Write so many turns; the ledger stays where it is."""
+    ledger = Ledger(directory)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    talk, seconds, prompts, replies = Talk(ledger), list[float](), 0, 0
+    before = 0
+    for number in range(turns):
+        turn = talk.turn()
+        if number % SESSION:
+            ledger.turns.add_next_state(before, NextState("user", turn.request_text))
+        started = time.perf_counter()
+        before = ledger.turns.add(turn)
+        seconds.append(time.perf_counter() - started)
+        prompts += len(turn.prompt)
+        replies += len(turn.completion.tokens)
+        if sys.stderr.isatty() and number % 1000 == 0:
+            print(f"\r{number} of {turns}", end="", file=sys.stderr)
+    path = ledger.path
+    ledger.close()
+    seconds.sort()
+    size = path.stat().st_size
+    return Result(
+        turns=turns,
+        prompt_tokens=prompts / turns,
+        completion_tokens=replies / turns,
+        file_bytes=size,
+        bytes_per_turn=size / turns,
+        add_ms_median=1e3 * seconds[turns // 2],
+        add_ms_p99=1e3 * seconds[int(turns * 0.99)],
+    )
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description="Size and speed of a long ledger.")
+    parser.add_argument("--turns", type=int, default=100_000)
+    parser.add_argument("--directory", type=Path, default=None, help="kept; else a temporary one")
+    given = parser.parse_args()
+    if given.directory is not None:
+        print(json.dumps(asdict(measure(given.directory, given.turns)), indent=2))
+        return
+    with tempfile.TemporaryDirectory() as place:
+        print(json.dumps(asdict(measure(Path(place), given.turns)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

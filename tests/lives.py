@@ -1,0 +1,277 @@
+"""Lives of the product: real processes with a port and a data directory, started fast, that die by
+SIGKILL where they are told.
+
+Rule: the product knows nothing of this. A life is forked from a process that has imported
+everything and started nothing; what is to kill it is wrapped around the product's own functions
+before its `main` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parent.parent
+START_S = 60
+POINTS: dict[str, tuple[str, ...]] = {
+    "intent": ("tinker_claw.ledger.steps:StepTable.begin",),
+    "trained": (
+        "local_gpu.trainer:LocalTrainer.train_step",
+        "tinker_claw.backends.tinker.trainer:TinkerTrainer.train_step",
+    ),
+    "saving": ("local_gpu.files:write_moments",),
+    "saved": (
+        "local_gpu.trainer:LocalTrainer.save_state",
+        "tinker_claw.backends.tinker.trainer:TinkerTrainer.save_state",
+    ),
+    "publishing": ("local_gpu.trainer:write_adapter",),
+    "published": (
+        "local_gpu.trainer:LocalTrainer.publish",
+        "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
+    ),
+    "committing": ("tinker_claw.ledger.steps:_insert_version",),
+    "committed": ("tinker_claw.ledger.steps:StepTable.commit",),
+    "swapped": ("tinker_claw.policy:PolicyHolder.swap",),
+    "turn being written": ("tinker_claw.ledger.turns:store",),
+    "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),
+    "judging": ("tinker_claw.judge:Judge.judge",),
+    "judged": ("tinker_claw.ledger.judgements:JudgementTable.add",),
+    "queued": ("tinker_claw.ledger.samples:SampleTable.add",),
+    "state loaded": (
+        "local_gpu.trainer:LocalTrainer.load_state",
+        "tinker_claw.backends.tinker.trainer:TinkerTrainer.load_state",
+    ),
+    "gone back": ("tinker_claw.ledger.steps:StepTable.restart_from",),
+}
+"""A life ends as soon as one of these functions has returned, be it within a transaction."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What befalls a life. Places are written as `module:name`."""
+
+    dies_at: str | None = None
+    """A point of `POINTS`; None: none of them kills it."""
+    passes: int = 0
+    """How often the point is passed before."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Functions that take so many seconds longer."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    clock_s: float = 0.0
+    """How much its clock is ahead."""
+
+
+BOUNDS: dict[str, Any] = {
+    "tinker_claw.serve:CLOSE_S": 2,
+    "tinker_claw.serve:STEP_S": 2,
+    "tinker_claw.serve:DRAIN_S": 1,
+    "tinker_claw.serve.server:DRAIN_S": 1,
+}
+BOUND_S = 5 + 4
+"""All of them together, and room for a busy machine."""
+
+_PRELOAD = (
+    *("pytest", "tests.lives", "tinker_claw.cli", "tinker_claw.serve", "tinker"),
+    *("tinker_claw.backends.tinker", "local_gpu.trainer", "local_gpu.demo.judge", "peft"),
+    *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
+    *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
+)
+_nursery = multiprocessing.get_context("forkserver")
+_nursery.set_forkserver_preload(list(_PRELOAD))
+
+
+@dataclass
+class Life:
+    """One process of the product."""
+
+    process: ForkServerProcess
+    url: str
+    log: Path
+    began_at: int
+    """Where its part of the log begins."""
+
+    @property
+    def ended(self) -> int | None:
+        """The exit status, negative for a signal; None: it lives."""
+        return self.process.exitcode
+
+    def said(self) -> str:
+        return self.log.read_bytes()[self.began_at :].decode()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
+
+    def serves(self) -> bool:
+        """Wait until it answers, or has ended."""
+        deadline = time.monotonic() + START_S
+        while not self.events("serving"):
+            if self.ended is not None:
+                return bool(self.events("serving"))
+            assert time.monotonic() < deadline, self.said()[-3000:]
+            time.sleep(0.01)
+        return True
+
+    def health(self) -> dict[str, Any]:
+        return httpx.get(self.url.removesuffix("/v1") + "/healthz", timeout=30).json()
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def ends(self, timeout: float = 60) -> int:
+        """Wait for the end; returns the exit status."""
+        self.process.join(timeout)
+        assert self.ended is not None, f"it lives:\n{self.said()[-3000:]}"
+        return self.ended
+
+    def stop(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.ends()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def writes_at_most(self, size: int) -> None:
+        """The disk is full for files of this size, in bytes; -1: it is not."""
+        assert self.process.pid is not None
+        _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def until(happened: Callable[[], object], why: str = "in vain", seconds: float = 60) -> None:
+    """Wait for something to be true; long, for machines are busy."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@contextmanager
+def life(
+    data: Path,
+    *flags: str,
+    port: int = 0,
+    backend: Sequence[str] = ("--backend", "local", "--threads", "1"),
+    fate: Fate | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Life]:
+    """Start the product with the demo model; killed at the end if it still lives."""
+    port = port or free_port()
+    log = data.with_suffix(".log")
+    began_at = log.stat().st_size if log.exists() else 0
+    log.touch()
+    arguments = ["--model-name", "demo", *backend, "--port", str(port), "--log-format", "json"]
+    arguments += ["--data-dir", str(data), *flags]
+    process = _nursery.Process(
+        target=_live, args=(arguments, str(log), fate or Fate(), dict(env or {}))
+    )
+    process.start()
+    try:
+        yield Life(process, f"http://127.0.0.1:{port}/v1", log, began_at)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    os.chdir(ROOT)
+    os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
+    from tinker_claw.cli import main
+
+    for place in POINTS[fate.dies_at] if fate.dies_at else ():
+        _replace(place, lambda call: _deadly(call, fate.passes))
+    for place, seconds in fate.slow.items():
+        _replace(place, lambda call, seconds=seconds: _slow(call, seconds))
+    for place, value in fate.constants.items():
+        _replace(place, lambda _, value=value: value)
+    if fate.clock_s:
+        _replace("time:time", lambda call: lambda: call() + fate.clock_s)
+        _replace("local_gpu.files:datetime", lambda usual: _shifted(usual, fate.clock_s))
+    sys.exit(main(arguments))
+
+
+def _replace(place: str, make: Callable[[Any], Any]) -> None:
+    module, _, path = place.partition(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _shifted(usual: type[datetime], seconds: float) -> type[datetime]:
+    class Shifted(usual):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return usual.now(tz) + timedelta(seconds=seconds)
+
+    return Shifted
+
+
+def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """A plain function cannot be interrupted then, like a call into a foreign library."""
+
+    @functools.wraps(call)
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return call(*args, **kwargs)
+
+    @functools.wraps(call)
+    async def slowly_async(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await call(*args, **kwargs)
+
+    return slowly_async if asyncio.iscoroutinefunction(call) else slowly
+
+
+def _deadly(call: Callable[..., Any], passes: int) -> Callable[..., Any]:
+    left = passes
+
+    def pass_by() -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    @functools.wraps(call)
+    def sync_call(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        pass_by()
+        return result
+
+    @functools.wraps(call)
+    async def async_call(*args: Any, **kwargs: Any) -> Any:
+        result = await call(*args, **kwargs)
+        pass_by()
+        return result
+
+    return async_call if asyncio.iscoroutinefunction(call) else sync_call

@@ -1,0 +1,154 @@
+"""Clients that talk to the product all the time, and remember what they saw of it.
+
+Rule: a reply counts as seen only when its finish reason and [DONE] were read. One that broke off is
+asked for again, with the same messages, as an agent does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from local_gpu.demo import grammar
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A reply that a client saw to its end."""
+
+    session: str
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass
+class Talkers:
+    """Several sessions at a time, with one address."""
+
+    url: str
+    name: str = "s"
+    seen: list[Seen] = field(default_factory=list)
+    broken: int = 0
+    """Replies that did not come to their end."""
+    errors: list[str] = field(default_factory=list)
+    """What the gateway said where it refused."""
+    wanted: threading.Event = field(default_factory=threading.Event)
+    """Clear: nobody asks anything."""
+    over: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sessions: int = 0
+
+    def talk(self, seed: int) -> None:
+        """Hold conversations until it is over."""
+        rng = random.Random(seed)
+        with httpx.Client(timeout=60) as http:
+            while not self.over.is_set():
+                with self._lock:
+                    self._sessions += 1
+                    session = f"{self.name}-{self._sessions}"
+                self._converse(http, session, rng)
+
+    def _converse(self, http: httpx.Client, session: str, rng: random.Random) -> None:
+        problem = grammar.new_problem(rng)
+        messages: list[Message] = [{"role": "user", "content": grammar.first_message(problem)}]
+        for _ in range(rng.randint(2, 4)):
+            reply = self._insist(http, session, messages)
+            if reply is None:
+                return
+            good = grammar.accepts(reply, problem)
+            said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
+            messages += [
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": said},
+            ]
+
+    def _insist(self, http: httpx.Client, session: str, messages: list[Message]) -> str | None:
+        while not self.over.is_set():
+            if not self.wanted.wait(0.05):
+                continue
+            seen = self.ask(http, session, messages)
+            if seen is not None:
+                return seen.text
+            time.sleep(0.05)
+        return None
+
+    def ask(self, http: httpx.Client, session: str, messages: list[Message]) -> Seen | None:
+        """One request; None: no complete reply came of it."""
+        try:
+            seen = self._stream(http, session, messages)
+        except httpx.ConnectError:  # nobody listens
+            return None
+        except httpx.TransportError:
+            seen = None
+        with self._lock:
+            if seen is None:
+                self.broken += 1
+            else:
+                self.seen.append(seen)
+        return seen
+
+    def _stream(self, http: httpx.Client, session: str, messages: list[Message]) -> Seen | None:
+        body = {
+            **{"model": "demo", "messages": messages, "max_tokens": 60},
+            **{"stream": True, "stream_options": {"include_usage": True}},
+        }
+        text, usage, finished = "", {"prompt_tokens": 0, "completion_tokens": 0}, False
+        headers = {"X-Session-Id": session}
+        with http.stream(
+            "POST", f"{self.url}/chat/completions", json=body, headers=headers
+        ) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                self.errors.append(f"{answer.status_code} {answer.text}")
+                return None
+            for line in answer.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                if line == "data: [DONE]":
+                    assert finished, "done, and no reason why"
+                    return Seen(session, text, usage["prompt_tokens"], usage["completion_tokens"])
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    assert not finished, "an error after the end"
+                    self.errors.append(str(event["error"]))
+                    return None
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    finished = finished or choice["finish_reason"] is not None
+        return None
+
+
+@contextmanager
+def talking(url: str, *, clients: int = 3, seed: int = 0, name: str = "s") -> Iterator[Talkers]:
+    """Clients on threads of their own, who wait to be wanted."""
+    talkers = Talkers(url, name)
+    failures: list[BaseException] = []
+
+    def talk(number: int) -> None:
+        try:
+            talkers.talk(seed * 1000 + number)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=talk, args=(n,)) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield talkers
+    finally:
+        talkers.over.set()
+        for thread in threads:
+            thread.join(70)
+    assert not failures, failures

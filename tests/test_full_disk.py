@@ -1,0 +1,140 @@
+"""A disk without room: no reply is called complete that was not written, and all goes on by itself
+when there is room again; and a directory that may not be written at all.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.lives import Fate, Life, life, until
+from tests.talkers import Talkers, talking
+from tests.truths import check, one, read
+
+FLAGS = ("--batch-size", "2", "--learning-rate", "1e-3")
+SMALL = (*FLAGS, "--lora-rank", "4")
+LIMITLESS = -1
+
+pytestmark = pytest.mark.slow
+
+
+def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    slow = Fate(slow={"tinker_claw.judge:Judge.judge": 1.0})
+    due = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
+    with life(data, *SMALL, fate=slow) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(lambda: one(data, due) > 0)
+        running.writes_at_most(0)  # the judge has begun, and has not ended
+        until(lambda: running.health()["judge"] == "failing")
+        until(lambda: len(who.errors) > 6)
+        told = running.health()
+        assert told["status"] == "degraded"
+        assert "cannot be written" in told["judge_error"]
+        who.wanted.clear()
+        check(data, who.seen, batch_size=2)
+        seen = len(who.seen)
+        running.writes_at_most(LIMITLESS)
+        who.wanted.set()
+        goes_on(running, who, seen)
+        who.over.set()
+        assert running.stop() == 0
+    assert all("cannot write its records" in error for error in who.errors), who.errors
+    check(data, who.seen, batch_size=2)
+    assert "Traceback" not in running.said()
+
+
+def test_step_that_cannot_be_written_is_void_and_learning_goes_on(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    slow = Fate(slow={"local_gpu.trainer:LocalTrainer.train_step": 1.0})
+    with life(data, *SMALL, fate=slow) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(lambda: running.health()["learner"] == "training")
+        running.writes_at_most(0)
+        # First the files of this step cannot be written, then the row of the next one.
+        until(lambda: running.health()["learner_attempts"] > 1)
+        told = running.health()
+        assert told["learner"] == "stalled"
+        assert "cannot be written" in told["learner_error"]
+        running.writes_at_most(LIMITLESS)
+        goes_on(running, who, len(who.seen))
+        who.over.set()
+        assert running.stop() == 0
+    check(data, who.seen, batch_size=2)
+    said = [row[0] for row in read(data, "SELECT error FROM steps WHERE status = 'void'")]
+    assert said[0] == "it could not be closed when it ended"
+
+
+def goes_on(running: Life, who: Talkers, seen: int) -> None:
+    """Without a restart: replies, verdicts and steps."""
+    version = running.health()["policy_version"]
+    until(lambda: len(who.seen) > seen + 3)
+    until(lambda: running.health()["policy_version"] > version)
+    until(lambda: running.health()["status"] == "ok")
+
+
+def test_states_without_room_leave_the_gateway_answering(tmp_path: Path) -> None:
+    """Room for the ledger's rows, and none for the files of an adapter."""
+    data = tmp_path / "data"
+    with life(data, *FLAGS, "--lora-rank", "256") as running, talking(running.url) as who:
+        assert running.serves()
+        (first,) = (data / "adapters").iterdir()
+        size = (first / "adapter_model.safetensors").stat().st_size
+        assert size > 5_000_000, "well above what the ledger will have"
+        running.writes_at_most(size - 1)
+        who.wanted.set()
+        until(lambda: running.health()["learner"] == "stalled")
+        before = len(who.seen)
+        until(lambda: len(who.seen) > before + 2)
+        told = running.health()
+        assert "There is no room in" in told["last_error"]
+        assert "learning waits" in told["meaning"]
+        assert who.errors == []
+        assert list((data / "states").glob(".draft-*")) == [], "nothing half is left"
+        running.writes_at_most(LIMITLESS)
+        until(lambda: running.health()["policy_version"] >= 1)
+        until(lambda: running.health()["status"] == "ok")
+        who.over.set()
+        assert running.stop() == 0
+    check(data, who.seen, batch_size=2)
+    void = read(data, "SELECT DISTINCT outage FROM steps WHERE status = 'void'")
+    assert [row[0] for row in void] == [1], "no sample is to blame"
+    assert one(data, "SELECT COUNT(*) FROM samples WHERE state = 'quarantined'") == 0
+
+
+def test_stop_on_a_full_disk_is_in_order(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with life(data, *SMALL) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(lambda: len(who.seen) > 3)
+        running.writes_at_most(0)
+        until(lambda: len(who.errors) > 2)
+        assert running.stop() == 0
+        who.over.set()
+    with life(data, *SMALL) as again:
+        assert again.serves()
+        check(data, who.seen, batch_size=2)
+        assert again.stop() == 0
+
+
+def test_directory_that_may_only_be_read_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with life(data, *FLAGS) as running:
+        assert running.serves()
+        assert running.stop() == 0
+    (data / "lock").unlink()
+    if os.geteuid() == 0:  # who may write anywhere, but not to a folder
+        (data / "lock").mkdir()
+    data.chmod(0o500)
+    with life(data, *FLAGS) as running:
+        assert running.ends() == 2
+    data.chmod(0o700)
+    assert f"the data directory {data} cannot be written" in running.said()
+    with pytest.raises(httpx.TransportError):
+        running.health()

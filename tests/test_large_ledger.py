@@ -1,0 +1,59 @@
+"""A ledger after a long use stays small and quick; LEDGER_TURNS=100000 makes it that long."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ledger import SYSTEM, Result, measure
+from tinker_claw.ledger import Ledger
+
+TURNS = int(os.environ.get("LEDGER_TURNS", "2400"))
+MEANT = 100_000
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    directory = tmp_path_factory.mktemp("large")
+    return directory, measure(directory, TURNS)
+
+
+def test_hundred_thousand_turns_take_less_than_two_gigabytes(
+    measured: tuple[Path, Result],
+) -> None:
+    result = measured[1]
+    assert result.prompt_tokens > SYSTEM + 1000
+    assert result.completion_tokens > 250
+    assert result.bytes_per_turn * MEANT < 2e9, result
+
+
+def test_capture_takes_less_than_two_milliseconds(measured: tuple[Path, Result]) -> None:
+    assert measured[1].add_ms_median < 2, measured[1]
+
+
+def test_prompts_come_back_and_old_turns_go_without_holding_anybody_up(
+    measured: tuple[Path, Result],
+) -> None:
+    ledger = Ledger(measured[0])
+    assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET settled = 1, untrained_because = 'side turn: test'")
+    size, seconds, dropped = ledger.retention.live_bytes(), list[float](), 0
+    started = time.perf_counter()
+    for some in ledger.retention.round(None, size // 2):
+        seconds.append(time.perf_counter() - started)
+        dropped += some
+        started = time.perf_counter()
+    assert TURNS // 4 < dropped < TURNS
+    assert ledger.retention.live_bytes() <= size // 2
+    assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
+    assert ledger.turns.get(1).prompt == ()
+    seconds.sort()
+    median, p95 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)]
+    print(f"{len(seconds)} transactions: median {1e3 * median:.1f} ms, p95 {1e3 * p95:.1f} ms")
+    assert p95 < 0.05, "a few milliseconds, on a machine that does nothing else"
+    ledger.close()

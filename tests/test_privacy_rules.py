@@ -1,0 +1,242 @@
+"""What is taken for a secret or for personal data, what is not, and what looking for it costs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.captures import load
+from tinker_claw import config
+from tinker_claw.errors import ConfigError
+from tinker_claw.privacy import KINDS, Privacy, Redactor, marked
+from tinker_claw.telemetry import configure, log
+
+SECRETS = Redactor(["secrets"])
+ALL = Redactor(KINDS)
+# Put together here, so that no scanner takes this file for a leak.
+LETTERS = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0"
+JWT = ".".join(
+    base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+    for part in ({"alg": "HS256"}, {"sub": "1234567890"}, {"x": LETTERS})
+)
+KEY_BLOCK = f"-----BEGIN RSA PRIVATE KEY-----\n{LETTERS}\n{LETTERS}\n-----END RSA PRIVATE KEY-----"
+CASES = [
+    ("sk-" + LETTERS, "API key"),
+    ("sk-proj-" + LETTERS, "API key"),
+    ("tml-" + LETTERS, "API key"),
+    ("ghp_" + LETTERS[:36], "GitHub token"),
+    ("github_pat_" + LETTERS, "GitHub token"),
+    ("xoxb-1234567890-" + LETTERS, "Slack token"),
+    ("AKIA" + "Z9Y8X7W6V5U4T3S2", "AWS key"),
+    ("AIza" + LETTERS[:35], "Google key"),
+    ("hf_" + LETTERS[:34], "Hugging Face token"),
+    ("sk_live_" + LETTERS[:24], "Stripe key"),
+    (JWT, "JSON Web Token"),
+    (KEY_BLOCK, "private key"),
+    ("123456789:AA" + LETTERS[:33], "Telegram token"),
+    ("https://hooks.slack.com/services/T0123/B0123/" + LETTERS[:24], "webhook"),
+]
+ASSIGNED = [
+    ("password=", "hunter2"),
+    ("password: ", "Tr0ub4dor&3"[:9]),
+    ("DB_PASSWORD=", "s3cr3tS4uce"),
+    ('"password": "', "correct!horse"),
+    ("api_key: ", "9f8e7d6c5b4a39281706"),
+    ('API_KEY = "', "9f8e7d6c5b4a39281706"),
+    ("aws_secret_access_key = ", "wJalrXUtnF3MI/K7MDENG/bPxRfi9"),
+    ("my password is ", "hunter2"),
+    ("Authorization: Bearer ", "abcdef1234567890abcdef"),
+    ("postgres://me:", "s3cr3tS4uce"),
+]
+NOTHING = [
+    "password = get_password()",
+    "def login(user: str, password: str, token: Token2 = None) -> None:",
+    "api_key = os.environ['API_KEY_1']",
+    'token = config.token2 if token1 else "none"',
+    '{"type": "string", "description": "The password: at least 8 characters"}',
+    "max_tokens: 4096, total_tokens=123456789012",
+    "password: required",
+    "PWD=/home/user1/project2",
+    'Token: "#dcdccc"',
+    'token="your_token_123456"',
+    "task-0123456789abcdef0123456789 and disk-image-2026-11-21-00-19-utc",
+    "git commit 247d52c1b2a3f4e5d6c7b8a9f0e1d2c3b4a59687",
+    "postgres://user:password@localhost/db and http://127.0.0.1:30000/v1@x",
+    "key: value1, secret sauce 123, press any key: F12",
+    "sk-learn-is-the-scikit-package-name",
+    "Bearer authentication is described in RFC 6750",
+    "-----BEGIN PRIVATE KEY----- is how such a file begins",
+    "call me at 5pm, 12 of 34, 2026-11-21 00:19:07, version 1.2.3.4, 192.168.100.200",
+]
+PERSONAL = [
+    ("email", "write to anna.b+c@mail.example.org, please", "e-mail address"),
+    ("phone", "ring +49 30 1234567 or", "phone number"),
+    ("phone", "ring (030) 123-4567.", "phone number"),
+    ("card", "card 4111 1111 1111 1111.", "card number"),
+    ("card", "card 378282246310005", "card number"),
+    ("iban", "pay to DE89 3704 0044 0532 0130 00 now", "IBAN"),
+    ("iban", "GB82WEST12345698765432", "IBAN"),
+]
+
+
+@pytest.mark.parametrize(("secret", "name"), CASES, ids=[n for _, n in CASES])
+@pytest.mark.parametrize("frame", ["{}", "it is {} .", '{{"a": "{}"}}', "x\n{}\ny", "<{}>"])
+def test_secret_is_cut_out_whole(secret: str, name: str, frame: str) -> None:
+    text = frame.format(secret)
+    left = SECRETS.redact(text)
+    assert LETTERS[:20] not in left
+    assert f"[redacted: {name}]" in left
+    assert SECRETS.holds(text) == f"a secret ({name})"
+    assert SECRETS.redact(left) == left
+    assert SECRETS.holds(left) is None
+
+
+@pytest.mark.parametrize(("before", "secret"), ASSIGNED)
+def test_what_is_assigned_to_a_password_or_key_is_cut_out(before: str, secret: str) -> None:
+    quote = before[-1] if before[-1] == '"' else ""
+    after = "@box/db" if "://" in before else f"{quote}\nmore"
+    left = SECRETS.redact(f"first {before}{secret}{after}")
+    assert secret not in left
+    assert left.startswith(f"first {before}[redacted: ")
+    assert left.endswith(after)
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_code_and_prose_are_left_as_they_are(text: str) -> None:
+    assert ALL.redact(text) == text
+
+
+@pytest.mark.parametrize(("kind", "text", "name"), PERSONAL)
+def test_personal_data_is_cut_out_where_it_was_asked_for(kind: str, text: str, name: str) -> None:
+    assert SECRETS.holds(text) is None
+    assert Redactor([kind]).holds(text) == f"personal data ({name})"
+    assert f"[redacted: {name}]" in Redactor([kind]).redact(text)
+
+
+def test_numbers_that_fail_their_check_are_no_cards_and_no_accounts() -> None:
+    for text in ("4111 1111 1111 1112", "DE88 3704 0044 0532 0130 00", "1234567890123456"):
+        assert Redactor(["card", "iban"]).redact(text) == text
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from strings(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from strings(one)
+
+
+def test_an_agents_own_requests_hold_nothing() -> None:
+    for captured in load(None):
+        for text in strings(captured.body):
+            assert SECRETS.redact(text) == text, captured.name
+            assert Redactor(["phone", "card", "iban"]).redact(text) == text, captured.name
+
+
+def test_code_hashes_ids_and_encoded_bytes_hold_nothing() -> None:
+    rng = random.Random(0)
+    blobs = [base64.b64encode(rng.randbytes(200_000)).decode()]
+    blobs += [base64.urlsafe_b64encode(rng.randbytes(200_000)).decode()]
+    blobs += [f"{uuid.UUID(int=rng.getrandbits(128))} " * 1 for _ in range(3000)]
+    blobs += [rng.randbytes(n).hex() for n in (16, 20, 32) for _ in range(2000)]
+    for blob in blobs:
+        assert SECRETS.redact(blob) == blob
+    root = Path(__file__).parent.parent
+    code = [p for room in ("tinker_claw", "local_gpu") for p in (root / room).rglob("*.py")]
+    assert len(code) > 100
+    for file in code:
+        text = file.read_text()
+        assert SECRETS.redact(text) == text, file
+        assert Redactor(["card", "iban"]).redact(text) == text, file
+
+
+HOSTILE = [
+    "sk-", "eyJ", "eyJ.", "a.eyJa", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "://", "://a:",
+    "://a:b@", "password=", "password: '", "token", "key=", "api_key", "secret\\\"", "bearer ",
+    "+49 ", "(030) ", "00", "4", "4111 ", "DE89 ", "DE89", "A1", "a@", "a.", "@a.", "a" * 63 + ".",
+    ":AA", "12345678:AA", "hooks.slack.com/services/", " ", "\t=", "İ", "=", "\\", "'\"`",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_time_grows_with_the_length_and_no_faster(piece: str) -> None:
+    def seconds(characters: int) -> float:
+        text = (piece * (characters // len(piece) + 1))[:characters]
+        best = 9.9
+        for _ in range(3):
+            started = time.process_time()
+            ALL.holds(text)
+            ALL.redact(text)
+            best = min(best, time.process_time() - started)
+        return best
+
+    short, long = seconds(20_000), seconds(160_000)
+    assert long < max(0.05, 24 * short), "eight times the length"
+    assert long < 2.5
+
+
+def test_random_mixtures_end_and_are_stable() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        text = "".join(rng.choice(HOSTILE) + rng.choice(LETTERS) for _ in range(300))
+        left = ALL.redact(text)
+        assert ALL.redact(left) == left
+        assert len(ALL.redact("x" + text)) > 0
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        (["hello"], None),
+        (["/private"], Privacy.PRIVATE),
+        (["/private\nmy knee hurts"], Privacy.PRIVATE),
+        (["  /Private  "], Privacy.PRIVATE),
+        (["/private", "and?", "thanks"], Privacy.PRIVATE),
+        (["/private", "x", "/private off"], Privacy.AFTER),
+        (["/private", "/private off", "/private\nagain"], Privacy.PRIVATE),
+        (["what does /private do?"], None),
+        (["/private life of bees"], None),
+        (["look:\n/private"], None),
+        (["/privateer"], None),
+    ],
+)
+def test_the_line_stands_alone_and_first(said: list[str], means: Privacy | None) -> None:
+    assert marked(said) is means
+
+
+def test_setting_names_what_is_redacted() -> None:
+    assert config.load([]).privacy.kinds == {"secrets"}
+    assert config.load(["--redact", "email, card"]).privacy.kinds == {"email", "card"}
+    assert config.load(["--redact", "all"]).privacy.kinds == set(KINDS)
+    assert config.load(["--redact", "none"]).privacy.kinds == frozenset()
+    with pytest.raises(ConfigError, match="'emial' is none of secrets, email"):
+        config.load(["--redact", "secrets,emial"])
+
+
+def test_errors_that_quote_a_key_are_logged_without_it() -> None:
+    out = io.StringIO()
+    configure("json", out, redact=SECRETS.redact)
+    try:
+        log.error("spend.failed", error=f"401: no such key sk-{LETTERS}", code=401)
+        try:
+            raise ValueError(f"sk-{LETTERS}")
+        except ValueError:
+            log.exception("part.failed")
+    finally:
+        structlog.reset_defaults()
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert (first["error"], first["code"]) == ("401: no such key [redacted: API key]", 401)
+    assert "ValueError: [redacted: API key]" in second["exception"]

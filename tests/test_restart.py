@@ -1,0 +1,195 @@
+"""What a start finds, and what it makes of it: unsaved steps, other runs, damage, a wrong clock."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.lives import Fate, Life, life, until
+from tests.talkers import talking
+from tests.truths import KEPT_STATES, check, one, read
+
+FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
+
+pytestmark = pytest.mark.slow
+
+
+def learned(data: Path, version: int, *flags: str, fate: Fate | None = None) -> Life:
+    """A life that was killed as soon as it served this version, unless it had died before."""
+    with life(data, *FLAGS, *flags, fate=fate) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        if fate and fate.dies_at:
+            running.ends()
+        else:
+            until(lambda: running.health()["policy_version"] >= version)
+            running.kill()
+        who.over.set()
+    return running
+
+
+def digest_of(data: Path) -> dict[str, str]:
+    """Of every file but SQLite's index of its log, which readers make anew."""
+    files = [path for path in data.rglob("*") if path.is_file()]
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if not path.name.endswith("-shm")
+    }
+
+
+def test_steps_after_the_last_saved_state_are_void_and_their_samples_train_again(
+    tmp_path: Path,
+) -> None:
+    data, seldom = tmp_path / "data", ("--save-interval", "3")
+    # Dies when step 5 serves: steps 4 and 5 have no state.
+    learned(data, 5, *seldom, fate=Fate("swapped", passes=4))
+    lost = [row[0] for row in read(data, "SELECT id FROM steps WHERE version > 3")]
+    taken = {row[0] for row in read(data, "SELECT id FROM samples WHERE step_id IN (4, 5)")}
+    assert len(lost) == 2
+    with life(data, *FLAGS, *seldom) as again, talking(again.url) as who:
+        assert again.serves()
+        (said,) = again.events("steps.void")
+        assert (said["step_ids"], said["reason"]) == (lost, "not saved")
+        assert said["restored_version"] == 3
+        assert again.health()["policy_version"] >= 6, "the number of a version is never used again"
+        version = read(data, "SELECT parent, step, state_ref FROM versions WHERE id IN (3, 6)")
+        assert tuple(version[1]) == (3, 3, version[0]["state_ref"])
+        who.wanted.set()
+        until(lambda: again.health()["policy_version"] >= 8)
+        who.over.set()
+        assert again.stop() == 0
+    kept = read(
+        data,
+        "SELECT sample_id FROM step_samples JOIN steps ON id = step_id WHERE version IN (7, 8)",
+    )
+    assert {row[0] for row in kept} == taken, "the oldest in the queue, and trained once"
+    check(data, [], batch_size=2)
+
+
+def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with life(data, *FLAGS) as first:
+        assert first.serves()
+        with life(data, *FLAGS) as second:
+            assert second.ends() == 2
+            assert "is in use by another process" in second.said()
+        assert first.health()["status"] == "ok"
+        first.kill()
+    with life(data, *FLAGS) as third:
+        assert third.serves()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--method", "binary"), "holds a run with method 'combine', not 'binary'"),
+        (("--lora-rank", "8"), "holds a run with lora_rank '4', not '8'"),
+        (("--no-resume",), "holds a run already; choose another --data-dir"),
+    ],
+)
+def test_another_run_on_the_same_directory_is_refused(
+    tmp_path: Path, flags: Sequence[str], says: str
+) -> None:
+    data = tmp_path / "data"
+    with life(data, *FLAGS) as first:
+        assert first.serves()
+        assert first.stop() == 0
+    before = digest_of(data)
+    with life(data, *FLAGS, *flags) as other:
+        assert other.ends() == 2
+        assert says in other.said()
+        assert "Traceback" not in other.said()
+    assert digest_of(data) == before
+    with life(data, *FLAGS) as again:
+        assert again.serves()
+        assert again.events("resumed")
+
+
+def test_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with life(data, *FLAGS, fate=Fate("saving")) as first:
+        assert first.ends() == -9
+    with life(data, *FLAGS, "--method", "binary", "--lora-rank", "8", "--no-resume") as other:
+        assert other.serves()
+
+
+def settle(data: Path) -> None:
+    """Move everything from SQLite's log into the file."""
+    with closing(sqlite3.connect(data / "ledger.sqlite3")) as ledger:
+        ledger.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def overwrite(file: Path, page: int) -> None:
+    with file.open("r+b") as damaged:
+        damaged.seek((page - 1) * 4096)
+        damaged.write(b"\xff" * 64)
+
+
+def test_damaged_ledger_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    file = data / "ledger.sqlite3"
+    learned(data, 1)
+    settle(data)
+    learned(data, 2)  # killed: the newest transactions are in SQLite's log
+    # A page that none of them is about: nothing is billed here.
+    overwrite(file, one(data, "SELECT rootpage FROM sqlite_master WHERE name = 'spend_by_turn'"))
+    before = digest_of(data)
+    assert before[f"{file}-wal"]
+    with life(data, *FLAGS) as running:
+        assert running.ends() == 2
+    assert f"{file} is damaged" in running.said()
+    assert "put a backup of that directory back" in running.said()
+    assert "Traceback" not in running.said()
+    assert digest_of(data) == before
+
+    settle(data)
+    overwrite(file, 1)
+    before = digest_of(data)
+    with life(data, *FLAGS) as running:
+        assert running.ends() == 2
+    assert f"{file} cannot be used as a ledger (file is not a database)" in running.said()
+    assert digest_of(data) == before
+
+
+def test_torn_end_of_the_write_ahead_log_costs_the_last_transaction_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with life(data, *FLAGS) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(lambda: len(who.seen) > 8)
+        running.kill()
+        who.over.set()
+    log = data / "ledger.sqlite3-wal"
+    turns = one(data, "SELECT COUNT(*) FROM turns")
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 100)
+    with life(data, *FLAGS) as running:
+        assert running.serves()
+        assert one(data, "SELECT COUNT(*) FROM turns") >= turns - 1
+        check(data, [], batch_size=2)
+        assert running.stop() == 0
+
+
+def test_clock_that_goes_back_confuses_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    learned(data, KEPT_STATES + 2, fate=Fate(clock_s=86_400))
+    start = check(data, [], batch_size=2)
+    for _ in range(2):  # dies with a new state on disk that is not committed
+        learned(data, 0, fate=Fate("saved", passes=2))
+    with life(data, *FLAGS) as running, talking(running.url) as who:
+        assert running.serves(), "the newest committed state is still there"
+        assert check(data, [], batch_size=2) >= start + 4
+        who.wanted.set()
+        before = running.health()["policy_version"]
+        until(lambda: running.health()["policy_version"] > before)
+        who.over.set()
+        assert running.stop() == 0
+    check(data, who.seen, batch_size=2)
+    times = [row[0] for row in read(data, "SELECT created_at FROM turns ORDER BY id")]
+    assert times != sorted(times), "the clock did go back"
