@@ -178,6 +178,7 @@ async def gateway(
                     waiting=ledger.samples.waiting(),
                     batch_size=16,
                 )
+                | {"data_dir": str(directory.absolute())}
             ),
             metrics=lambda: b"turns 0\n",
             observer=observer,

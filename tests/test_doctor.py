@@ -92,20 +92,28 @@ async def test_beside_a_running_gateway(
         assert await asyncio.to_thread(doctor, tmp_path / "other", *flags) == 0
         port = line_of(capsys.readouterr().out, "port")
         assert port.startswith("warn port")
-        assert "It keeps its records elsewhere" in port
+        assert f"It keeps its records elsewhere, in {data}" in port
         assert not (tmp_path / "other").exists()
-        ahead = Ledger(tmp_path / "ahead")
-        first = ahead.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-        step = ahead.steps.begin(0, [])
-        ahead.steps.commit(step, first, state_ref="s1", sampler_ref="p1", metrics={})
-        ahead.close()
-        assert await asyncio.to_thread(doctor, tmp_path / "ahead", *flags) == 0
-        assert "the newest version in" in line_of(capsys.readouterr().out, "port")
         other = ("--served-model-name", "mine")
         assert await asyncio.to_thread(doctor, data, *flags, *other) == 1
         port = line_of(capsys.readouterr().out, "port")
         assert port.startswith("FAIL port")
         assert "it serves demo, not mine; stop it, or choose another --port" in port
+
+
+async def test_beside_a_gateway_with_keys(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, key = tmp_path / "data", "a-key-that-is-long-enough"
+    async with gateway(data, renderer, users={"anna": key}) as world:
+        flags = ("--port", port_of(world.url), "--last", "0")
+        assert await asyncio.to_thread(doctor, data, *flags, "--api-key", key) == 0
+        assert "Replies come from policy v0" in line_of(capsys.readouterr().out, "port")
+        for wrong in ((), ("--api-key", "another-that-is-long-enough")):
+            assert await asyncio.to_thread(doctor, data, *flags, *wrong) == 1
+            assert "takes another key than these flags give" in line_of(
+                capsys.readouterr().out, "port"
+            )
 
 
 def test_a_port_that_somebody_else_has_is_named(

@@ -16,11 +16,14 @@ from renderers.base import load_tokenizer
 
 from local_gpu.demo import MODEL_DIR
 from tests.agents import assistant, openclaw, tool, user
+from tests.captures import load
 from tinker_claw.errors import RequestError
 from tinker_claw.render import Prompt, Renderer
 from tinker_claw.render.encoding import Encoder
 from tinker_claw.render.format import Format
+from tinker_claw.sessions import last_user_index
 from tinker_claw.types import Message
+from tinker_claw.wire import parse_chat
 from tinker_claw.wire.messages import parse_messages
 
 FAMILIES = (
@@ -94,6 +97,23 @@ def test_every_family_lays_out_what_it_renders(family: str) -> None:
             assert prompt == expected
             packed = array("i", prompt.tokens).tobytes()
             assert prompt.packed in (None, packed)
+
+
+def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer) -> None:
+    config, compared = renderers.config_from_name("qwen3"), 0
+    for one in load():
+        try:
+            request = parse_chat(one.encoded())
+        except RequestError:
+            continue  # an image
+        messages, tools = request.messages, request.tools
+        hint = last_user_index(messages)
+        expected = full_render(renderer._tokenizer, config, messages, tools, hint)
+        found = renderer.prompt(messages, tools, hint_message=hint)
+        assert found == expected, one.name
+        assert found.packed == array("i", found.tokens).tobytes()
+        compared += found.hint_at is not None
+    assert compared == 59
 
 
 TEXTS = st.one_of(

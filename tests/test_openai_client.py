@@ -348,12 +348,14 @@ async def test_raw_responses_and_models(tmp_path: Path, renderer: Renderer) -> N
         assert raw.status_code == 200
         assert raw.headers["content-type"] == "application/json"
         assert raw.parse().choices[0].message.content == "fine"
+        assert raw.headers["x-request-id"] == raw.parse().id
         async with completions.with_streaming_response.create(
             model=MODEL, messages=SAID, stream=True
         ) as streaming:
             assert streaming.headers["content-type"].startswith("text/event-stream")
             assert streaming.headers["cache-control"] == "no-cache"
             lines = [line async for line in streaming.iter_lines() if line]
+        assert f'"id":"{streaming.headers["x-request-id"]}"' in lines[0]
         assert lines[-1] == "data: [DONE]"
         (model,) = (await world.openai.models.list()).data
         assert (model.id, model.object) == (MODEL, "model")

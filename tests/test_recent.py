@@ -105,7 +105,7 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
         "unclear": "no: no verdict, no hint",
         "neutral": "no: neutral, no hint",
         "trained": "trained in step 1, which made v1",
-        "expired": "no: its sample expired, too many steps had been taken since",
+        "expired": "no: its sample expired: too many steps since, or a rollback",
         "bad": "no: set aside, steps with it failed",
         "queued": "queued: waits for its batch",
         "stood in": "waits for a next state",

@@ -18,9 +18,13 @@ from typing import Any
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
+from tinker_claw.telemetry import log
 
 _MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
 """From each older version to the next."""
+
+_LARGE_BYTES = 200_000_000
+"""Of a ledger whose check at the start takes long enough to say so."""
 
 
 class Database(Rows):
@@ -121,7 +125,8 @@ def _check(path: Path) -> None:
     """Refuse a damaged ledger before anything is written to it.
 
     The connection only reads: one that may write would move the newest transactions from the log
-    into the damaged file when it is closed. About two seconds for a gigabyte.
+    into the damaged file when it is closed. A gigabyte takes seconds, or as long as the disk needs
+    to read it.
 
     Raises:
         LedgerError: it is damaged; says what to do.
@@ -129,6 +134,8 @@ def _check(path: Path) -> None:
     """
     if not path.exists() or path.stat().st_size == 0:
         return
+    if path.stat().st_size >= _LARGE_BYTES:
+        log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:
             found = str(reader.execute("PRAGMA quick_check(1)").fetchone()[0])

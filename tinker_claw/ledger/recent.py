@@ -73,10 +73,6 @@ class Recent:
 
     turns: tuple[RecentTurn, ...]
     """Oldest first."""
-    newest_version: int | None
-    """None: the run has not begun."""
-    queued: int
-    """Samples that wait for a step."""
     newest_at: float | None
     """When the newest row was written, seconds since 1970; None: there is none."""
 
@@ -95,8 +91,6 @@ def read_recent(path: Path, limit: int) -> Recent:
     with reading(path) as ledger, ledger.moment():
         return Recent(
             turns=tuple(_turn(row) for row in reversed(ledger.rows(_TURNS, limit))),
-            newest_version=ledger.one("SELECT MAX(id) FROM versions"),
-            queued=ledger.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
             newest_at=ledger.one(f"SELECT MAX(at) FROM ({newest})"),
         )
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tinker_claw.ledger.recent import RecentTurn
-from tinker_claw.serve.recent import printable
+from tinker_claw.story.table import printable
 from tinker_claw.types import Kind
 
 _MOST = 0.75

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tinker_claw.ledger.recent import RecentTurn
+from tinker_claw.story.table import printable, short, vote
 from tinker_claw.types import Kind
 
 WIDTH = 110
@@ -83,7 +84,7 @@ def _sampled(turn: RecentTurn) -> str:
         made = "" if turn.step_version is None else f", which made v{turn.step_version}"
         return f"trained in step {turn.step_id}{made}"
     if turn.sample == "expired":
-        return "no: its sample expired, too many steps had been taken since"
+        return "no: its sample expired: too many steps since, or a rollback"
     if turn.sample == "quarantined":
         return "no: set aside, steps with it failed"
     return "queued: waits for its batch"
@@ -93,24 +94,19 @@ def verdict(turn: RecentTurn) -> str:
     """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
     if not turn.judged:
         return "-"
-    value = "none" if turn.verdict is None else f"{turn.verdict:+d}" if turn.verdict else "0"
+    value = vote(turn.verdict)
     return f"{value} hint" if turn.hints else value
-
-
-def printable(text: str) -> str:
-    """On one line, and without what would steer a terminal: clients choose parts of it."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[_Column]:
     yield _Column("turn", [str(turn.id) for turn in turns], right=True)
     yield _Column("when", [_when(turn.created_at, now) for turn in turns])
     if len({turn.user for turn in turns}) > 1:
-        yield _Column("user", [_short(turn.user, _KEY_LENGTH) for turn in turns])
+        yield _Column("user", [short(printable(turn.user), _KEY_LENGTH) for turn in turns])
     yield _Column("session", [_session(turn) for turn in turns])
     yield _Column("kind", [turn.kind for turn in turns])
     if any(turn.call for turn in turns):
-        yield _Column("for", [_short(turn.call or "-", _CALL_LENGTH) for turn in turns])
+        yield _Column("for", [short(printable(turn.call) or "-", _CALL_LENGTH) for turn in turns])
     yield _Column("by", [_by(turn) for turn in turns])
     yield _Column(
         "tokens", [f"{turn.prompt_tokens}+{turn.completion_tokens}" for turn in turns], right=True
@@ -143,11 +139,6 @@ def _session(turn: RecentTurn) -> str:
     if len(key) > _KEY_LENGTH:
         key = "…" + key[1 - _KEY_LENGTH :]
     return f"{turn.session_id}:{key}"
-
-
-def _short(text: str, length: int) -> str:
-    text = printable(text)
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _when(at: float, now: float) -> str:

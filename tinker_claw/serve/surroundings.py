@@ -34,39 +34,31 @@ async def port(patient: Patient) -> Found:
             return Found(f"{gateway.host}:{gateway.port} is free")
     except ConfigError as taken:
         url = status.url_of(gateway.host, gateway.port)
+        key = next(iter(keys(patient.settings).values()), None)
         try:
-            health = await asyncio.to_thread(status.ask, url)
+            health = await asyncio.to_thread(status.ask, url, key)
         except status.Unreachable:
             raise taken from None
+    if "policy_version" not in health:  # it tells strangers no more than whether all is well
+        raise ConfigError(
+            f"a gateway of this project runs at {url}, and takes another key than these flags "
+            "give; give one of its keys, or choose another --port"
+        )
     name = patient.settings.served_name
-    key = next(iter(keys(patient.settings).values()), None)
     served = await asyncio.to_thread(status.served_models, url, key)
     if served is not None and name not in served:
         raise ConfigError(
             f"a gateway of this project runs at {url}, but it serves {', '.join(served)}, not "
             f"{name}; stop it, or choose another --port"
         )
-    version = health["policy_version"]
-    told = f"a gateway of this project answers at {url}. {health.get('meaning')}"
-    if (strange := _of_another_run(patient.ledger, version)) is not None:
-        return Found(f"{told} {strange}", "warn")
+    told = f"a gateway of this project answers at {url}. {health['meaning']}"
+    its_own = Path(health["data_dir"])
+    if its_own != patient.ledger.parent.absolute():
+        elsewhere = f"It keeps its records elsewhere, in {its_own}; see --data-dir."
+        return Found(f"{told} {elsewhere}", "warn")
     if health["status"] != "ok":
         return Found(f"{told} It is {health['status']}: `python run.py status` says why.", "warn")
     return Found(told)
-
-
-def _of_another_run(ledger: Path, version: int) -> str | None:
-    """Why the gateway that runs is not the one of this data directory, as far as one can see."""
-    try:
-        newest = read_recent(ledger, 0).newest_version
-    except LedgerError:
-        return f"It keeps its records elsewhere: {ledger.parent} holds no ledger; see --data-dir."
-    if newest == version:
-        return None
-    return (
-        f"It keeps its records elsewhere: the newest version in {ledger.parent} is v{newest}; see "
-        "--data-dir."
-    )
 
 
 async def model(patient: Patient) -> Found:

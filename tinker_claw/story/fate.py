@@ -34,8 +34,8 @@ def fate(turn: History, batch_size: int) -> str:
 def _unfollowed(turn: History) -> str:
     if turn.session_closed:
         return (
-            "It waits for a next state. Its session has been idle for long; whatever the user still "
-            "says in it counts."
+            "It waits for a next state. Its session has been idle for long; whatever the user "
+            "still says in it counts."
         )
     if turn.passed_by is not None:
         return (
