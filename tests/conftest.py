@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from tinker_claw.render import Renderer
 if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
+
+
+# A shell starts background jobs deaf to Ctrl-C, and so would be every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -54,11 +54,14 @@ class Database(Rows):
 
     def _prepare(self) -> None:
         execute = self._connection.execute
-        execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file; and of one written anew
+        version = execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            execute(
+                "PRAGMA auto_vacuum = INCREMENTAL"
+            )  # of an older file it would write the header
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         execute("PRAGMA foreign_keys = ON")
-        version = execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             schema = files("tinker_claw.ledger").joinpath("schema.sql").read_text()
             self._connection.executescript(

@@ -184,7 +184,9 @@ def carry_out(database: Database, what: Forgetting) -> None:
                 "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
                 (FORGOTTEN, what.session),
             )
-    # Pages that were rewritten in place may hold remains that no row owns.
+    # Pages that were rewritten in place may hold remains that no row owns. An older file learns at
+    # the same time to give back what retention frees.
+    database.rows("PRAGMA auto_vacuum = INCREMENTAL")
     database.rows("VACUUM")
     busy = database.rows("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
     if busy:
