@@ -198,14 +198,19 @@ def document(figures: Figures) -> dict[str, Any]:
     return asdict(figures) | {"goals": GOALS, "ratios": ratios(figures)}
 
 
-def main() -> None:
-    """Read flags, measure, print tables and, where asked, a JSON file."""
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
     parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
     parser.add_argument("--json", type=Path, help="write everything here, too")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Read flags, measure, print tables and, where asked, a JSON file."""
+    arguments = parser().parse_args()
     size = QUICK if arguments.quick else Size()
     if arguments.memory is not None:
         size = replace(size, memory=arguments.memory)

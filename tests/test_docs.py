@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gateway as benchmark
 from local_gpu.serve import __main__ as serve
 from tests.openclaw import readme_block
 from tinker_claw import cli, config, openclaw_config, status
@@ -30,7 +31,8 @@ def our_side() -> str:
 
 
 def test_every_flag_in_the_readme_exists() -> None:
-    parsers = (config, status, doctor, openclaw_config, log, explain, serve, forget, export)
+    parsers = (config, status, doctor, openclaw_config, log, explain, serve, forget)
+    parsers += (export, benchmark)
     helps = [module.parser().format_help() for module in parsers]
     known = set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
