@@ -14,7 +14,7 @@ from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
-from tinker_claw.sessions import Identity, words
+from tinker_claw.sessions import Identity, flagged, words
 from tinker_claw.sessions.memo import Memo
 from tinker_claw.types import Kind, Message
 from tinker_claw.wire import ChatRequest
@@ -22,7 +22,6 @@ from tinker_claw.wire import ChatRequest
 TRACES = 4096
 _CAPACITY = 16_000_000
 """Bytes of texts of which it is remembered what they hold; histories come again and again."""
-_TRUE = frozenset({"1", "true", "yes", "on"})
 AFTERWARDS = "its prompt holds what was said in private"
 
 
@@ -46,7 +45,7 @@ class Discretion:
         messages = request.messages
         known = self._known(user, identity)
         found = known
-        if headers.get("x-private", "").strip().lower() in _TRUE:
+        if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
         elif (told := marked(_said(messages))) is not None:
             found = told

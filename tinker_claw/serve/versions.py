@@ -28,6 +28,7 @@ class Versions:
             KeyError: there is no such version.
             BackendError: its weights cannot be opened.
         """
+        unused: Sampler | None = None
         async with self._opening:
             if version_id not in self._open:
                 version = self._ledger.steps.version(version_id)
@@ -36,9 +37,11 @@ class Versions:
                 self._open[version_id] = await self._trainer.open(version.sampler_ref)
                 if len(self._open) > MOST_OPEN:
                     _, unused = self._open.popitem(last=False)
-                    await unused.aclose()
             self._open.move_to_end(version_id)
-            return self._open[version_id]
+            sampler = self._open[version_id]
+        if unused is not None:
+            await unused.aclose()  # when its last reply has ended; others open theirs meanwhile
+        return sampler
 
     async def aclose(self) -> None:
         for sampler in self._open.values():

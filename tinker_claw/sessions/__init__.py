@@ -12,7 +12,7 @@ from tinker_claw.sessions.history import (
     next_state,
     reply_digest,
 )
-from tinker_claw.sessions.identity import Identity, identify
+from tinker_claw.sessions.identity import Identity, flagged, identify
 from tinker_claw.sessions.openclaw import last_user_index, last_user_words, without_volatile, words
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "digest",
     "digests",
     "extension",
+    "flagged",
     "identify",
     "last_user_index",
     "last_user_words",

@@ -78,8 +78,13 @@ def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
         call=sign.call,
         trace=trace,
         by_trace=by_trace,
-        done=headers.get("x-session-done", "").strip().lower() in _TRUE,
+        done=flagged(headers, "x-session-done"),
     )
+
+
+def flagged(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a header says yes."""
+    return headers.get(name, "").strip().lower() in _TRUE
 
 
 def _session(seen: Evidence, call: Call, kind: Kind, source: str) -> tuple[str, str, bool]:
