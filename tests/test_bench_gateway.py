@@ -50,7 +50,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     ]
     assert figures.failures == []
     assert sum(row.errors for row in [figures.bare, *figures.ours]) == 0
-    assert all(row.cpu_ms > 0 for row in [figures.bare, *figures.ours])
+    assert sum(row.cpu_ms for row in figures.ours) > 0
     assert [row.health_ms is not None for row in figures.ours] == [False, False, False, True, True]
     # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 6; 6; twice 4.
     requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 6 + 6 + 8
@@ -60,7 +60,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     text = io.StringIO()
     gateway.show(Console(file=text, width=140), figures)
     assert f"verified {requests} of {requests}" in text.getvalue()
-    for shown in ("a bare FastAPI route", "ours: further turn", "ours / bare, CPU", "sessions"):
+    for shown in ("a bare FastAPI route", "ours: further turn", "ours / bare, median", "sessions"):
         assert shown in text.getvalue()
     assert json.loads(json.dumps(gateway.document(figures)))["check"]["equal"] == requests
 
