@@ -14,9 +14,10 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from local_gpu.batching import check_version
 from local_gpu.device import Dtype, checkpoints_activations, open_base
-from local_gpu.engine import EngineSize
+from local_gpu.embedded.batching import check_version
+from local_gpu.embedded.engine import EngineSize
+from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.files import (
     export_adapter,
     new_folder,
@@ -29,10 +30,9 @@ from local_gpu.files import (
     write_adapter,
     write_state,
 )
-from local_gpu.losses import LOSSES
+from local_gpu.learning.losses import LOSSES
+from local_gpu.learning.optimizer import LoraOptimizer
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
-from local_gpu.optimizer import LoraOptimizer
-from local_gpu.sampler import LocalSampler
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from backends import tiny_model
 
-from local_gpu.sampler import LocalSampler
+from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.trainer import LocalConfig, LocalTrainer
 from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw import config

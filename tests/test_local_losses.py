@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from local_gpu.losses import LOSSES, LossInputs
+from local_gpu.learning.losses import LOSSES, LossInputs
 from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.types import Datum, LossName
 

@@ -17,10 +17,10 @@ from backends import VOCABULARY, start_local
 from transformers import AutoModelForCausalLM
 
 from local_gpu.attention import attend
-from local_gpu.batching import PAGE_TOKENS, check_version
-from local_gpu.drawing import Recipe, draw
-from local_gpu.head import head_logprobs, read_logprobs
-from local_gpu.sampler import LocalSampler
+from local_gpu.embedded.batching import PAGE_TOKENS, check_version
+from local_gpu.embedded.drawing import Recipe, draw
+from local_gpu.embedded.sampler import LocalSampler
+from local_gpu.learning.head import head_logprobs, read_logprobs
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import ConfigError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, StopReason
@@ -415,7 +415,7 @@ def test_attention_is_causal_from_the_end(n: int, m: int) -> None:
 
 
 def test_logprobs_in_chunks_equal_those_of_full_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("local_gpu.head._CHUNK_ELEMENTS", 3 * 50)
+    monkeypatch.setattr("local_gpu.learning.head._CHUNK_ELEMENTS", 3 * 50)
     generator = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(8, 50, bias=False).requires_grad_(False)
     rows = torch.randn(11, 8, generator=generator, requires_grad=True)

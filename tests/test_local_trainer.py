@@ -24,7 +24,7 @@ from local_reference import (
     warmed,
 )
 
-from local_gpu import attention
+from local_gpu.attention import causal
 from local_gpu.model import clone, load_base
 from local_gpu.trainer import LocalConfig, LocalTrainer
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
@@ -141,14 +141,14 @@ async def test_checkpointing_computes_activations_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
-    count = attention.attend
+    count = causal.attend
 
     def counted(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         return count(*arguments)
 
-    monkeypatch.setattr(attention, "attend", counted)
+    monkeypatch.setattr(causal, "attend", counted)
     seen: list[int] = []
     for checkpointing in ("off", "on"):
         trainer = await start_local(tmp_path / checkpointing, checkpointing=checkpointing)

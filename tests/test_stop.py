@@ -16,7 +16,7 @@ from tests.talkers import Talkers, talking
 from tests.truths import check, one, read
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
-STEP = "local_gpu.optimizer:LoraOptimizer.step"
+STEP = "local_gpu.learning.optimizer:LoraOptimizer.step"
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_step_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
 
 def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    slow = Fate(slow={"local_gpu.jobs:draw": 0.5}, constants=BOUNDS)
+    slow = Fate(slow={"local_gpu.embedded.jobs:draw": 0.5}, constants=BOUNDS)
     with busy(data, fate=slow) as (running, who):
         until(lambda: running.health()["status"] == "ok")
         time.sleep(1.5)

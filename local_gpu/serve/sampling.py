@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.files import read_adapter
 from local_gpu.model import with_lora
-from local_gpu.sampler import LocalSampler
 from local_gpu.serve.asks import Params, Prompt, Sample
 from local_gpu.serve.futures import Answer
 from local_gpu.serve.scoring import PromptAsk, score

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 
-from local_gpu.drawing import Recipe, draw
-from local_gpu.head import hidden_rows, read_logprobs
+from local_gpu.embedded.drawing import Recipe, draw
+from local_gpu.learning.head import hidden_rows, read_logprobs
 from local_gpu.serve.asks import Sample, TensorAsk
 from local_gpu.serve.wire import NOT_SCORED, PromptScores, densify
 from tinker_claw.errors import RequestError, SamplerError

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from local_gpu.batching import check_version
 from local_gpu.device import checkpoints_activations, open_base
-from local_gpu.engine import EngineSize
+from local_gpu.embedded.batching import check_version
+from local_gpu.embedded.engine import EngineSize
 from local_gpu.serve import asks
 from local_gpu.serve.config import WireConfig, source_of
 from local_gpu.serve.futures import Promises

@@ -17,11 +17,11 @@ from typing import Any
 
 from tinker.proto import tinker_public_pb2 as pb
 
-from local_gpu.engine import EngineSize
+from local_gpu.embedded.engine import EngineSize
 from local_gpu.files import SavedState, read_adapter, read_state, write_adapter, write_moments
+from local_gpu.learning.optimizer import LoraOptimizer, Scored
+from local_gpu.learning.records import LossRecord
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
-from local_gpu.optimizer import LoraOptimizer, Scored
-from local_gpu.records import LossRecord
 from local_gpu.serve.asks import Lora, OptimStep
 from local_gpu.serve.config import WireConfig
 from local_gpu.serve.futures import Answer

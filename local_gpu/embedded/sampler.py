@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from local_gpu.engine import Engine, EngineSize
-from local_gpu.head import hidden_rows, read_logprobs
+from local_gpu.embedded.engine import Engine, EngineSize
+from local_gpu.learning.head import hidden_rows, read_logprobs
 from tinker_claw.errors import (
     AlignmentError,
     ContextLengthError,

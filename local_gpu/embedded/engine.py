@@ -13,8 +13,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from local_gpu.batching import Batcher
-from local_gpu.jobs import Feed, Job
+from local_gpu.embedded.batching import Batcher
+from local_gpu.embedded.jobs import Feed, Job
 from local_gpu.model import BaseModel
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import SamplingParams, TokenChunk, Tokens

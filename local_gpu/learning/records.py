@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from local_gpu.losses import LOSSES, LossInputs
+from local_gpu.learning.losses import LOSSES, LossInputs
 from tinker_claw.errors import StepError
 from tinker_claw.types import Datum, LossPass
 

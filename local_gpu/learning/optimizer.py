@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from local_gpu.files import SavedState
-from local_gpu.head import head_logprobs, hidden_rows, read_logprobs
-from local_gpu.losses import LOSSES
+from local_gpu.learning.head import head_logprobs, hidden_rows, read_logprobs
+from local_gpu.learning.losses import LOSSES
+from local_gpu.learning.records import LossRecord, RecordPass, records_of
 from local_gpu.model import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from local_gpu.records import LossRecord, RecordPass, records_of
 from tinker_claw.errors import BackendError, ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 

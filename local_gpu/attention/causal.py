@@ -9,6 +9,7 @@ Rule: no padding and no attention mask exist here. A sequence is whole, and caus
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -67,13 +68,17 @@ def causal_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     cache: Any = None,
+    over_tree: Callable[[Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in every attention layer: [B, H, n, D] -> [B, n, H, D].
 
-    With a paged cache (transformers' PagedAttentionCache) the batch is one row, all sequences end
-    to end, cut by cu_seq_lens.
+    With `over_tree` (a prepared kernel, `local_gpu.attention.kernels`) the batch is one row that
+    holds a tree of shared prefixes. With a paged cache (transformers' PagedAttentionCache) it is
+    one row, all sequences end to end, cut by cu_seq_lens.
     """
+    if over_tree is not None:
+        return over_tree(query, key, value, scaling).transpose(1, 2).contiguous(), None
     if cache is None:
         rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
         out = torch.cat([attend(q, k, v, scaling) for q, k, v in rows])

@@ -16,8 +16,8 @@ from typing import Final
 
 from torch import Tensor
 
-from local_gpu.batching import Scheduled
-from local_gpu.drawing import Drawn, Recipe, draw
+from local_gpu.embedded.batching import Scheduled
+from local_gpu.embedded.drawing import Drawn, Recipe, draw
 from tinker_claw.errors import SamplerError
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk, Tokens
 

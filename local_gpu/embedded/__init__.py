@@ -1,0 +1,1 @@
+"""The sampler inside this process: transformers' continuous batching behind guards."""

@@ -1,0 +1,1 @@
+"""From samples to gradients to new LoRA weights."""

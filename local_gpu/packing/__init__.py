@@ -1,0 +1,5 @@
+"""Sequences as a tree of shared prefixes, and how a batch is cut into passes and among ranks."""
+
+from local_gpu.packing.tree import PrefixTree, Segment, grow
+
+__all__ = ["PrefixTree", "Segment", "grow"]

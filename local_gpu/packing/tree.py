@@ -1,0 +1,141 @@
+"""A batch of token sequences as one row in which every shared prefix stands once.
+
+The turns of a session repeat one another, and all sessions repeat the system prompt. In a causal
+model the hidden states of a prefix do not depend on what follows, so computing a prefix once, and
+letting all its continuations attend to it, gives the logprobs and the summed gradients of the
+separate sequences, to rounding.
+
+Rule: pure; nothing is padded, cut or reordered within a sequence.
+
+Shapes: T = tokens of the row, n_i = tokens of sequence i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int32]
+Rows = tuple[int, int]
+"""A range of rows, the end excluded."""
+
+MIN_SHARED = 32
+"""A shorter common piece is computed twice: every segment costs an attention call of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens without a fork among them. It sees its ancestors whole, and itself causally."""
+
+    first: int
+    last: int
+    """Its rows are first .. last - 1."""
+    position: int
+    """Of its first token in every sequence that runs through it."""
+    ancestors: tuple[Rows, ...]
+    """Root first. Together they have exactly `position` rows."""
+    subtree: int
+    """Rows first .. subtree - 1 are its own and its descendants': row k is seen by query row q if
+    and only if k <= q < subtree of k's segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """The row and where everything is in it. Segments stand in depth-first order."""
+
+    tokens: Tensor
+    """(T,) int64."""
+    positions: Tensor
+    """(T,) int64."""
+    segments: tuple[Segment, ...]
+    rows: tuple[Tensor, ...]
+    """Per sequence, in the order given: (n_i,) int64, the row of each of its tokens."""
+
+    @property
+    def attended(self) -> int:
+        """Pairs of a query and a key that it sees: attention's share of the work."""
+        return sum(
+            (s.last - s.first) * s.position + (s.last - s.first) * (s.last - s.first + 1) // 2
+            for s in self.segments
+        )
+
+
+def grow(sequences: Sequence[Tensor], *, share: bool = True, least: int = MIN_SHARED) -> PrefixTree:
+    """Build the tree of some sequences.
+
+    Args:
+        sequences: each (n_i,) int64 on the CPU, n_i >= 1; equal ones are computed once.
+        share: False keeps them apart, end to end (for comparison).
+        least: prefixes are shared in pieces of at least so many tokens.
+    """
+    return _Growth([s.numpy().astype(np.int32) for s in sequences], share, least).tree()
+
+
+def in_order(sequences: Sequence[Ids]) -> list[int]:
+    """Indices in lexicographic order, in which sequences with a common prefix are neighbours."""
+    # Big-endian bytes of non-negative ids sort like the ids.
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
+
+
+def shared(a: Ids, b: Ids) -> int:
+    """How many tokens two sequences have in common at their beginnings."""
+    n = min(len(a), len(b))
+    unequal = np.flatnonzero(a[:n] != b[:n])
+    return int(unequal[0]) if len(unequal) else n
+
+
+class _Growth:
+    """One call of `grow`: sequences in order, neighbours' shared lengths, and the row so far."""
+
+    def __init__(self, sequences: Sequence[Ids], share: bool, least: int) -> None:
+        self._sequences = sequences
+        self._least = least
+        self._order = in_order(sequences)
+        self._common = [0] + [
+            shared(sequences[a], sequences[b]) if share else 0
+            for a, b in zip(self._order, self._order[1:], strict=False)
+        ]
+        self._pieces: list[Ids] = []
+        self._segments: list[Segment] = []
+        self._rows: list[list[NDArray[np.int64]]] = [[] for _ in sequences]
+        self._length = 0
+
+    def tree(self) -> PrefixTree:
+        self._split(0, len(self._order), 0, ())
+        spans = [np.arange(s.position, s.position + s.last - s.first) for s in self._segments]
+        return PrefixTree(
+            tokens=torch.from_numpy(np.concatenate(self._pieces).astype(np.int64)),
+            positions=torch.from_numpy(np.concatenate(spans)),
+            segments=tuple(self._segments),
+            rows=tuple(torch.from_numpy(np.concatenate(rows)) for rows in self._rows),
+        )
+
+    def _split(self, low: int, high: int, depth: int, above: tuple[Rows, ...]) -> None:
+        """Place members low .. high - 1 of the order, whose first `depth` tokens are placed."""
+        first = low
+        for i in range(low + 1, high + 1):
+            if i == high or self._common[i] < depth + self._least:
+                self._place(first, i, depth, above)
+                first = i
+
+    def _place(self, low: int, high: int, depth: int, above: tuple[Rows, ...]) -> None:
+        """Place members all of which share a piece of some length behind `depth`."""
+        shortest = len(self._sequences[self._order[low]])
+        end = min([shortest, *self._common[low + 1 : high]])
+        if end == depth:
+            return  # it ends where its parent does
+        rows = (self._length, self._length + end - depth)
+        self._length = rows[1]
+        at = len(self._segments)
+        self._segments.append(Segment(*rows, position=depth, ancestors=above, subtree=rows[1]))
+        self._pieces.append(self._sequences[self._order[low]][depth:end])
+        for i in range(low, high):
+            self._rows[self._order[i]].append(np.arange(*rows))
+        if high - low > 1:
+            self._split(low, high, end, (*above, rows))
+            self._segments[at] = Segment(*rows, depth, above, subtree=self._length)
