@@ -1,0 +1,65 @@
+"""What one inference server must offer, whatever its dialect.
+
+Rule: adapters are known by name, and a name is never loaded with other weights: these servers key
+their prefix caches on the name, and would answer from the cache of the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    model: str
+    """The base model's name, by which requests without an adapter ask for it."""
+    context_tokens: int
+    """Prompt and reply together."""
+    adapters: frozenset[str]
+    """Names that are loaded."""
+
+
+class Server(Protocol):
+    """One server. Every call has a deadline.
+
+    Raises (all calls):
+        OutageError: it does not answer, or answers 5xx: another server may do it.
+        SamplerError, RequestError: it refuses what was asked.
+    """
+
+    url: str
+
+    async def info(self) -> ServerInfo:
+        """Ask what is there; also the health check."""
+        ...
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load an adapter; one that is loaded under that name already is none the worse."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Let it go; one that is not there is no error."""
+        ...
+
+    def stream(
+        self, name: str | None, prompt: Tokens, params: SamplingParams
+    ) -> AsyncIterator[TokenChunk]:
+        """Sample under an adapter, or the base (None); closing the iterator aborts it there."""
+        ...
+
+    async def sample(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
+    ) -> list[Completion]:
+        """n completions in one request; with a seed, completion i is drawn with seed + i."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
