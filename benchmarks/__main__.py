@@ -23,7 +23,8 @@ from rich.table import Table
 
 from benchmarks import baseline, workload
 from local_gpu import demo
-from local_gpu.trainer import LocalConfig, LocalTrainer
+from local_gpu.config import LocalConfig
+from local_gpu.trainer import LocalTrainer
 
 Timed = Callable[[], Awaitable[object]]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from local_gpu.device import Dtype, checkpoints_activations, open_base
+from local_gpu.config import LocalConfig
+from local_gpu.device import checkpoints_activations, open_base
 from local_gpu.embedded.batching import check_version
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.embedded.sampler import LocalSampler
@@ -41,55 +41,6 @@ T = TypeVar("T")
 BASE_REF = "base"
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """Somebody will make room: no step is to blame, and waiting helps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalConfig:
-    """What the local backend needs to know."""
-
-    model: str
-    """A folder with a causal LM in Hugging Face format, or a hub id."""
-    root: Path
-    """Adapters and states live here; a later process with the same root finds them again."""
-    name: str | None = None
-    """The name shown to users; None shows `model`."""
-    rank: int = 32
-    alpha: int = 32
-    seed: int = 0
-    """For the initial adapter."""
-    device: str = "auto"
-    """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
-    dtype: Dtype = "auto"
-    """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
-    checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Of activations in the optimizer's backward pass; auto is on for CUDA."""
-    context_tokens: int | None = None
-    """None: as many as the model has positions."""
-    kv_cache_tokens: int | None = None
-    """Per live version that samples; None: one and a half contexts. It bounds the context too."""
-    max_batch_tokens: int = 512
-    """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
-    keep_states: int = 8
-    """Weights with optimizer moments, three times an adapter's size each."""
-    keep_adapters: int = 32
-    """Published versions on disk, besides those that are open."""
-    threads: int | None = None
-    """For torch, in the whole process; None leaves torch's own choice."""
-
-    def __post_init__(self) -> None:
-        counts = {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "context_tokens": self.context_tokens,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_batch_tokens": self.max_batch_tokens,
-            "keep_states": self.keep_states,
-            "keep_adapters": self.keep_adapters,
-            "threads": self.threads,
-        }
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
 class LocalTrainer:

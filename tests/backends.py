@@ -15,7 +15,8 @@ import torch
 from table import TableTrainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from local_gpu.trainer import LocalConfig, LocalTrainer
+from local_gpu.config import LocalConfig
+from local_gpu.trainer import LocalTrainer
 from tinker_claw.policy import Trainer
 
 VOCABULARY = 64

@@ -15,8 +15,9 @@ import pytest
 import torch
 from backends import tiny_model
 
+from local_gpu.config import LocalConfig
 from local_gpu.embedded.sampler import LocalSampler
-from local_gpu.trainer import LocalConfig, LocalTrainer
+from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw import config
 from tinker_claw.ledger import Ledger

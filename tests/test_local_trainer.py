@@ -25,8 +25,9 @@ from local_reference import (
 )
 
 from local_gpu.attention import causal
+from local_gpu.config import LocalConfig
 from local_gpu.model import clone, load_base
-from local_gpu.trainer import LocalConfig, LocalTrainer
+from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
 from tinker_claw.types import Adam, Datum, LossPass
 

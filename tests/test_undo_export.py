@@ -15,9 +15,10 @@ from backends import tiny_model
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from local_gpu.config import LocalConfig
 from local_gpu.demo import MODEL_DIR
 from local_gpu.export import export_merged
-from local_gpu.trainer import LocalConfig, LocalTrainer
+from local_gpu.trainer import LocalTrainer
 from tests.stories import SECRET, every_state, run
 from tinker_claw.errors import BackendError
 from tinker_claw.ledger import Ledger

@@ -138,7 +138,8 @@ async def open_trainer(settings: Settings, folder: str) -> AsyncGenerator[Traine
 
 
 async def _start_local(settings: Settings, folder: str) -> Trainer:
-    from local_gpu.trainer import LocalConfig, LocalTrainer  # torch: only where it trains
+    from local_gpu.config import LocalConfig
+    from local_gpu.trainer import LocalTrainer  # torch: only where it trains
 
     return await LocalTrainer.start(
         LocalConfig(

