@@ -2,46 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tinker_claw.types import Datum
 
 
+def with_peft(module: Any, rank: int, alpha: int) -> Any:
+    """peft's own LoRA on every linear layer, as its documentation shows it."""
+    shape = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        # It asks transformers by a name that is going to be removed there.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
+        return get_peft_model(module, shape)
+
+
+def trained(model: Any) -> dict[str, Tensor]:
+    """Its LoRA parameters, by the names of `local_gpu.model.Adapter`."""
+    return {
+        name.removeprefix("base_model.model.").replace(".default.", "."): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def take_over(model: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Give it the weights of an adapter."""
+    parameters = trained(model)
+    if set(parameters) != set(adapter):
+        raise ValueError(f"peft trains {len(parameters)} tensors, the adapter has {len(adapter)}.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(adapter[name])
+
+
+def ppo(chosen: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
+    """The clipped loss of some tokens, summed."""
+    ratio = (chosen - behaviour).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages).sum()
+
+
+def padded_loss(model: Any, datums: Sequence[Datum], device: torch.device) -> Tensor:
+    """Of one right-padded batch, by the logits of every position."""
+    longest = max(len(d.tokens) for d in datums)
+    tokens = torch.zeros(len(datums), longest, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    behaviour, advantages = torch.zeros(2, len(datums), longest)
+    for row, datum in enumerate(datums):
+        end = len(datum.tokens)
+        tokens[row, :end] = torch.tensor(datum.tokens)
+        mask[row, :end] = 1
+        behaviour[row, datum.start : end] = torch.tensor(datum.logprobs)
+        advantages[row, datum.start : end] = torch.tensor(datum.advantages)
+    tokens = tokens.to(device)
+    logits = model(input_ids=tokens, attention_mask=mask.to(device), use_cache=False).logits
+    logprobs = logits[:, :-1].float().log_softmax(-1)
+    chosen = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
+    # Where nothing is to be learned the ratio may be anything.
+    learns = advantages[:, 1:] != 0
+    picked = chosen[learns.to(device)]
+    return ppo(picked, behaviour[:, 1:][learns].to(device), advantages[:, 1:][learns].to(device))
+
+
 class Plain:
-    """A peft model with a padded PPO step, and `generate`."""
+    """A peft model that samples by `generate`."""
 
     def __init__(self, folder: Path) -> None:
-        base = AutoModelForCausalLM.from_pretrained(folder)
-        shape = LoraConfig(r=32, lora_alpha=32, target_modules="all-linear")
-        self.model: Any = get_peft_model(base, shape)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._adam = torch.optim.Adam(trained, lr=1e-4)
-
-    def step(self, datums: Sequence[Datum]) -> None:
-        """One clipped-ratio step over one padded batch."""
-        longest = max(len(d.tokens) for d in datums)
-        tokens = torch.zeros(len(datums), longest, dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        behaviour, advantages = torch.zeros(2, len(datums), longest)
-        for row, datum in enumerate(datums):
-            end = len(datum.tokens)
-            tokens[row, :end] = torch.tensor(datum.tokens)
-            mask[row, :end] = 1
-            behaviour[row, datum.start : end] = torch.tensor(datum.logprobs)
-            advantages[row, datum.start : end] = torch.tensor(datum.advantages)
-        logits = self.model(input_ids=tokens, attention_mask=mask).logits[:, :-1]
-        chosen = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-        ratio = (chosen - behaviour[:, 1:]).clamp(-10, 10).exp()
-        gain = torch.minimum(ratio * advantages[:, 1:], ratio.clamp(0.8, 1.28) * advantages[:, 1:])
-        (-gain.sum()).backward()
-        self._adam.step()
-        self._adam.zero_grad()
+        self.model: Any = with_peft(AutoModelForCausalLM.from_pretrained(folder), 32, 32)
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Sample every prompt, one after the other."""

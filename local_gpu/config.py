@@ -29,7 +29,7 @@ class LocalConfig:
     dtype: Dtype = "auto"
     """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
     quantization: Literal["none", "4bit"] = "none"
-    """Of the base's linear layers (bitsandbytes nf4); the adapter learns in `dtype` all the same."""
+    """Of the base's linear layers (bitsandbytes, nf4)."""
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Of activations in the optimizer's backward pass; auto is on for CUDA."""
     attention: Literal["auto", "sdpa", "flex", "varlen"] = "auto"

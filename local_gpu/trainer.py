@@ -1,4 +1,4 @@
-"""The local trainer: the async rim around the optimizer, its files and its samplers.
+"""The local trainer: a half that learns and a half that serves, behind one async rim.
 
 Rule: all torch work but sampling runs on one executor thread, in the order it was asked for, so
 the event loop never waits and no two operations meet in one module.
@@ -11,34 +11,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from local_gpu.config import LocalConfig
-from local_gpu.device import checkpoints_activations, open_base
+from local_gpu.device import open_base
 from local_gpu.embedded.batching import check_version
 from local_gpu.embedded.engine import EngineSize
-from local_gpu.embedded.sampler import LocalSampler
-from local_gpu.files import (
-    export_adapter,
-    new_folder,
-    prune,
-    read_adapter,
-    read_state,
-    slug,
-    stamp,
-    sweep,
-    write_adapter,
-    write_state,
-)
+from local_gpu.embedded.serving import EmbeddedServing
+from local_gpu.files import prune, slug, stamp, sweep
+from local_gpu.learning.core import LearningCore
 from local_gpu.learning.losses import LOSSES
-from local_gpu.learning.optimizer import LoraOptimizer
-from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
-from tinker_claw.errors import BackendError, ConfigError, OutageError
-from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
+from local_gpu.model import BaseModel
+from local_gpu.parts import BASE_REF, Ask, Learning, Serving
+from local_gpu.score_queue import ScoreQueue
+from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, TokenLogprobs
 
 T = TypeVar("T")
 
-BASE_REF = "base"
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """Somebody will make room: no step is to blame, and waiting helps."""
 
@@ -48,26 +39,18 @@ class LocalTrainer:
 
     def __init__(self, config: LocalConfig, base: BaseModel, executor: ThreadPoolExecutor) -> None:
         self._config = config
-        self._base = base
         self._executor = executor
-        self._shape = LoraShape(config.rank, config.alpha)
-        self._size = EngineSize.fit(
+        for folder in (self._adapters, self._states):
+            sweep(folder)
+        self._learning: Learning = LearningCore(config, base)
+        size = EngineSize.fit(
             base,
             context_tokens=config.context_tokens,
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        for folder in (self._adapters, self._states):
-            sweep(folder)
-        adapter = fresh_adapter(base, self._shape, config.seed)
-        self._optimizer = LoraOptimizer(
-            base,
-            self._shape,
-            adapter,
-            context_tokens=self._size.context_tokens,
-            checkpointing=checkpoints_activations(base, config.checkpointing),
-        )
-        self._samplers: set[LocalSampler] = set()
+        queue = ScoreQueue(self._score_all)
+        self._serving: Serving = EmbeddedServing(base, size, queue.score, self._run)
         self._loaded_state: str | None = None
 
     @classmethod
@@ -93,43 +76,35 @@ class LocalTrainer:
             losses=frozenset(LOSSES),
             two_d_targets=True,
             student_topk=True,
-            context_tokens=self._size.context_tokens,
+            context_tokens=self._serving.context_tokens,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        return await self._run(lambda: self._optimizer.step(passes, adam))
+        return await self._run(lambda: self._learning.step(passes, adam))
 
-    async def publish(self) -> LocalSampler:
-        def write() -> LocalSampler:
-            ref, adapter = stamp(self._adapters), self._optimizer.adapter()
-            with new_folder(self._adapters / ref) as draft:
-                write_adapter(draft, self._base, self._shape, adapter)
-            serving = {ref, *(sampler.ref for sampler in list(self._samplers))}
+    async def publish(self) -> Sampler:
+        def write() -> str:
+            ref = stamp(self._adapters)
+            self._learning.write_adapter(self._adapters / ref)
+            serving = {ref, *self._serving.live()}
             prune(self._adapters, self._config.keep_adapters, serving.__contains__)
-            return self._sampler(ref, with_lora(self._base, self._shape, adapter))
+            return ref
 
-        return self._remember(await self._run(write))
+        ref = await self._run(write)
+        return await self._serving.open(ref, self._adapters / ref)
 
-    async def open(self, ref: str) -> LocalSampler:
-        def read() -> LocalSampler:
-            saved = read_adapter(_inside(self._adapters, ref), self._base)
-            try:
-                module = with_lora(self._base, saved.shape, saved.tensors)
-            except ConfigError as error:
-                raise BackendError(str(error)) from error
-            return self._sampler(ref, module)
-
+    async def open(self, ref: str) -> Sampler:
         if ref == BASE_REF:
             return await self.base()
-        return self._remember(await self._run(read))
+        return await self._serving.open(ref, _inside(self._adapters, ref))
 
-    async def base(self) -> LocalSampler:
-        return self._remember(self._sampler(BASE_REF, self._base.module))
+    async def base(self) -> Sampler:
+        return await self._serving.base()
 
     async def save_state(self, name: str) -> str:
         def write() -> str:
             ref = f"{stamp(self._states)}-{slug(name)}"
-            write_state(self._states / ref, self._base, self._shape, self._optimizer.state())
+            self._learning.write_state(self._states / ref)
             prune(self._states, self._config.keep_states, {ref, self._loaded_state}.__contains__)
             return ref
 
@@ -137,21 +112,18 @@ class LocalTrainer:
 
     async def load_state(self, ref: str) -> None:
         def read() -> None:
-            self._optimizer.load(read_state(_inside(self._states, ref), self._base))
+            self._learning.read_state(_inside(self._states, ref))
             self._loaded_state = ref
 
         await self._run(read)
 
     async def export_adapter(self, directory: Path) -> None:
-        def write() -> None:
-            export_adapter(directory, self._base, self._shape, self._optimizer.adapter())
-
-        await self._run(write)
+        await self._run(lambda: self._learning.export_adapter(directory))
 
     async def aclose(self) -> None:
-        """Close every sampler that is still open, then the thread."""
-        for sampler in list(self._samplers):
-            await sampler.aclose()
+        """Close every sampler that is still open, then the half that learns."""
+        await self._serving.aclose()
+        await self._run(self._learning.close)
         await asyncio.to_thread(self._executor.shutdown)
 
     @property
@@ -161,6 +133,10 @@ class LocalTrainer:
     @property
     def _states(self) -> Path:
         return self._config.root / "states"
+
+    async def _score_all(self, ref: str, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+        folder = None if ref == BASE_REF else _inside(self._adapters, ref)
+        return await self._run(lambda: self._learning.score(folder, asks))
 
     async def _run(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
@@ -176,13 +152,6 @@ class LocalTrainer:
             raise BackendError(f"The files in {self._config.root} failed: {error}") from error
         except RuntimeError as error:
             raise BackendError(f"torch failed: {error}") from error
-
-    def _sampler(self, ref: str, module: Any) -> LocalSampler:
-        return LocalSampler(ref, module, self._size, self._run, self._samplers.discard)
-
-    def _remember(self, sampler: LocalSampler) -> LocalSampler:
-        self._samplers.add(sampler)
-        return sampler
 
 
 def _build(

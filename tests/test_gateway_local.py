@@ -46,7 +46,7 @@ async def trainer(tmp_path: Path, renderer: Renderer) -> AsyncIterator[LocalTrai
             kv_cache_tokens=CONTEXT,
         )
     )
-    module: Any = (await trainer.base())._module
+    module: Any = (await trainer.base())._engine._module
     with torch.no_grad():  # far below the likeliest logits
         module.get_output_embeddings().weight[list(renderer.stop_tokens)] = 0
     yield trainer
@@ -91,7 +91,7 @@ async def test_hanging_up_frees_the_cache_within_a_second(
 async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
     tmp_path: Path, renderer: Renderer, sampler: LocalSampler
 ) -> None:
-    module: Any = sampler._module
+    module: Any = sampler._engine._module
     passes = 0
 
     def fail(*_: object) -> None:
@@ -124,7 +124,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
     datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
     await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
     second: Any = await trainer.publish()
-    second._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+    second._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
     ledger = Ledger(tmp_path / "data")
     version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
     step = ledger.steps.begin(version.id, [])
@@ -160,7 +160,7 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         price = price_in_force(settings)
         system = await wire(settings, source(settings), ledger, price, stack)
         sampler: Any = system.policy.current.sampler
-        sampler._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+        sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
         url = await stack.enter_async_context(in_background(system.app))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=60, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}

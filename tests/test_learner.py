@@ -166,6 +166,7 @@ async def world(
     spending: Callable[[Ledger, Telemetry], Spending] | None = None,
     waits: Backoff = SHORT,
     redact: Callable[[str], str] = str,
+    score_fresh: bool = False,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -183,6 +184,7 @@ async def world(
             observing=Observing(ledger.samples, cfg.batch_size, lambda: 0.25)
             if cfg.observe
             else None,
+            score_fresh=score_fresh,
         )
     )
     judge = Judge(says, JudgeSettings(), hint_candidates=1)

@@ -259,7 +259,7 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
     trainer: LocalTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler = await trainer.publish()
-    module: Any = sampler._module
+    module: Any = sampler._engine._module
     armed = True
 
     def fail(*_: object) -> None:
@@ -278,13 +278,21 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
 
 async def test_a_model_that_answers_nan_fails_the_request(trainer: LocalTrainer) -> None:
     sampler = await trainer.publish()
-    module: Any = sampler._module
+    module: Any = sampler._engine._module
     module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
     with pytest.raises(SamplerError, match="not finite"):
         await one(sampler, prompt(40))
+    assert len((await one(await trainer.base(), prompt(40))).tokens) == 20
+
+
+async def test_logprobs_that_are_not_finite_are_refused(trainer: LocalTrainer) -> None:
+    learning: Any = trainer._learning
+    layer = learning._optimizer.module.model.layers[0].mlp.up_proj
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(float("nan"))
+    sampler = await trainer.publish()
     with pytest.raises(SamplerError, match="not finite"):
         await sampler.logprobs(prompt(40), start=3)
-    assert len((await one(await trainer.base(), prompt(40))).tokens) == 20
 
 
 async def test_a_request_after_closing_is_served_and_ends_the_thread_again(

@@ -189,20 +189,51 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("away", "learner", "judge", "waiting", "says"),
+    ("away", "learner", "judge", "agreement", "waiting", "says"),
     [
-        (set(), "waiting", "ok", 5, "v3; 5 of 16 samples for the next step are queued."),
-        (set(), "finished", "ok", 5, "v3; learning has taken all its steps."),
-        (set(), "recovering", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
-        (set(), "waiting", "failed", 0, "judged after a restart; nothing is lost."),
-        ({"learning"}, "stalled", "ok", 12, "learning waits; 12 samples are queued, none is lost."),
-        ({"judging"}, "waiting", "stalled", 0, "v3 as before; judging waits; nothing is lost."),
-        ({"serving"}, "waiting", "ok", 0, "in time gets an error; nothing is lost."),
+        (set(), "waiting", "ok", "ok", 5, "v3; 5 of 16 samples for the next step are queued."),
+        (set(), "finished", "ok", "ok", 5, "v3; learning has taken all its steps."),
+        (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
+        (
+            set(),
+            "failed",
+            "ok",
+            "alarm",
+            0,
+            "learning has stopped until a restart; nothing is lost.",
+        ),
+        (set(), "waiting", "ok", "alarm", 0, "if they do not on the next; nothing is lost."),
+        (set(), "waiting", "failed", "ok", 0, "judged after a restart; nothing is lost."),
+        (
+            {"learning"},
+            "stalled",
+            "ok",
+            "ok",
+            12,
+            "learning waits; 12 samples are queued, none is lost.",
+        ),
+        (
+            {"judging"},
+            "waiting",
+            "stalled",
+            "ok",
+            0,
+            "v3 as before; judging waits; nothing is lost.",
+        ),
+        ({"serving"}, "waiting", "ok", "ok", 0, "in time gets an error; nothing is lost."),
     ],
 )
-def test_meaning(away: Any, learner: str, judge: str, waiting: int, says: str) -> None:
+def test_meaning(
+    away: Any, learner: str, judge: str, agreement: str, waiting: int, says: str
+) -> None:
     told = meaning(
-        version=3, waiting=waiting, batch_size=16, away=away, learner=learner, judge=judge
+        version=3,
+        waiting=waiting,
+        batch_size=16,
+        away=away,
+        learner=learner,
+        judge=judge,
+        agreement=agreement,
     )
     assert told.endswith(says)
 

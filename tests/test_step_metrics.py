@@ -30,7 +30,7 @@ def share(*passes: LossPass) -> float | None:
     # Ratios exp(0.3) = 1.35, exp(-0.3) = 0.74, exp(-0.3), exp(0.3).
     now = (-0.7, -1.3, -1.3, -0.7)
     report = StepReport((0.0,), tuple((now,) for _ in passes), None, 8)
-    return step_metrics([BatchItem(SAMPLE)], passes, report, 0)["clip_share"]
+    return step_metrics([BatchItem(SAMPLE)], passes, report, 0, None)["clip_share"]
 
 
 def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> None:

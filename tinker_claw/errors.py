@@ -12,6 +12,7 @@
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
+        ├── DisagreementError     sampler and trainer, again and again, are not of one mind
         └── OutageError           the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
@@ -90,6 +91,10 @@ class SamplerError(BackendError):
 
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
+
+
+class DisagreementError(BackendError):
+    """The sampler's logprobs are not the trainer's: no step may be built on them."""
 
 
 class OutageError(BackendError):

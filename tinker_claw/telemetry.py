@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 import traceback
@@ -24,6 +25,7 @@ from tinker_claw.types import Usage
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
 
 
 def configure(
@@ -112,6 +114,18 @@ class Telemetry:
         )
         self._usd = Counter("tinker_claw_spent_usd", "Dollars billed", ["purpose"], **make)
         self._steps = Counter("tinker_claw_steps", "Optimizer steps", ["status"], **make)
+        self._fresh = Gauge(
+            "tinker_claw_fresh_tokens", "Tokens of the last step that its version sampled", **make
+        )
+        self._agreement = Gauge(
+            "tinker_claw_agreement",
+            "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
+            ["figure"],
+            **make,
+        )
+        self._alarm = Gauge(
+            "tinker_claw_agreement_alarm", "1: they did not agree when last compared", **make
+        )
         self._waiting = Gauge("tinker_claw_samples_waiting", "Samples in the queue", **make)
         self._version = Gauge("tinker_claw_policy_version", "Serving policy version", **make)
         self._latency = Histogram(
@@ -203,8 +217,18 @@ class Telemetry:
         self._steps.labels("committed").inc()
         self._samples.labels("trained").inc(int(fields.get("samples", 0)))
         self._step_seconds.observe(seconds)
+        self._agreed(fields)
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
+
+    def _agreed(self, fields: Mapping[str, Any]) -> None:
+        """What was not compared is no number; the alarm stays as it was."""
+        self._fresh.set(fields.get("fresh_tokens", 0))
+        for figure in _AGREEMENT:
+            value = fields.get(f"agreement_{figure}")
+            self._agreement.labels(figure).set(math.nan if value is None else value)
+        if fields.get("agrees") is not None:
+            self._alarm.set(not fields["agrees"])
 
     def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
         """Of an outage the log has its beginning and its end, and none of the steps between."""

@@ -256,6 +256,12 @@ class Capabilities:
     context_tokens: int
     target_logprobs: bool = True
     """Samplers score given tokens at given ids."""
+    score_fresh: bool = False
+    """Samples of the current version are to be scored before a step, too, as stale ones are.
+
+    For a backend that samples in one engine and scores in the trainer's, unbilled: rounding in
+    bfloat16 alone makes a ratio large now and then. False takes what was sampled at its word.
+    """
 
 
 @dataclass(frozen=True, slots=True)

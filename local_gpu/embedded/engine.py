@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ from local_gpu.embedded.batching import Batcher
 from local_gpu.embedded.jobs import Feed, Job
 from local_gpu.model import BaseModel
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
-from tinker_claw.types import SamplingParams, TokenChunk, Tokens
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,30 @@ class Engine:
             if self._retired and running is self._running and len(running.feed) == 0:
                 await self._stop()
 
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int) -> list[Completion]:
+        """Draw n completions at once; with a seed, completion i is drawn with seed + i.
+
+        The others start when the first has its first token, and share its prompt's blocks.
+        """
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        first = self.stream(prompt, params)
+        others = [
+            params if params.seed is None else replace(params, seed=params.seed + i)
+            for i in range(1, n)
+        ]
+        async with aclosing(first):
+            head = await anext(first)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(_collect(first, params, head))]
+                    tasks += [
+                        group.create_task(_collect(self.stream(prompt, p), p)) for p in others
+                    ]
+            except BaseExceptionGroup as failures:
+                raise _first_leaf(failures) from failures
+        return [task.result() for task in tasks]
+
     async def aclose(self) -> None:
         """End the thread when its requests have ended.
 
@@ -137,3 +162,15 @@ def _run(module: Any, size: EngineSize) -> _Running:
     feed = Feed(batcher.cancel_request)
     batcher.start_with(feed)
     return _Running(batcher, feed)
+
+
+async def _collect(
+    stream: AsyncGenerator[TokenChunk], params: SamplingParams, *head: TokenChunk
+) -> Completion:
+    async with aclosing(stream):
+        return Completion.collect([*head, *[chunk async for chunk in stream]], params)
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    leaf = group.exceptions[0]
+    return _first_leaf(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf

@@ -7,7 +7,7 @@ computed, read and dropped, and the backward pass computes it again (0.6 MB a to
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,6 @@ class TopLogprobs(NamedTuple):
     """(M, k) the likeliest ids; k may be 0."""
     top: Tensor
     """(M, k) their logprobs, descending."""
-
-
-def hidden_rows(model: Any, inputs: Tensor, first: int) -> Tensor:
-    """Last hidden states of the positions from `first` on; that of position i predicts i + 1.
-
-    inputs (N,) int64 -> (N - first, hidden): the body runs over them once.
-    """
-    out = model.base_model(input_ids=inputs[None], use_cache=False)
-    return out.last_hidden_state[0, first:]
 
 
 def head_logprobs(head: nn.Module, rows: Tensor, ids: Tensor) -> Tensor:

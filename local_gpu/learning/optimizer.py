@@ -1,30 +1,32 @@
 """The learning module with its optimizer: gradients add up, and one step takes them all.
 
 Rule: until every gradient of a step is there and finite, nothing is written. Runs in one thread,
-without asyncio. A record is one sequence: no padding, so no mask.
+without asyncio. Every rank is given the same calls, computes its part of them, and ends with the
+same weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from local_gpu.files import SavedState
-from local_gpu.learning.head import head_logprobs, hidden_rows, read_logprobs
+from local_gpu.learning.head import head_logprobs, read_logprobs
 from local_gpu.learning.losses import LOSSES
+from local_gpu.learning.masters import Masters
+from local_gpu.learning.passes import Body, Budget
 from local_gpu.learning.records import LossRecord, RecordPass, records_of
 from local_gpu.model import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from tinker_claw.errors import BackendError, ClawError, StepError
+from local_gpu.packing import cut
+from local_gpu.ranks.world import Alone, World
+from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,18 @@ class Scored:
     """(R, K) float32, nats, on the CPU, before the step."""
 
 
+class _Job(NamedTuple):
+    """One record with its loss."""
+
+    loss: str
+    config: Mapping[str, float]
+    record: LossRecord
+
+    @property
+    def learns(self) -> bool:
+        return self.record.learns_from < len(self.record.ids)
+
+
 class LoraOptimizer:
     """LoRA weights, Adam's moments and a step counter."""
 
@@ -45,26 +59,45 @@ class LoraOptimizer:
         shape: LoraShape,
         adapter: Adapter,
         *,
+        body: Body,
         context_tokens: int,
         checkpointing: bool,
+        tokens: int | None = None,
+        world: World | None = None,
+        shards: Shards | None = None,
     ) -> None:
-        """`checkpointing`: keep one activation per layer and compute the rest again, backwards.
+        """A learning module over `base` that starts from `adapter`.
 
-        The same gradients for a third more work; without it an 8B model keeps about 6 MB a token.
+        Args:
+            base: shared with every other module.
+            shape: the adapter's.
+            adapter: float32.
+            body: how hidden states are computed.
+            context_tokens: the longest sequence.
+            checkpointing: keep one activation per layer and compute the rest again, backwards. The
+                same gradients for a third more work; without it an 8B model keeps 6 MB a token.
+            tokens: of one pass; None: `passes.DEFAULT_TOKENS`.
+            world: the ranks that share the work; None: this process alone.
+            shards: of the base, over those ranks; None: each has it whole.
         """
         self._base = base
         self._context_tokens = context_tokens
-        self._module = with_lora(base, shape, adapter)
+        self._body = body
+        self._world = world or Alone()
+        self.budget = Budget(tokens) if shards is None else Lockstep(tokens)
+        self.module = with_lora(base, shape, adapter)
+        if shards is not None:
+            shards.cut(self.module)
         if checkpointing:
-            self._module.train()  # transformers checkpoints in training mode only
-            for layer in self._module.modules():
+            self.module.train()  # transformers checkpoints in training mode only
+            for layer in self.module.modules():
                 if isinstance(layer, torch.nn.Dropout):
                     layer.eval()  # the sampler dropped nothing out either
-            self._module.activation_checkpointing_enable()
-        self._parameters = adapter_parameters(self._module)
-        for parameter in self._parameters.values():
-            parameter.requires_grad_(True)
-        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=0.0)
+            self.module.activation_checkpointing_enable()
+        copies = adapter_parameters(self.module)
+        for copy in copies.values():
+            copy.requires_grad_(True)
+        self._masters = Masters(adapter, copies)
         self._pending = False
         self._spoiled: str | None = None
         self.steps = 0
@@ -76,19 +109,22 @@ class LoraOptimizer:
             StepError: weights and moments are as they were.
         """
         self.discard()
-        losses: list[float] = []
-        logprobs: list[tuple[tuple[float, ...], ...]] = []
         with _void(self.discard):
             wanted = records_of(
                 passes, vocabulary=self._base.vocabulary, context_tokens=self._context_tokens
             )
-            for each in wanted:
-                done = self.forward_backward(each)
-                losses.append(math.fsum(row.loss for row in done))
-                logprobs.append(tuple(tuple(row.logprobs[:, 0].tolist()) for row in done))
+            # A sample with two losses stands in two passes of the step, and is computed once.
+            done = iter(self._learn([job for one in wanted for job in _jobs(one)]))
+            scored = [[next(done) for _ in one.records] for one in wanted]
             norm = self.optim_step(adam)
-        tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
-        return StepReport(tuple(losses), tuple(logprobs), norm, tokens)
+        return StepReport(
+            losses=tuple(math.fsum(row.loss for row in rows) for rows in scored),
+            logprobs=tuple(
+                tuple(tuple(r.logprobs[:, 0].tolist()) for r in rows) for rows in scored
+            ),
+            grad_norm=norm,
+            tokens=sum(len(d.tokens) - 1 for p in passes for d in p.datums),
+        )
 
     def forward_backward(self, wanted: RecordPass) -> list[Scored]:
         """Add the gradients of the records to those that are there.
@@ -97,20 +133,15 @@ class LoraOptimizer:
             StepError: `optim_step` will refuse what has been added up since the last one.
         """
         with _void(self._spoil):
-            done = [self._score(wanted, record, learn=True) for record in wanted.records]
-        self._pending = True
-        return done
+            return self._learn(_jobs(wanted))
 
     def forward(self, wanted: RecordPass) -> list[Scored]:
         """The same numbers without gradients; leaves those that are there alone."""
         with _void():
-            return [self._score(wanted, record, learn=False) for record in wanted.records]
+            return self._run(_jobs(wanted), learn=False)
 
     def optim_step(self, adam: Adam) -> float:
-        """Clip the gradients by their global norm and take one AdamW step; the norm before.
-
-        g scaled by min(1, clip / |g|_2); then
-        theta -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay theta), PyTorch's AdamW.
+        """Sum the gradients over ranks, clip them by their norm, take one AdamW step; the norm.
 
         Raises:
             StepError: a gradient is missing or not finite; all of them are forgotten.
@@ -122,108 +153,121 @@ class LoraOptimizer:
                 )
             if not self._pending:
                 raise StepError("There are no gradients: no forward_backward since the last step.")
-            for parameter in self._parameters.values():
-                if parameter.grad is None:
-                    # Rows without weight have gradient zero, and Adam's moments still decay.
-                    parameter.grad = torch.zeros_like(parameter)
-            norm = self._clip(adam.grad_clip_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = adam.learning_rate
-            group["betas"] = (adam.beta1, adam.beta2)
-            group["eps"] = adam.eps
-            group["weight_decay"] = adam.weight_decay
-        self._optimizer.step()
+            self._world.sum(self._masters.gradient)
+            norm = self._masters.step(adam)
         self.discard()
         self.steps += 1
         return norm
 
     def discard(self, _reason: str = "") -> None:
         """Forget the gradients added up since the last step."""
-        self._optimizer.zero_grad()
+        self._masters.zero()
         self._pending = False
         self._spoiled = None
 
-    def _spoil(self, reason: str) -> None:
-        """Make the next `optim_step` fail: a part of its gradient will not come."""
-        self._optimizer.zero_grad()
-        self._spoiled = self._spoiled or reason
-
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the weights as they are."""
-        return {n: p.detach().to("cpu", copy=True) for n, p in self._parameters.items()}
+        return self._masters.adapter()
 
     def state(self) -> SavedState:
         """A copy of weights, moments and counter."""
-        moments: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            # Adam keeps nothing for a parameter before its first step.
-            if kept := self._optimizer.state.get(parameter):
-                for key in _MOMENTS:
-                    moments[f"{name}.{key}"] = kept[key].detach().to("cpu", copy=True)
-        return SavedState(self.adapter(), moments, self.steps)
+        return self._masters.state(self.steps)
 
     def load(self, state: SavedState) -> None:
         """Take over a state, or raise BackendError and take over nothing."""
-        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        wanted = {f"{n}.{k}" for n in shapes for k in _MOMENTS} if state.steps else set[str]()
-        if shapes != {n: tuple(t.shape) for n, t in state.adapter.items()} or wanted != set(
-            state.moments
-        ):
-            raise BackendError("The saved state belongs to another rank or another base model.")
+        self._masters.load(state)
         self.discard()
-        self._optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state.adapter[name])
-                if state.steps:
-                    self._optimizer.state[parameter] = {
-                        key: self._moment(state.moments[f"{name}.{key}"], key) for key in _MOMENTS
-                    }
         self.steps = state.steps
 
-    def _moment(self, saved: Tensor, key: str) -> Tensor:
-        # Adam's own counter stays on the CPU, as PyTorch keeps it.
-        return saved.to("cpu" if key == "step" else self._base.device, copy=True)
+    def _spoil(self, reason: str) -> None:
+        """Make the next `optim_step` fail: a part of its gradient will not come."""
+        self._masters.zero()
+        self._spoiled = self._spoiled or reason
 
-    def _score(self, wanted: RecordPass, record: LossRecord, *, learn: bool) -> Scored:
-        """Forward one record, and backward from the rows that learn."""
-        device, cut = self._base.device, record.learns_from
-        ids = record.ids.to(device)
-        learn = learn and cut < len(ids)
-        with torch.set_grad_enabled(learn):
-            rows = hidden_rows(self._module, record.inputs.to(device), record.scored_from)
-            tail = head_logprobs(self._head(), rows[cut:], ids[cut:]) if learn else None
-        with torch.no_grad():
-            split = cut if learn else len(ids)
-            plain = read_logprobs(self._head(), rows[:split].detach(), ids[:split], 0).chosen
-        read = plain if tail is None else torch.cat([plain, tail.detach()])
-        if tail is None:
-            tail = plain[cut:]
-        chosen = tail[:, record.loss_column :]
-        loss = LOSSES[wanted.loss].compute(
-            chosen if wanted.loss == "cross_entropy" else chosen[:, 0],
-            record.inputs_of_loss.to(device),
-            wanted.config,
+    def _learn(self, jobs: Sequence[_Job]) -> list[Scored]:
+        done = self._run(jobs, learn=True)
+        self._pending = True
+        return done
+
+    def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
+        """Compute this rank's part of the jobs; the results of all ranks, in order."""
+        parts = cut(
+            [job.record.inputs for job in jobs], ranks=self._world.size, tokens=self.budget.tokens
         )
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise StepError(f"The {wanted.loss} loss is {value}; nothing was changed.")
+        failure, mine = None, dict[int, Scored]()
+        try:
+            mine = self.budget.run(
+                parts[self._world.rank],
+                lambda indices: self._pass([jobs[i] for i in indices], learn=learn),
+                undo=self._masters.drop,
+                idle=lambda: self._body.idle(self.module, learn=learn),
+                most=max(map(len, parts)),
+            )
+        except _FAILURES as error:
+            failure = str(error) or type(error).__name__
+        if failure := self._world.agree(failure):
+            raise StepError(failure)
+        done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
+        return [done[i] for i in range(len(jobs))]
+
+    def _pass(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
+        """One forward over some records, and one backward from the rows that learn."""
+        learn = learn and any(job.learns for job in jobs)
+        with torch.set_grad_enabled(learn):
+            hidden = self._body.hidden(
+                self.module,
+                [job.record.inputs for job in jobs],
+                [job.record.scored_from for job in jobs],
+            )
+            scored = [
+                self._score(job, rows, learn=learn and job.learns)
+                for job, rows in zip(jobs, hidden, strict=True)
+            ]
+            losses = torch.stack([loss for loss, _ in scored])
         if learn:
-            loss.backward()
-        return Scored(value, read.cpu())
+            losses.sum().backward()
+            self._masters.collect()
+        values: list[float] = losses.tolist()
+        # Not before the backward pass: other ranks may be in it, waiting for this one.
+        for job, value in zip(jobs, values, strict=True):
+            if not math.isfinite(value):
+                raise StepError(f"The {job.loss} loss is {value}; nothing was changed.")
+        return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
+
+    def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
+        """A record's loss, with gradients where it learns, and its logprobs, (R, K)."""
+        record, head = job.record, self._head()
+        ids = record.ids.to(self._base.device)
+        split = record.learns_from if learn else len(ids)
+        with torch.no_grad():
+            read = read_logprobs(head, rows[:split].detach(), ids[:split], 0).chosen
+        if learn:
+            tail = head_logprobs(head, rows[split:], ids[split:])
+            read = torch.cat([read, tail.detach()])
+        else:
+            tail = read[record.learns_from :]
+        chosen = tail[:, record.loss_column :]
+        loss = LOSSES[job.loss].compute(
+            chosen if job.loss == "cross_entropy" else chosen[:, 0],
+            record.inputs_of_loss.to(self._base.device),
+            job.config,
+        )
+        return loss, read
 
     def _head(self) -> Any:
-        return self._module.get_output_embeddings()
+        return self.module.get_output_embeddings()
 
-    def _clip(self, limit: float) -> float:
-        """Scale the gradients to a global norm of `limit` at most; the norm before. 0: leave."""
-        parameters = list(self._parameters.values())
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if not bool(norm.isfinite()):
-            raise StepError(f"The gradient norm is {float(norm)}; nothing was changed.")
-        if limit > 0:
-            clip_grads_with_norm_(parameters, limit, norm)
-        return float(norm)
+
+_FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
+
+
+def _sampled(scored: Scored) -> tuple[float, ...]:
+    """Column 0: the sampled tokens' own."""
+    return tuple(scored.logprobs[:, 0].tolist())
+
+
+def _jobs(wanted: RecordPass) -> list[_Job]:
+    return [_Job(wanted.loss, wanted.config, record) for record in wanted.records]
 
 
 @contextmanager
@@ -231,7 +275,7 @@ def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
     """Turn what fails in torch into a StepError, after `undo` has been told the reason."""
     try:
         yield
-    except (ClawError, RuntimeError, ValueError, TypeError, IndexError) as error:
+    except _FAILURES as error:
         if undo is not None:
             undo(str(error))
         if isinstance(error, StepError):

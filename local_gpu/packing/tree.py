@@ -13,7 +13,8 @@ Shapes: T = tokens of the row, n_i = tokens of sequence i.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -89,6 +90,10 @@ def shared(a: Ids, b: Ids) -> int:
     return int(unequal[0]) if len(unequal) else n
 
 
+_Group = tuple[int, int, int, tuple[Rows, ...]]
+"""First member, the one behind the last, the tokens already placed, and where those are."""
+
+
 class _Growth:
     """One call of `grow`: sequences in order, neighbours' shared lengths, and the row so far."""
 
@@ -97,8 +102,7 @@ class _Growth:
         self._least = least
         self._order = in_order(sequences)
         self._common = [0] + [
-            shared(sequences[a], sequences[b]) if share else 0
-            for a, b in zip(self._order, self._order[1:], strict=False)
+            shared(sequences[a], sequences[b]) if share else 0 for a, b in pairwise(self._order)
         ]
         self._pieces: list[Ids] = []
         self._segments: list[Segment] = []
@@ -106,36 +110,54 @@ class _Growth:
         self._length = 0
 
     def tree(self) -> PrefixTree:
-        self._split(0, len(self._order), 0, ())
+        self._place_all()
         spans = [np.arange(s.position, s.position + s.last - s.first) for s in self._segments]
         return PrefixTree(
             tokens=torch.from_numpy(np.concatenate(self._pieces).astype(np.int64)),
             positions=torch.from_numpy(np.concatenate(spans)),
-            segments=tuple(self._segments),
+            segments=tuple(_closed(self._segments, self._length)),
             rows=tuple(torch.from_numpy(np.concatenate(rows)) for rows in self._rows),
         )
 
-    def _split(self, low: int, high: int, depth: int, above: tuple[Rows, ...]) -> None:
-        """Place members low .. high - 1 of the order, whose first `depth` tokens are placed."""
-        first = low
-        for i in range(low + 1, high + 1):
-            if i == high or self._common[i] < depth + self._least:
-                self._place(first, i, depth, above)
-                first = i
+    def _place_all(self) -> None:
+        """Depth first, by a list of what is still to do: turns nest deeper than calls may."""
+        todo = self._groups(0, len(self._order), 0, ())
+        while todo:
+            low, high, depth, above = todo.pop()
+            shortest = len(self._sequences[self._order[low]])
+            end = min([shortest, *self._common[low + 1 : high]])
+            if end == depth:
+                continue  # it ends where its parent does
+            rows = (self._length, self._length + end - depth)
+            self._length = rows[1]
+            self._segments.append(Segment(*rows, position=depth, ancestors=above, subtree=rows[1]))
+            self._pieces.append(self._sequences[self._order[low]][depth:end])
+            for i in range(low, high):
+                self._rows[self._order[i]].append(np.arange(*rows))
+            if high - low > 1:
+                todo.extend(self._groups(low, high, end, (*above, rows)))
 
-    def _place(self, low: int, high: int, depth: int, above: tuple[Rows, ...]) -> None:
-        """Place members all of which share a piece of some length behind `depth`."""
-        shortest = len(self._sequences[self._order[low]])
-        end = min([shortest, *self._common[low + 1 : high]])
-        if end == depth:
-            return  # it ends where its parent does
-        rows = (self._length, self._length + end - depth)
-        self._length = rows[1]
-        at = len(self._segments)
-        self._segments.append(Segment(*rows, position=depth, ancestors=above, subtree=rows[1]))
-        self._pieces.append(self._sequences[self._order[low]][depth:end])
-        for i in range(low, high):
-            self._rows[self._order[i]].append(np.arange(*rows))
-        if high - low > 1:
-            self._split(low, high, end, (*above, rows))
-            self._segments[at] = Segment(*rows, depth, above, subtree=self._length)
+    def _groups(self, low: int, high: int, depth: int, above: tuple[Rows, ...]) -> list[_Group]:
+        """Members low .. high - 1, whose first `depth` tokens are placed, by what comes next.
+
+        The last group comes first, because they are taken from the end.
+        """
+        cuts = [i for i in range(low + 1, high) if not self._together(i, depth)]
+        return [(a, b, depth, above) for a, b in pairwise([low, *cuts, high])][::-1]
+
+    def _together(self, i: int, depth: int) -> bool:
+        """Whether a member shares a piece behind `depth` with the one before, or is its equal."""
+        common = self._common[i]
+        before, own = (len(self._sequences[self._order[j]]) for j in (i - 1, i))
+        return common >= depth + self._least or common == before == own
+
+
+def _closed(segments: list[Segment], length: int) -> list[Segment]:
+    """With the ends of their subtrees: where the next segment that is not below begins."""
+    ends = [length] * len(segments)
+    above: list[int] = []
+    for i, segment in enumerate(segments):
+        while len(above) > len(segment.ancestors):
+            ends[above.pop()] = segment.first
+        above.append(i)
+    return [replace(s, subtree=end) for s, end in zip(segments, ends, strict=True)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from local_gpu.embedded.sampler import LocalSampler
+from local_gpu.embedded.engine import Engine
 from local_gpu.files import read_adapter
 from local_gpu.model import with_lora
 from local_gpu.serve.asks import Params, Prompt, Sample
@@ -28,7 +28,7 @@ from tinker_claw.types import SamplingParams
 
 @dataclass(slots=True)
 class _Open:
-    sampler: LocalSampler
+    engine: Engine
     module: Any
     users: int = 0
     closing: bool = False
@@ -46,7 +46,7 @@ class _Shelf:
 class Samplers:
     def __init__(self, shop: Workshop) -> None:
         self._shop = shop
-        self._base = self._opened("base", shop.base.module)
+        self._base = _Open(Engine(shop.base.module, shop.size), shop.base.module)
         self._stop_tokens = _stop_tokens(shop.base.module)
         self._shelf = _Shelf()
 
@@ -65,11 +65,11 @@ class Samplers:
         async with self._lease(place) as held:
             scores = PromptScores()
             if asked.anything:
-                call = partial(score, held.module, prompt, asked, params)
+                call = partial(score, self._shop.body, held.module, prompt, asked, params)
                 scores, completion = await self._shop.torch.run(call)
                 if at_once:
                     return sample_response([completion], scores)
-            completions = await held.sampler.sample(tuple(prompt), params, ask.num_samples)
+            completions = await held.engine.sample(tuple(prompt), params, ask.num_samples)
         return sample_response(completions, scores)
 
     async def close(self, place: Place) -> None:
@@ -78,11 +78,11 @@ class Samplers:
         if held is not None:
             held.closing = True
             if held.users == 0:
-                await held.sampler.aclose()
+                await held.engine.aclose()
 
     async def aclose(self) -> None:
         for held in (self._base, *self._shelf.open.values()):
-            await held.sampler.aclose()
+            await held.engine.aclose()
 
     @property
     def open_count(self) -> int:
@@ -93,7 +93,7 @@ class Samplers:
     def held_requests(self) -> int:
         """Requests that hold cache or wait for it."""
         every = (self._base, *self._shelf.open.values())
-        return sum(held.sampler.held_requests for held in every)
+        return sum(held.engine.held_requests for held in every)
 
     @asynccontextmanager
     async def _lease(self, place: Place | None) -> AsyncGenerator[_Open]:
@@ -104,7 +104,7 @@ class Samplers:
         finally:
             held.users -= 1
             if held.closing and held.users == 0:
-                await held.sampler.aclose()
+                await held.engine.aclose()
             await self._make_room()
 
     async def _take(self, place: Place) -> _Open:
@@ -112,7 +112,7 @@ class Samplers:
             held = self._shelf.open.pop(place, None)
             if held is None:
                 module = await self._shop.torch.run(partial(self._load, place))
-                held = self._opened(place.path, module)
+                held = _Open(Engine(module, self._shop.size), module)
             self._shelf.open[place] = held  # the most recently used is last
         self._shelf.opening.pop(place, None)
         return held
@@ -130,11 +130,6 @@ class Samplers:
             return with_lora(self._shop.base, saved.shape, saved.tensors)
         except ConfigError as error:
             raise RequestError(str(error)) from error
-
-    def _opened(self, ref: str, module: Any) -> _Open:
-        # Its own scoring is not used, so nothing of it runs in the torch thread.
-        sampler = LocalSampler(ref, module, self._shop.size, self._shop.torch.run, lambda _: None)
-        return _Open(sampler, module)
 
     def _params(self, ask: Sample, prompt_tokens: int) -> SamplingParams:
         params = ask.sampling_params

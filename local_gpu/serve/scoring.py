@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.embedded.drawing import Recipe, draw
-from local_gpu.learning.head import hidden_rows, read_logprobs
+from local_gpu.learning.head import read_logprobs
+from local_gpu.learning.passes import Body
 from local_gpu.serve.asks import Sample, TensorAsk
 from local_gpu.serve.wire import NOT_SCORED, PromptScores, densify
 from tinker_claw.errors import RequestError, SamplerError
@@ -117,13 +118,14 @@ class PromptAsk:
 
 @torch.no_grad()
 def score(
-    module: Any, prompt: list[int], ask: PromptAsk, then: SamplingParams
+    body: Body, module: Any, prompt: list[int], ask: PromptAsk, then: SamplingParams
 ) -> tuple[PromptScores, Completion]:
     """Score a prompt and draw the one token that follows it, in the torch thread."""
     n, first = len(prompt), ask.first(len(prompt))
-    device, head = module.device, module.get_output_embeddings()
-    tokens = torch.tensor(prompt, device=device)
-    rows = hidden_rows(module, tokens, first - 1)
+    device, head = body.device, module.get_output_embeddings()
+    tokens = torch.tensor(prompt)
+    (rows,) = body.hidden(module, [tokens], [first - 1])
+    tokens = tokens.to(device)
     ids = tokens[first:, None]
     if ask.targets is not None:
         named = torch.from_numpy(ask.targets.ids[first - 1 :]).to(device)

@@ -12,9 +12,11 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from local_gpu.attention import SdpaKernel
 from local_gpu.device import checkpoints_activations, open_base
 from local_gpu.embedded.batching import check_version
 from local_gpu.embedded.engine import EngineSize
+from local_gpu.learning.passes import Body
 from local_gpu.serve import asks
 from local_gpu.serve.config import WireConfig, source_of
 from local_gpu.serve.futures import Promises
@@ -49,6 +51,7 @@ def build(config: WireConfig) -> Workshop:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         ),
+        body=Body(SdpaKernel(), base.device),
         checkpointing=checkpoints_activations(base, config.checkpointing),
         torch=TorchThread(),
         store=store,

@@ -20,6 +20,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.files import SavedState, read_adapter, read_state, write_adapter, write_moments
 from local_gpu.learning.optimizer import LoraOptimizer, Scored
+from local_gpu.learning.passes import Body
 from local_gpu.learning.records import LossRecord
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
 from local_gpu.serve.asks import Lora, OptimStep
@@ -40,6 +41,7 @@ class Workshop:
     config: WireConfig
     base: BaseModel
     size: EngineSize
+    body: Body
     checkpointing: bool
     torch: TorchThread
     store: Store
@@ -184,6 +186,7 @@ class Run:
             self._shop.base,
             shape,
             adapter,
+            body=self._shop.body,
             context_tokens=self._shop.size.context_tokens,
             checkpointing=self._shop.checkpointing,
         )

@@ -1,8 +1,8 @@
 """Command line, environment and TOML file into one `Settings`.
 
-Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > default. The one
-place that reads the environment. Unknown keys are refused by their dotted name. Users come from the
-file, or as JSON from `TINKER_CLAW_USERS`.
+Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > NUM_GPUS and its
+like > default. The one place that reads the environment. Unknown keys are refused by their dotted
+name. Users come from the file, or as JSON from `TINKER_CLAW_USERS`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, cast, get_args
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from tinker_claw.config.gpus import VARIABLES
 from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
 from tinker_claw.errors import ConfigError
 
@@ -59,7 +60,11 @@ def _settings(flags_given: argparse.Namespace) -> Settings:
         section, name = destination.split(".")
         flags.setdefault(section, {})[name] = value
     layers = (_read_file(path) if path else {}, _read_environment(), flags)
-    settings = _build(_merge(layers))
+    values = _merge(layers)
+    run = values.get("run")
+    if isinstance(run, Mapping) and cast("Mapping[str, Any]", run).get("backend") == "local":
+        values = _merge((_read_variables(), values))
+    settings = _build(values)
     settings.check()
     return settings
 
@@ -70,7 +75,8 @@ def parser() -> argparse.ArgumentParser:
         prog="run.py",
         description="Serve a model to your agent, and let it learn from how the agent is used.",
         epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). Users with keys of their own are tables "
+        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). {', '.join(VARIABLES)} are honoured for "
+        "--backend local where nothing else sets them. Users with keys of their own are tables "
         f"[[users]] (name, key) of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -135,6 +141,12 @@ def _read_environment() -> dict[str, Any]:
             f"environment: {ENV_PREFIX}{USERS.upper()} must be a JSON list of users, "
             '[{"name": ..., "key": ...}]'
         ) from error
+
+
+def _read_variables() -> dict[str, Any]:
+    """OpenClaw-RL's variables. Other programs may know such names, so an empty one is none."""
+    given = {field: os.environ.get(name, "").strip() for name, field in VARIABLES.items()}
+    return {"local": {field: value for field, value in given.items() if value}}
 
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tinker_claw.errors import OutageError
 from tinker_claw.learner.meaning import meaning
@@ -29,12 +29,14 @@ class Part:
 class Health:
     """Written by judging, learner and gateway, read by the gateway.
 
-    A part is `stalled` while it waits for the service: it goes on by itself.
+    A part is `stalled` while it waits for the service: it goes on by itself. `agreement` is between
+    sampler and trainer, as far as anything has shown: `ok` or `alarm`.
     """
 
     def __init__(self) -> None:
         self.learner = Part("waiting")
         self.judge = Part()
+        self.agreement = Part()
         self.backend = Outages()
         self.last_error: str | None = None
         self._next_try: float | None = None
@@ -56,6 +58,10 @@ class Health:
         self.last_error = error or self.last_error
         self._next_try = None
 
+    def agreement_is(self, state: Literal["ok", "alarm"], error: str | None = None) -> None:
+        self.agreement.enter(state, error)
+        self.last_error = error or self.last_error
+
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
         """The service is away; the learner asks again in so many seconds."""
         self.learner_is("stalled", str(error))
@@ -65,7 +71,7 @@ class Health:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
         well = self.learner.state in ("waiting", "training", "observing", "finished")
-        well = well and self.judge.state == "ok" and not away
+        well = well and self.judge.state == "ok" and self.agreement.state == "ok" and not away
         left = self._next_try - time.monotonic() if self._next_try is not None else None
         return {
             "status": "ok" if well else "degraded",
@@ -76,6 +82,7 @@ class Health:
                 away=away,
                 learner=self.learner.state,
                 judge=self.judge.state,
+                agreement=self.agreement.state,
             ),
             "policy_version": version,
             "backend": "away" if away else "ok",
@@ -89,6 +96,9 @@ class Health:
             "judge": self.judge.state,
             "judge_since": self.judge.since,
             "judge_error": self.judge.error,
+            "agreement": self.agreement.state,
+            "agreement_since": self.agreement.since,
+            "agreement_error": self.agreement.error,
             "samples_waiting": waiting,
             "batch_size": batch_size,
             "last_error": self.last_error,

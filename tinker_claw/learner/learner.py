@@ -19,11 +19,14 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ClawError,
+    DisagreementError,
     LedgerError,
     OutageError,
     RequestError,
     StepError,
 )
+from tinker_claw.learner.agreement import agreement
+from tinker_claw.learner.alarm import Alarm
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.metrics import step_metrics, step_rule
 from tinker_claw.learner.observing import Observing
@@ -62,6 +65,8 @@ class LearnerDeps:
     """Between attempts while the service is away."""
     observing: Observing | None = None
     """Is told of the queue instead of a step being taken; None: steps are taken."""
+    score_fresh: bool = False
+    """See `Capabilities`."""
 
 
 class Learner:
@@ -81,6 +86,7 @@ class Learner:
         """A step is in hand."""
         self._adam = Adam(learning_rate=deps.learning_rate)
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
+        self._alarm = Alarm(deps.health)
         self._recovery = Recovery(
             *(deps.ledger, deps.trainer, deps.policy, deps.health),
             waits=deps.waits,
@@ -196,6 +202,9 @@ class Learner:
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", outage=True)
             raise
+        except DisagreementError as error:  # no sample is to blame, and trying again is no use
+            self._void(step_id, str(error), outage=True)
+            raise
         except _FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
@@ -227,14 +236,16 @@ class Learner:
         deps, started = self._deps, time.monotonic()
         parent = deps.policy.newest
         with deps.spending.paying("train", step_id=step_id) as account:
-            items = await batch_items(batch, parent, deps.base, deps.cfg)
+            items = await self._items(batch, parent)
             passes, report = await self._train(items)
+        agreed = agreement(items, passes, report, parent.version.id)
+        self._alarm.admit(agreed)
         step = parent.version.step + 1
         save = step % deps.cfg.save_interval == 0
         state_ref = await deps.trainer.save_state(f"step-{step_id:08d}") if save else None
         publishing = time.monotonic()
         sampler = await deps.trainer.publish()
-        metrics = step_metrics(items, passes, report, parent.version.step)
+        metrics = step_metrics(items, passes, report, parent.version.step, agreed)
         metrics |= deps.spending.figures(account.usage)
         version = deps.ledger.steps.commit(
             step_id,
@@ -245,11 +256,16 @@ class Learner:
         )
         self.retire(deps.policy.swap(Policy(version, sampler)))
         self.suspect = False
+        self._alarm.committed(agreed, step_id)
         now = time.monotonic()
         deps.telemetry.step(
             seconds=publishing - started, step_id=step_id, step=step, version=version.id, **metrics
         )
         deps.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
+
+    async def _items(self, samples: Sequence[Sample], policy: Policy) -> list[BatchItem]:
+        deps = self._deps
+        return await batch_items(samples, policy, deps.base, deps.cfg, score_fresh=deps.score_fresh)
 
     async def _train(self, items: Sequence[BatchItem]) -> tuple[list[LossPass], StepReport]:
         passes = self._deps.method.passes(items, self._deps.cfg)
@@ -300,7 +316,7 @@ class Learner:
             deps.health.backend.watching("learning"),
             deps.spending.paying("train", step_id=step_id),
         ):
-            await self._train(await batch_items(samples, policy, deps.base, deps.cfg))
+            await self._train(await self._items(samples, policy))
 
     async def _retire(self) -> None:
         """Close replaced samplers; each ends when the last reply that uses it has ended."""

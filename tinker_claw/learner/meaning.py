@@ -15,9 +15,11 @@ def meaning(
     away: Set[Asking],
     learner: str,
     judge: str,
+    agreement: str,
 ) -> str:
-    """What the state means to the user right now. `learner`, `judge`: states of their parts."""
-    troubles = [told for told in (_judging(away, judge), _learning(away, learner)) if told]
+    """What the state means to the user right now. The last three: states of their parts."""
+    found = (_judging(away, judge), _learning(away, learner) or _agreeing(agreement))
+    troubles = [told for told in found if told]
     if "serving" in away:
         replies = (
             "Replies wait for the service, which is asked again and again; a request that it does "
@@ -51,6 +53,15 @@ def _learning(away: Set[Asking], learner: str) -> str | None:
     if learner == "recovering":
         return "a step failed, and the state before it is being loaded"
     return None
+
+
+def _agreeing(agreement: str) -> str | None:
+    if agreement == "ok":
+        return None
+    return (
+        "sampler and trainer did not agree on the last batch, and learning stops if they do not on "
+        "the next"
+    )
 
 
 def _kept(waiting: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tinker_claw.config import Training
+from tinker_claw.learner.agreement import Agreement, figures
 from tinker_claw.methods import BatchItem
 from tinker_claw.types import LossPass, MethodName, StepReport
 
@@ -26,12 +27,12 @@ def step_metrics(
     passes: Sequence[LossPass],
     report: StepReport,
     current_step: int,
+    agreed: Agreement | None,
 ) -> dict[str, Any]:
     """What a reader of the log wants to know of a step.
 
-    `logprob_gap` is the largest |trainer - sampler| logprob, in nats, over tokens of fresh samples:
-    the two must agree, since the same weights produced both. `clip_share` is the share of the ppo
-    tokens whose gradient the ratio's bounds cut off; None without such tokens.
+    `clip_share` is the share of the ppo tokens whose gradient the ratio's bounds cut off; None
+    without such tokens. `agreed`: trainer against sampler, over tokens of fresh samples.
     """
     rewards = [item.sample.reward for item in items if item.sample.reward is not None]
     staleness = [current_step - item.sample.policy_step for item in items]
@@ -43,8 +44,8 @@ def step_metrics(
         "losses": list(report.losses),
         "grad_norm": report.grad_norm,
         "tokens": report.tokens,
-        "logprob_gap": _logprob_gap(items, passes, report),
         "clip_share": _clip_share(passes, report),
+        **figures(agreed),
     }
 
 
@@ -65,20 +66,3 @@ def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
                 if advantage:
                     ratio = math.exp(now - then)
                     yield ratio > high if advantage > 0 else ratio < low
-
-
-def _logprob_gap(
-    items: Sequence[BatchItem], passes: Sequence[LossPass], report: StepReport
-) -> float | None:
-    fresh = {
-        item.sample.prompt + item.sample.completion.tokens: item.sample.completion.logprobs
-        for item in items
-        if item.current is None
-    }
-    gaps = [
-        abs(trainer - sampler)
-        for one_pass, rows in zip(passes, report.logprobs, strict=True)
-        for datum, row in zip(one_pass.datums, rows, strict=True)
-        for trainer, sampler in zip(row, fresh.get(datum.tokens, row), strict=True)
-    ]
-    return max(gaps) if gaps else None

@@ -57,25 +57,31 @@ class HintScorer:
 
 
 async def batch_items(
-    samples: Sequence[Sample], policy: Policy, base: Sampler, cfg: Training
+    samples: Sequence[Sample],
+    policy: Policy,
+    base: Sampler,
+    cfg: Training,
+    *,
+    score_fresh: bool = False,
 ) -> list[BatchItem]:
     """Add to each sample what is only known when the step is taken.
 
-    A sample of the serving version needs no scores of it (rho = 1), so none are asked for.
+    A sample of the serving version needs no scores of it (rho = 1), so none are asked for, unless
+    `score_fresh` says that its sampler computed in other numerics than the trainer scores in.
     """
     return [
         BatchItem(
             sample=sample,
-            current=await _current(sample, policy, cfg),
+            current=await _current(sample, policy, cfg)
+            if score_fresh or sample.policy_version != policy.version.id
+            else None,
             reference=await _reference(sample, base, cfg),
         )
         for sample in samples
     ]
 
 
-async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs | None:
-    if sample.policy_version == policy.version.id:
-        return None
+async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:
     done = sample.completion
     topk = cfg.opd_mode == "topk" and sample.teacher is not None
     scores = await policy.sampler.logprobs(

@@ -142,11 +142,14 @@ def read_figures(rows: Rows, steps: int) -> Figures:
         open=_open(rows),
         usd={row["purpose"]: row["usd"] for row in spend},
         unpriced=sum(row["unpriced"] for row in spend),
-        steps=tuple(
-            step_of(row)
-            for row in reversed(rows.rows("SELECT * FROM steps ORDER BY id DESC LIMIT ?", steps))
-        ),
+        steps=newest_steps(rows, steps),
     )
+
+
+def newest_steps(rows: Rows, count: int) -> tuple[StepFigures, ...]:
+    """So many, oldest first."""
+    newest = rows.rows("SELECT * FROM steps ORDER BY id DESC LIMIT ?", count)
+    return tuple(step_of(row) for row in reversed(newest))
 
 
 def run_of(rows: Rows) -> dict[str, str]:

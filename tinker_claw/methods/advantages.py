@@ -17,7 +17,7 @@ from tinker_claw.types import Vote
 UNANIMOUS_SCALE = 0.25
 """Where all verdicts of a batch agree a mean baseline leaves nothing; this much of r is kept."""
 MAX_RATIO = 2.0
-"""Above this ratio a token of a stale sample is left out: ppo does not bound it for A < 0."""
+"""Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
 
 def reward_advantages(
@@ -82,7 +82,7 @@ def topk_advantages(
 def stale_weight(
     advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
 ) -> float:
-    """Weight of one candidate of a stale sample, for a loss that has no ratio of its own.
+    """Weight of one candidate of a rescored sample, for a loss that has no ratio of its own.
 
     rho = exp(current - behaviour). Returns A rho where the clipped objective has a gradient, else
     0: the gradient of max(-A rho, -A clip(rho)) is -A rho grad(log pi) inside the bounds.
@@ -95,8 +95,10 @@ def stale_weight(
 def keep_bounded(
     advantages_T: Sequence[float], current_T: Sequence[float], behaviour_T: Sequence[float]
 ) -> list[float]:
-    """Advantages of a stale sample, 0 where rho = exp(current - behaviour) is above 2."""
-    same_length("stale sample", advantages=advantages_T, current=current_T, behaviour=behaviour_T)
+    """Advantages of a rescored sample, 0 where rho = exp(current - behaviour) is above 2."""
+    same_length(
+        "rescored sample", advantages=advantages_T, current=current_T, behaviour=behaviour_T
+    )
     return [
         0.0 if current - behaviour > math.log(MAX_RATIO) else advantage
         for advantage, current, behaviour in zip(advantages_T, current_T, behaviour_T, strict=True)

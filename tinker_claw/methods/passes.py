@@ -28,7 +28,7 @@ class BatchItem:
 
     sample: Sample
     current: TokenLogprobs | None = None
-    """Scores of the reply under the serving policy; None when that policy sampled it (rho = 1)."""
+    """Scores of the reply under the newest policy; None: it sampled it, so rho = 1."""
     reference: tuple[float, ...] | None = None
     """[T] base logprobs of the reply; needed when the KL weight is above 0."""
 

@@ -18,7 +18,8 @@ from tinker_claw.backends.sdk import SDK_VERSION
 from tinker_claw.config import Settings
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.judge import HttpEndpoint
-from tinker_claw.ledger.reading import FILE
+from tinker_claw.ledger.figures import newest_steps
+from tinker_claw.ledger.reading import FILE, reading
 from tinker_claw.methods import build, require
 from tinker_claw.openclaw_config.context import Context
 from tinker_claw.render import Renderer
@@ -27,8 +28,10 @@ from tinker_claw.render.switches import switches
 from tinker_claw.serve.backend import DEMO, Source, check_backend, open_trainer, source
 from tinker_claw.serve.costs import forecast, unknown
 from tinker_claw.spending import check_budget, price_in_force
+from tinker_claw.story.table import apart
 
 _LOW_DISK_GB = 2.0
+_LAST_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +153,21 @@ async def data(patient: Patient) -> Found:
         raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
     held = "holds a run to go on with" if patient.ledger.exists() else "is new"
     return Found(f"{directory} {held}; {free_gb:.0f} GB free")
+
+
+async def agreement(patient: Patient) -> Found:
+    """Of sampler and trainer, when a step last compared them."""
+    if not patient.ledger.exists():
+        return Found("no step was taken yet", "-")
+    with reading(patient.ledger) as ledger, ledger.moment():
+        steps = newest_steps(ledger, _LAST_STEPS)
+    compared = [step for step in steps if step.metrics.get("agrees") is not None]
+    if not compared:
+        return Found(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
+    step = compared[-1]
+    told = f"step {step.id}: sampler and trainer were {apart(step.metrics)} nats apart"
+    if step.metrics["agrees"]:
+        return Found(f"{told}, which is rounding")
+    return Found(
+        f"{told}, which is no rounding: `python run.py status` says what to look at", "warn"
+    )

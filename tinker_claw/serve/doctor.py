@@ -129,6 +129,7 @@ _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("price", checks.price, ()),
     ("judge", checks.judge, ()),
     ("data", checks.data, ()),
+    ("agreement", checks.agreement, ("data",)),
     ("port", surroundings.port, ()),
     ("clock", surroundings.clock, ()),
     ("model", surroundings.model, ("backend",)),

@@ -92,7 +92,8 @@ async def wire(
         spending=_spending(settings, ledger, price, telemetry),
         redactor=Redactor(settings.privacy.kinds),
     )
-    learner = _learner(parts, learning_rate(settings, model.folder), price)
+    rate = learning_rate(settings, model.folder)
+    learner = _learner(parts, rate, price, score_fresh=capabilities.score_fresh)
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
@@ -112,7 +113,7 @@ def _spending(settings: Settings, ledger: Ledger, price: Price, telemetry: Telem
     return Spending(price, ledger.spend, telemetry, budget)
 
 
-def _learner(parts: _Parts, rate: float, price: Price) -> Learner:
+def _learner(parts: _Parts, rate: float, price: Price, *, score_fresh: bool) -> Learner:
     training = parts.settings.training
     looking = Observing(
         parts.ledger.samples,
@@ -132,6 +133,7 @@ def _learner(parts: _Parts, rate: float, price: Price) -> Learner:
             cfg=training,
             learning_rate=rate,
             observing=looking if training.observe else None,
+            score_fresh=score_fresh,
         )
     )
 

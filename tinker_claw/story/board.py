@@ -13,7 +13,7 @@ from typing import Any
 from tinker_claw.ledger.figures import StepFigures
 from tinker_claw.story.helps import Measure, Share
 from tinker_claw.story.overview import Overview
-from tinker_claw.story.table import Column, moment, number, printable, short, table
+from tinker_claw.story.table import Column, apart, moment, number, printable, short, table
 
 BAR = 24
 _LABEL = 10
@@ -107,6 +107,7 @@ def step_record(step: StepFigures) -> Mapping[str, Any]:
         "made": "-" if step.version is None else f"v{step.version}",
         "losses": " ".join(number(loss) for loss in metrics.get("losses", ())) or "-",
         **{key: metrics.get(key) for key in ("grad_norm", "reward_mean", "clip_share")},
+        "apart": apart(metrics),
         "error": short(step.error or "", 50),
     }
 
@@ -119,6 +120,7 @@ STEPS = (
     Column("gradient", lambda step: number(step["grad_norm"]), right=True),
     Column("reward", lambda step: number(step["reward_mean"]), right=True),
     Column("clipped", lambda step: number(step["clip_share"]), right=True),
+    Column("apart", lambda step: step["apart"], right=True),
     Column("error", lambda step: step["error"]),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinker_claw.ledger.listing import Table
-from tinker_claw.story.table import Column, moment, number, short, vote
+from tinker_claw.story.table import Column, apart, moment, number, short, vote
 
 _Record = Mapping[str, Any]
 _LONGEST = 40
@@ -98,7 +98,9 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         *(_version("from", "parent"), _version("made", "version")),
         *(_right("samples"), _metric("hinted", "hinted"), Column("losses", _losses, least=12)),
         *(_metric("gradient", "grad_norm"), _metric("reward", "reward_mean")),
-        *(_metric("clipped", "clip_share"), Column("cost", _usd)),
+        _metric("clipped", "clip_share"),
+        Column("apart", lambda record: apart(record["metrics"]), right=True, least=5),
+        Column("cost", _usd),
         Column("error", lambda record: short(record["error"] or "", _LONGEST)),
     ),
     "versions": (

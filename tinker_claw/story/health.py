@@ -14,6 +14,7 @@ _FINE = {
     "backend": ("ok",),
     "learner": ("waiting", "training", "observing", "finished", "paused"),
     "judge": ("ok", "paused"),
+    "agreement": ("ok",),
 }
 
 

@@ -70,3 +70,8 @@ def vote(value: int | None) -> str:
 def number(value: float | None) -> str:
     """Three figures; `-` where it is not known."""
     return "-" if value is None else f"{value:.3g}"
+
+
+def apart(metrics: Mapping[str, Any]) -> str:
+    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
+    return number(metrics.get("agreement_sd")) + "!" * (metrics.get("agrees") is False)

@@ -1,0 +1,324 @@
+"""`python -m benchmarks.training`: steps of the local backend beside peft's and TRL's.
+
+Random weights of a preset's shape, LoRA on every linear layer, one clipped-ratio step over a batch
+whose samples share a long prefix, over one whose samples share nothing, and over one long sample.
+Peers get their best setting; of ours, the parts are switched off one by one. Gradients of every
+side are compared with a reference of higher precision.
+
+Rule: all sides run in one process on the same samples, in turn; a figure is a median. Nothing here
+is asserted: tests do not measure time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.training_peers import LossRows, Padded, TrlFused, TrlTree
+from benchmarks.training_run import Make, Measurement, Row, Say, true_gradients
+from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
+from benchmarks.training_sides import Ours, Settings
+from benchmarks.training_work import ceiling
+from local_gpu.attention import SdpaKernel
+from local_gpu.model import LoraShape
+from tinker_claw.errors import ConfigError
+
+SIDES = {
+    "ours": "ours",
+    "tree-off": "ours, prefixes not shared",
+    "packing-off": "ours, one at a time",
+    "head-off": "ours, head everywhere",
+    "peft": "peft, one padded batch",
+    "peft-1": "peft, one at a time",
+    "peft-rows": "peft, logits of the loss",
+    "trl": "TRL, fused head",
+    "trl-tree": "TRL, packed tree",
+}
+COLUMNS = (
+    "useful tok/s",
+    "ours is",
+    "computed tok/s",
+    "step s (best)",
+    "TFLOP",
+    "of ceiling",
+    "memory GB",
+    "gradient error",
+)
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run. `compared`: samples whose gradients are compared; None compares all."""
+
+    preset: Preset
+    device: torch.device
+    dtype: torch.dtype
+    reference: torch.dtype
+    compared: int | None
+    rank: int = 32
+    repeat: int = 3
+    pass_tokens: int = 65_536
+    cases: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Everything that one run has found."""
+
+    device: str
+    dtype: str
+    torch: str
+    threads: int
+    parameters: int
+    ceiling: float
+    """Operations per second of a large square matrix product."""
+    cases: dict[str, list[Row]]
+
+
+def measure(options: Options, say: Say) -> Figures:
+    """Build the model, then every case with every side."""
+    sizes = options.preset.batches
+    context = max(sizes.shared + sizes.own, sizes.lengths[1], sizes.long)
+    base = build(options.preset.shape, device=options.device, dtype=options.dtype, context=context)
+    say("the ceiling: large matrix products")
+    top = ceiling(options.device, options.dtype)
+    lora = LoraShape(options.rank, options.rank)
+    settings = Settings(
+        base=base,
+        lora=lora,
+        adapter=adapter_of(base, lora),
+        checkpointing=options.device.type == "cuda",
+        pass_tokens=options.pass_tokens,
+        kernel=SdpaKernel(),
+    )
+    wanted = {
+        name: datums
+        for name, datums in batches(options.preset).items()
+        if not options.cases or name in options.cases
+    }
+    truths = {}
+    for name, datums in wanted.items():
+        say(f"{name}: gradients of the reference")
+        some = datums[: options.compared]
+        truths[name] = (some, true_gradients(settings, some, options.reference))
+    run = Measurement(
+        settings,
+        options.preset.shape,
+        _sides(settings, options.only),
+        repeat=options.repeat,
+        ceiling=top,
+        say=say,
+    )
+    return Figures(
+        device=_device_name(options.device),
+        dtype=str(options.dtype).removeprefix("torch."),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        parameters=sum(p.numel() for p in base.module.parameters()),
+        ceiling=top,
+        cases={name: run.case(name, wanted[name], truths[name]) for name in wanted},
+    )
+
+
+def _sides(settings: Settings, only: tuple[str, ...]) -> dict[str, Make]:
+    """What makes each side, by the name that is shown."""
+    ours = functools.partial(Ours, settings=settings)
+    make: Mapping[str, Any] = {
+        "ours": ours,
+        "tree-off": functools.partial(ours, share=False),
+        "packing-off": functools.partial(ours, pack=False),
+        "head-off": functools.partial(ours, all_rows=True),
+        "peft": functools.partial(Padded, settings=settings, rows=None),
+        "peft-1": functools.partial(Padded, settings=settings, rows=1),
+        "peft-rows": functools.partial(LossRows, settings=settings),
+        "trl": functools.partial(TrlFused, settings=settings),
+        "trl-tree": functools.partial(TrlTree, settings=settings),
+    }
+    return {
+        shown: functools.partial(make[name], shown)
+        for name, shown in SIDES.items()
+        if not only or name in only
+    }
+
+
+def tables(figures: Figures) -> list[Table]:
+    """One per case."""
+    drawn: list[Table] = []
+    for name, rows in figures.cases.items():
+        table = Table(title=_title(name, rows), title_justify="left")
+        table.add_column("side", no_wrap=True)
+        for column in COLUMNS:
+            table.add_column(column, justify="right", no_wrap=True)
+        ours = next((row.useful_per_s for row in rows if row.side == SIDES["ours"]), None)
+        for row in rows:
+            table.add_row(*_cells(row, ours))
+        drawn.append(table)
+    return drawn
+
+
+def _title(name: str, rows: list[Row]) -> str:
+    return f"{name}: {rows[0].useful_tokens:,} useful tokens" if rows else name
+
+
+def _cells(row: Row, ours: float | None) -> list[str]:
+    error = "" if row.gradient_error is None else f"{row.gradient_error:.1e}"
+    if row.failed is not None or row.median_s is None or row.flops is None:
+        return [row.side, *[""] * (len(COLUMNS) - 1), error]
+    useful, computed = row.useful_per_s or 0.0, row.computed_per_s or 0.0
+    return [
+        row.side,
+        f"{useful:,.0f}",
+        "" if ours is None else f"{ours / useful:.2f}x",
+        f"{computed:,.0f}",
+        f"{row.median_s:.2f} ({min(row.seconds):.2f})",
+        f"{row.flops / 1e12:,.3g}" if row.flops < 1e15 else f"{row.flops / 1e12:,.0f}",
+        f"{(row.share or 0.0):.0%}",
+        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}",
+        error,
+    ]
+
+
+def document(figures: Figures) -> dict[str, Any]:
+    """For the JSON file: what was measured and what follows from it."""
+    cases = {
+        name: [
+            asdict(row)
+            | {
+                "median_s": row.median_s,
+                "useful_tokens_per_s": row.useful_per_s,
+                "computed_tokens_per_s": row.computed_per_s,
+            }
+            for row in rows
+        ]
+        for name, rows in figures.cases.items()
+    }
+    return asdict(figures) | {"cases": cases}
+
+
+def screen() -> Console:
+    """Wide enough for the tables where nobody says how wide it is."""
+    return Console() if sys.stdout.isatty() else Console(width=130)
+
+
+def show(figures: Figures, console: Console) -> None:
+    """The tables and what they stand on."""
+    console.print(
+        f"{figures.device}, {figures.dtype}, torch {figures.torch}, {figures.threads} threads; "
+        f"{figures.parameters / 1e6:,.1f} M parameters; ceiling {figures.ceiling / 1e12:.3g} TFLOP/s",
+        highlight=False,
+    )
+    for rows, table in zip(figures.cases.values(), tables(figures), strict=True):
+        console.print(table)
+        for row in rows:
+            if row.failed is not None:
+                console.print(f"{row.side}: {row.failed}", highlight=False)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+
+
+def tiny(repeat: int = 3) -> Options:
+    """The preset that a CPU does in a few minutes."""
+    return Options(
+        preset=PRESETS["tiny"],
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        reference=torch.float64,
+        compared=None,
+        repeat=repeat,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    made.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
+    made.add_argument("--device", default="auto", help="auto takes CUDA where there is one")
+    made.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
+    made.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    made.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
+    made.add_argument("--case", action="append", choices=["shared", "unshared", "long"])
+    made.add_argument("--only", action="append", choices=sorted(SIDES), help="a side; repeatable")
+    made.add_argument("--rank", type=int, default=32, help="of the adapter (default 32)")
+    made.add_argument(
+        "--pass-tokens", type=int, default=65_536, help="of one packed pass (default 65536)"
+    )
+    made.add_argument("--layers", type=int, help="fewer layers than the preset's")
+    made.add_argument("--samples", type=int, help="samples per batch")
+    made.add_argument("--shared", type=int, help="tokens that the shared batch begins with")
+    made.add_argument("--own", type=int, help="tokens behind them")
+    made.add_argument("--long", type=int, help="tokens of the long sample; 0 leaves it out")
+    made.add_argument(
+        "--reference", choices=sorted(FORMATS), help="format of the reference (float64 on the CPU)"
+    )
+    made.add_argument(
+        "--compare", type=int, help="samples whose gradients are compared (all; on CUDA 2)"
+    )
+    made.add_argument("--json", type=Path, help="write the figures here, too")
+    return made
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """Raises ConfigError where the device is not there."""
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(automatic if arguments.device == "auto" else arguments.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("There is no CUDA device here: leave --device out, or say cpu.")
+    cuda = device.type == "cuda"
+    preset = PRESETS[arguments.preset]
+    sizes = {n: getattr(arguments, n) for n in ("samples", "shared", "own", "long")}
+    chosen = {name: value for name, value in sizes.items() if value is not None}
+    layers = arguments.layers or preset.shape.layers
+    dtype = ("bfloat16" if cuda else "float32") if arguments.dtype == "auto" else arguments.dtype
+    return Options(
+        preset=Preset(replace(preset.shape, layers=layers), replace(preset.batches, **chosen)),
+        device=device,
+        dtype=FORMATS[dtype],
+        reference=FORMATS[arguments.reference or ("float32" if cuda else "float64")],
+        compared=arguments.compare or (2 if cuda else None),
+        rank=arguments.rank,
+        repeat=arguments.repeat,
+        pass_tokens=arguments.pass_tokens,
+        cases=tuple(arguments.case or ()),
+        only=tuple(arguments.only or ()),
+    )
+
+
+def main() -> int:
+    """Read flags, measure, print tables and, where asked, write a JSON file."""
+    arguments = parser().parse_args()
+    # Long and short samples in turn would otherwise leave a GPU's memory in pieces.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    torch.set_num_threads(arguments.threads)
+    console = screen()
+    try:
+        options = options_of(arguments)
+    except ConfigError as error:
+        console.print(str(error), style="red")
+        return 2
+    figures = measure(options, lambda line: console.print(line, style="dim"))
+    show(figures, console)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document(figures), indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

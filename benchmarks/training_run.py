@@ -1,0 +1,257 @@
+"""Measuring the sides: the same samples, in turn, after a warm-up, beside a reference's gradients.
+
+Rule: a side that is fast and wrong must show, and one that fails is a row that says how.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.baseline import take_over, trained, with_peft
+from benchmarks.training_peers import LeftOut
+from benchmarks.training_shapes import Shape, useful_tokens
+from benchmarks.training_sides import Gradients, Settings, Side, distance
+from benchmarks.training_work import Work, clock, flops
+from tinker_claw.errors import StepError
+from tinker_claw.types import Datum
+
+Say = Callable[[str], None]
+Make = Callable[[], Side]
+
+_SHORT_S = 20.0
+"""A side whose first steps take longer is warm without a whole step."""
+
+
+@dataclass
+class Row:
+    """What one side gave in one case. None: not measured, because of `failed`."""
+
+    side: str
+    seconds: list[float] = field(default_factory=list[float])
+    """Of each measured step, by `clock`."""
+    useful_tokens: int = 0
+    """Of the samples as they came."""
+    work: Work | None = None
+    flops: int | None = None
+    """Executed by one step."""
+    share: float | None = None
+    """Of the device's ceiling that the median step reaches."""
+    peak_bytes: int | None = None
+    """On CUDA with weights and the side's own state; on the CPU what a step adds."""
+    gradient_error: float | None = None
+    """|g - reference| / |reference| over the samples that were compared."""
+    failed: str | None = None
+    """Why there are no figures."""
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self.seconds) if self.seconds else None
+
+    @property
+    def useful_per_s(self) -> float | None:
+        """The tokens of the samples, however they were computed, per second."""
+        return None if self.median_s is None else self.useful_tokens / self.median_s
+
+    @property
+    def computed_per_s(self) -> float | None:
+        """Tokens that the body computed, padding included, per second."""
+        if self.median_s is None or self.work is None:
+            return None
+        return self.work.tokens / self.median_s
+
+
+@dataclass
+class _Built:
+    """A side that could be made, and the memory that it holds between steps."""
+
+    side: Side | None
+    why_not: str = ""
+    own_bytes: int = 0
+
+
+class Measurement:
+    """One run: sides are made once and stay; cases come one after the other."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        shape: Shape,
+        sides: Mapping[str, Make],
+        *,
+        repeat: int,
+        ceiling: float,
+        say: Say,
+    ) -> None:
+        self._settings, self._shape = settings, shape
+        self._repeat, self._ceiling, self._say = repeat, ceiling, say
+        self._memory = _Memory(settings.base.device)
+        self._base_bytes = self._memory.held()
+        self._sides = {name: self._build(make) for name, make in sides.items()}
+
+    def case(
+        self, name: str, datums: Sequence[Datum], reference: tuple[Sequence[Datum], Gradients]
+    ) -> list[Row]:
+        """Rows of all sides. `reference`: some samples, and their true gradients."""
+        rows: dict[str, Row] = {}
+        for side_name, built in self._sides.items():
+            self._say(f"{name}: {side_name}, warm-up and gradients")
+            rows[side_name] = row = Row(side_name, useful_tokens=useful_tokens(datums))
+            if built.side is None:
+                row.failed = built.why_not
+            else:
+                self._warm(row, built, datums, reference)
+        for repetition in range(self._repeat):
+            for side_name, row in rows.items():
+                side = self._sides[side_name].side
+                if side is not None and row.failed is None:
+                    self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}")
+                    self._measure(row, side, datums)
+        for side_name, row in rows.items():
+            self._conclude(row, self._sides[side_name])
+        return list(rows.values())
+
+    def _build(self, make: Make) -> _Built:
+        before = self._memory.held()
+        try:
+            side = make()
+        except LeftOut as reason:
+            return _Built(None, f"left out: {reason}")
+        return _Built(side, own_bytes=self._memory.held() - before)
+
+    def _warm(
+        self,
+        row: Row,
+        built: _Built,
+        datums: Sequence[Datum],
+        reference: tuple[Sequence[Datum], Gradients],
+    ) -> None:
+        side, before = cast(Side, built.side), self._memory.held()
+        some, true = reference
+        began = time.perf_counter()
+
+        def first() -> None:
+            row.gradient_error = distance(side.gradients(some), true)
+            if time.perf_counter() - began < _SHORT_S:
+                side.step(datums)
+
+        _attempt(row, first)
+        # Adam's moments came with the first step.
+        built.own_bytes += max(0, self._memory.held() - before)
+
+    def _measure(self, row: Row, side: Side, datums: Sequence[Datum]) -> None:
+        device = self._settings.base.device
+
+        def once() -> None:
+            self._memory.begin()
+            started = clock(device)
+            row.work = side.step(datums)
+            row.seconds.append(clock(device) - started)
+            row.peak_bytes = max(row.peak_bytes or 0, self._memory.grown())
+
+        _attempt(row, once)
+
+    def _conclude(self, row: Row, built: _Built) -> None:
+        if row.failed is not None or row.work is None or row.median_s is None:
+            row.seconds = []
+            return
+        row.flops = flops(row.work, self._shape, self._settings.lora.rank)
+        row.share = row.flops / row.median_s / self._ceiling
+        if row.peak_bytes is not None and self._settings.base.device.type == "cuda":
+            row.peak_bytes += self._base_bytes + built.own_bytes
+
+
+def true_gradients(settings: Settings, datums: Sequence[Datum], dtype: torch.dtype) -> Gradients:
+    """One sample after the other through a copy of the model in `dtype`: nothing of ours in it."""
+    module = copy.deepcopy(settings.base.module).to(dtype)
+    module.set_attn_implementation("sdpa")
+    model: Any = with_peft(module, settings.lora.rank, settings.lora.alpha)
+    model.to(dtype)
+    take_over(model, settings.adapter)
+    if settings.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    for datum in datums:
+        tokens = torch.tensor(datum.tokens, device=settings.base.device)
+        tail = len(datum.tokens) - datum.start
+        rows = model(input_ids=tokens[None], use_cache=False, logits_to_keep=tail + 1).logits
+        logprobs = rows[0, :-1].log_softmax(-1)
+        _plain_ppo(logprobs.gather(1, tokens[datum.start :, None])[:, 0], datum).backward()
+    found = trained(model)
+    return {name: cast(Tensor, p.grad).float().cpu() for name, p in found.items()}
+
+
+def _plain_ppo(chosen: Tensor, datum: Datum) -> Tensor:
+    """The loss a second time, so that not every side leans on one line."""
+    q = torch.tensor(datum.logprobs).to(chosen)
+    gain = torch.tensor(datum.advantages).to(chosen)
+    ratio = torch.exp(chosen - q)
+    return torch.maximum(-ratio * gain, -torch.clamp(ratio, min=0.8, max=1.28) * gain).sum()
+
+
+def _attempt(row: Row, run: Callable[[], None]) -> None:
+    """Run it; running out of memory is a figure, too."""
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        row.failed = "out of memory"
+    except StepError as error:
+        row.failed = str(error)
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        row.failed = "out of memory"
+    if row.failed is not None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Memory:
+    """Bytes held, and how many more there were at the worst moment of a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0
+
+    def held(self) -> int:
+        """On CUDA what tensors hold; on the CPU what the process holds."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        return _status("VmRSS")
+
+    def begin(self) -> None:
+        """Forget the worst moment so far."""
+        self._before = self.held()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            # Linux counts anew from here; elsewhere the figure is of the whole life.
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
+
+    def grown(self) -> int:
+        """Since `begin`."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        return _status("VmHWM") - self._before
+
+
+def _status(name: str) -> int:
+    """A figure of this process in bytes, by its name in Linux's status file."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -1,0 +1,152 @@
+"""What stands beside one another: a side trains the same adapter on the same samples in its way.
+
+Rule: every side shares the frozen base's tensors, starts from the same adapter, and does whole
+steps: gradients of all samples, then Adam. At learning rate 0, so that every step is the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.training_work import Work
+from local_gpu.attention import Attend, Kernel
+from local_gpu.learning.optimizer import LoraOptimizer
+from local_gpu.learning.passes import Body
+from local_gpu.model import BaseModel, LoraShape
+from local_gpu.packing import PrefixTree, grow
+from tinker_claw.types import Adam, Datum, LossPass
+
+STILL = Adam(learning_rate=0.0, grad_clip_norm=0.0)
+ECHO = Adam(learning_rate=0.0, beta1=0.0, grad_clip_norm=0.0)
+"""Leaves the gradient itself in Adam's first moment."""
+
+Gradients = dict[str, Tensor]
+"""By the names of `local_gpu.model.Adapter`, float32 on the CPU."""
+
+
+class Side(Protocol):
+    """A way to take a training step."""
+
+    name: str
+
+    def step(self, datums: Sequence[Datum]) -> Work:
+        """One whole step; what was computed for it."""
+        ...
+
+    def gradients(self, datums: Sequence[Datum]) -> Gradients:
+        """The gradients that a step on these samples would apply."""
+        ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all sides have in common."""
+
+    base: BaseModel
+    lora: LoraShape
+    adapter: dict[str, Tensor]
+    checkpointing: bool
+    """Keep one activation per layer and compute the rest again, backwards."""
+    pass_tokens: int
+    """Of one forward and backward where sequences are packed."""
+    kernel: Kernel
+    """Attention of our sides."""
+
+
+class Ours:
+    """`local_gpu.learning`, with parts of it switched off."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        share: bool = True,
+        pack: bool = True,
+        all_rows: bool = False,
+    ) -> None:
+        """`all_rows`: the head reads every position, as if each had a loss."""
+        self.name = name
+        self._settings = settings
+        self._share, self._pack, self._all_rows = share, pack, all_rows
+        self._seen = _Counting(settings.kernel)
+        base = settings.base
+        self._optimizer = LoraOptimizer(
+            base,
+            settings.lora,
+            settings.adapter,
+            body=Body(self._seen, base.device, share=share),
+            context_tokens=base.context_tokens,
+            checkpointing=settings.checkpointing,
+            tokens=settings.pass_tokens,
+        )
+
+    def step(self, datums: Sequence[Datum]) -> Work:
+        return self._step(datums, STILL)
+
+    def gradients(self, datums: Sequence[Datum]) -> Gradients:
+        self._step(datums, ECHO)
+        moments = self._optimizer.state().moments
+        return {name: moments[f"{name}.exp_avg"] for name in self._settings.adapter}
+
+    def _step(self, datums: Sequence[Datum], adam: Adam) -> Work:
+        self._seen.tokens = self._seen.pairs = 0
+        self._optimizer.budget.tokens = self._budget(datums)
+        wanted = tuple(everywhere(d) if self._all_rows else d for d in datums)
+        self._optimizer.step([LossPass("ppo", wanted)], adam)
+        rows = sum(len(d.tokens) - d.start for d in wanted)
+        return Work(self._seen.tokens, self._seen.pairs, rows, 3, self._settings.checkpointing)
+
+    def _budget(self, datums: Sequence[Datum]) -> int:
+        """Distinct tokens of a pass, so that it computes `pass_tokens` at most."""
+        if not self._pack:
+            return 1
+        if self._share:
+            return self._settings.pass_tokens
+        # Cut by distinct tokens, but computed without sharing them.
+        longest = max(len(d.tokens) for d in datums)
+        some = datums[: max(1, self._settings.pass_tokens // longest)]
+        return len(grow([torch.tensor(d.tokens) for d in some]).tokens)
+
+
+class _Counting:
+    """A kernel that remembers what it was asked for."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.name = kernel.name
+        self._kernel = kernel
+        self.tokens = 0
+        self.pairs = 0
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        self.tokens += len(tree.tokens)
+        self.pairs += tree.attended
+        return self._kernel.prepare(tree, device)
+
+
+def everywhere(datum: Datum) -> Datum:
+    """The same loss, with rows of advantage zero before it."""
+    before = datum.start - 1
+    return replace(
+        datum,
+        start=1,
+        logprobs=(0.0,) * before + datum.logprobs,
+        advantages=(0.0,) * before + datum.advantages,
+    )
+
+
+def distance(a: Gradients, b: Gradients) -> float:
+    """|a - b| / |b|, over all tensors."""
+    far = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
+    return (far / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5
+
+
+def shuffled(datums: Sequence[Datum]) -> tuple[Datum, ...]:
+    """No side may live on the order in which samples come."""
+    return tuple(random.Random(3).sample(list(datums), len(datums)))

@@ -1,0 +1,97 @@
+"""Floating-point operations that a step executed, and how many the device can do in a second.
+
+Counted are matrix products, two operations per multiply-add, from what was computed, recomputation
+included; `tests/test_bench_training.py` compares with what PyTorch counts. With T tokens in the
+body, P pairs of a query and a key that it sees, R rows in the head:
+
+    body forward    T (base + lora) per layer, base = sum 2 in out, lora = sum 2 r (in + out)
+    body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own; nothing
+                    flows below the first layer's input
+    attention       4 heads head_dim P forward, 10 backward (scores again, then four products)
+    checkpointing   a second forward of body and attention
+    head            2 hidden vocabulary R for each of `head_products`: forward, backward to the
+                    rows, and, where logits are not kept, forward again
+
+Rule: work that a mask throws away is not counted, so a share of the ceiling is never flattered.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.training_shapes import Shape
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computed."""
+
+    tokens: int
+    """Positions that went through the body; padding counts."""
+    pairs: int
+    """Of a query and a key that it sees; for padded rows also those at padding."""
+    head_rows: int
+    head_products: int
+    """2 with logits kept for the backward pass, 3 where they are computed again."""
+    checkpointing: bool
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.tokens + other.tokens,
+            self.pairs + other.pairs,
+            self.head_rows + other.head_rows,
+            self.head_products,
+            self.checkpointing,
+        )
+
+
+def flops(work: Work, shape: Shape, rank: int) -> int:
+    """Floating-point operations of a step, as the module's docstring counts them."""
+    base = sum(2 * i * o for i, o in shape.linear)
+    lora = sum(2 * rank * (i + o) for i, o in shape.linear)
+    # The first layer's input takes no gradient: three products of base and of A are not done.
+    unneeded = sum(2 * i * o + 2 * rank * i for i, o in shape.linear[:3])
+    forward = shape.layers * (base + lora)
+    backward = shape.layers * (base + 2 * lora) - unneeded
+    again = 2 if work.checkpointing else 1
+    body = work.tokens * (again * forward + backward)
+    attention = work.pairs * shape.layers * shape.heads * shape.head_dim * (4 * again + 10)
+    head = work.head_rows * work.head_products * 2 * shape.hidden * shape.vocabulary
+    return body + attention + head
+
+
+def causal_pairs(length: int) -> int:
+    """Of one sequence."""
+    return length * (length + 1) // 2
+
+
+def clock(device: torch.device) -> float:
+    """Seconds. With one thread on the CPU those of the processor, which others may be using, too."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what it still has to do
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time() if alone else time.perf_counter()
+
+
+def ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large square product of random values: the best of several."""
+    sizes, seconds = ((1024, 2048), 0.5) if device.type == "cpu" else ((4096, 8192, 16384), 0.5)
+    return max(_product(device, dtype, size, seconds) for size in sizes)
+
+
+def _product(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (
+        torch.randn(size, size, device=device, dtype=dtype, generator=generator) for _ in range(2)
+    )
+    out = a @ b
+    best, began = 0.0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        started = clock(device)
+        for _ in range(4):  # so that a GPU's launches do not count
+            torch.matmul(a, b, out=out)
+        best = max(best, 4 * 2 * size**3 / (clock(device) - started))
+    return best

@@ -1,0 +1,102 @@
+"""Which GPUs there are, and how much memory they have.
+
+Rule: nvidia-smi is asked, never torch: a CUDA context in this process would take memory from
+whoever is to run there. GPUs are named in the order of their bus, as nvidia-smi does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tinker_claw.errors import ConfigError
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ORDER: Final = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+"""CUDA's own order is by speed, so that its GPU 0 need not be nvidia-smi's."""
+_MIB: Final = 1 << 20
+_PATIENCE_S: Final = 30.0
+_COLUMNS: Final = ("index", "name", "memory.total", "memory.used", "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU that may be used."""
+
+    device: str
+    """What CUDA_VISIBLE_DEVICES calls it: its number on this machine, or its UUID."""
+    name: str
+    total: int
+    """Bytes."""
+    used: int = 0
+    """Bytes that other processes have taken."""
+
+
+def visible(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES allows, in its order; () where there is no nvidia-smi.
+
+    Raises:
+        ConfigError: nvidia-smi fails, or does not know what the variable names.
+    """
+    every = _ask()
+    named = (os.environ if environment is None else environment).get(VISIBLE)
+    if named is None or not every:
+        return tuple(gpu for gpu, _ in every)
+    found: list[Gpu] = []
+    for name in filter(None, map(str.strip, named.split(","))):
+        if name == "-1":
+            break  # CUDA ignores it and what follows
+        found.append(_named(name, every))
+    return tuple(found)
+
+
+def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:
+    """The environment of a process that is to see these GPUs and no others."""
+    return {VISIBLE: ",".join(gpus[index].device for index in chosen), ORDER[0]: ORDER[1]}
+
+
+def _named(name: str, every: Sequence[tuple[Gpu, str]]) -> Gpu:
+    for gpu, uuid in every:
+        if gpu.device == name:
+            return gpu
+        if name.startswith("GPU-") and uuid.startswith(name):  # CUDA takes the first letters, too
+            return Gpu(name, gpu.name, gpu.total, gpu.used)
+    raise ConfigError(
+        f"{VISIBLE} names {name!r}, which nvidia-smi does not list (it has "
+        f"{', '.join(gpu.device for gpu, _ in every)}); name whole GPUs by number or by UUID"
+    )
+
+
+def _ask() -> list[tuple[Gpu, str]]:
+    """Every GPU of the machine with its UUID."""
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(_COLUMNS)}",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    except FileNotFoundError:
+        return []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"nvidia-smi does not answer ({error}); give --gpu-memory-gb") from error
+    if done.returncode:
+        told = (done.stdout + done.stderr).strip().splitlines()
+        raise ConfigError(
+            f"nvidia-smi fails ({told[0] if told else done.returncode}): mend the driver, or use "
+            "--device cpu"
+        )
+    try:
+        return [_parse(line) for line in done.stdout.splitlines() if line.strip()]
+    except ValueError as error:
+        raise ConfigError(
+            f"nvidia-smi says what cannot be read ({error}); give --gpus and --gpu-memory-gb"
+        ) from error
+
+
+def _parse(line: str) -> tuple[Gpu, str]:
+    index, name, total, used, uuid = (part.strip() for part in line.split(","))
+    return Gpu(index, name, int(total) * _MIB, int(used) * _MIB), uuid

@@ -1,0 +1,131 @@
+"""The half that learns, in one process: one rank's part of the work, or all of it.
+
+Rule: synchronous, and called by one thread. With several ranks every one is given the same calls in
+the same order; only the first writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from local_gpu.attention import SdpaKernel
+from local_gpu.config import LocalConfig
+from local_gpu.device import checkpoints_activations
+from local_gpu.files import (
+    export_adapter,
+    new_folder,
+    read_adapter,
+    read_state,
+    write_adapter,
+    write_state,
+)
+from local_gpu.learning.optimizer import LoraOptimizer
+from local_gpu.learning.passes import Body
+from local_gpu.learning.scores import Scorer
+from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.parts import Ask, Facts
+from local_gpu.ranks.world import Alone, World
+from tinker_claw.errors import BackendError, ClawError, ConfigError
+from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+
+T = TypeVar("T")
+
+_SCORED_VERSIONS: Final = 2
+"""Modules of published adapters that stay for scoring, besides the one that learns."""
+
+
+class LearningCore:
+    """Implements `local_gpu.parts.Learning`."""
+
+    def __init__(self, config: LocalConfig, base: BaseModel, world: World | None = None) -> None:
+        self._base = base
+        self._world = world or Alone()
+        self._shape = LoraShape(config.rank, config.alpha)
+        context = min(base.context_tokens, config.context_tokens or base.context_tokens)
+        self._facts = Facts(base.fingerprint, base.vocabulary, context)
+        body = Body(SdpaKernel(), base.device)
+        self._optimizer = LoraOptimizer(
+            base,
+            self._shape,
+            fresh_adapter(base, self._shape, config.seed),
+            body=body,
+            context_tokens=context,
+            checkpointing=checkpoints_activations(base, config.checkpointing),
+            tokens=config.micro_batch_tokens,
+            world=self._world,
+        )
+        self._scorer = Scorer(body, self._optimizer.budget, self._world)
+        self._present: Path | None = None
+        """The published adapter that the learning module has at this moment, if any."""
+        self._modules: dict[Path, Any] = {}
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        self._present = None
+        return self._optimizer.step(passes, adam)
+
+    def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+        return self._scorer.score(self._module(adapter), asks)
+
+    def write_adapter(self, folder: Path) -> None:
+        adapter = self._optimizer.adapter()
+
+        def write() -> None:
+            with new_folder(folder) as draft:
+                write_adapter(draft, self._base, self._shape, adapter)
+
+        self._first_rank(write)
+        self._present = folder
+
+    def export_adapter(self, folder: Path) -> None:
+        adapter = self._optimizer.adapter()
+        self._first_rank(lambda: export_adapter(folder, self._base, self._shape, adapter))
+
+    def write_state(self, folder: Path) -> None:
+        state = self._optimizer.state()
+        self._first_rank(lambda: write_state(folder, self._base, self._shape, state))
+
+    def read_state(self, folder: Path) -> None:
+        self._optimizer.load(self._first_rank(lambda: read_state(folder, self._base)))
+        self._present = None
+
+    def close(self) -> None:
+        """Nothing: what it holds goes with it."""
+
+    def _module(self, adapter: Path | None) -> Any:
+        """The module to score with: the base's, the learning one, or one made of the files."""
+        if adapter is None:
+            return self._base.module
+        if adapter == self._present:
+            return self._optimizer.module
+        module = self._modules.pop(adapter, None) or self._load(adapter)
+        self._modules[adapter] = module  # the newest use stands last
+        while len(self._modules) > _SCORED_VERSIONS:
+            del self._modules[next(iter(self._modules))]
+        return module
+
+    def _load(self, adapter: Path) -> Any:
+        saved = self._first_rank(lambda: read_adapter(adapter, self._base))
+        try:
+            return with_lora(self._base, saved.shape, saved.tensors)
+        except ConfigError as error:
+            raise BackendError(str(error)) from error
+
+    def _first_rank(self, call: Callable[[], T]) -> T:
+        """What the first rank reads, or has written, or its failure: the same on every rank."""
+        failure: Exception | None = None
+        result: T | None = None
+        if self._world.rank == 0:
+            try:
+                result = call()
+            except (ClawError, OSError, RuntimeError) as error:
+                failure = error
+        failure, result = self._world.share((failure, result))
+        if failure is not None:
+            raise failure
+        return cast(T, result)

@@ -1,0 +1,186 @@
+"""The life of one rank: meet the others, load the base, carry out commands until told to end.
+
+Rule: a rank that cannot go on tells why and ends, and takes the others with it. None is mended
+while it runs: the control process starts all of them anew.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch.distributed.rendezvous import rendezvous
+
+from local_gpu.config import LocalConfig
+from local_gpu.parts import Learning
+from local_gpu.ranks.talk import CLOSE, EXPECTED, Answer, Command, Failure, Lost, Ready, Start
+from local_gpu.ranks.world import Distributed, OutOfStep
+from tinker_claw.errors import ClawError, ConfigError
+
+Build = Callable[[LocalConfig, Distributed], Learning]
+"""Makes this rank's part of what learns; `config.device` is this rank's."""
+
+LEASH = "TINKER_CLAW_LEASH"
+"""Set where standard input is the control process's pair of sockets: on its machine alone."""
+
+_TROUBLE = "tinker-claw-trouble"
+_LOOK_S = 0.1
+_GOODBYE_S = 1.0
+"""Until a rank that failed ends: torchrun then ends rank 0, which must have told why before."""
+_TICK_S = 30.0
+"""Between signs of life while there is nothing to do."""
+_JOIN_S = 900.0
+"""For machines that are started one after the other, by hand."""
+
+
+def live(build: Build) -> int:
+    """The whole life; the exit status."""
+    rank = int(os.environ["RANK"])
+    leashed = LEASH in os.environ
+    if leashed:
+        _daemon(_end_with_the_control_process)
+    elif rank == 0:
+        print(
+            "Rank 0 is started by the control process. Start this machine with --node-rank 1 or "
+            "more, and name the first machine by --master-addr and --master-port.",
+            file=sys.stderr,
+        )
+        return 2
+    store, _, size = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
+    voice = _Voice(Connection(os.dup(0)) if leashed and rank == 0 else None, store)
+    try:
+        start = voice.start()
+        device = _device(start.config)
+        world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
+        _carry_out(voice, world, build, replace(start.config, device=str(device)))
+        world.leave()
+    except BaseException as error:
+        traceback.print_exc()
+        voice.lose(rank, error)
+        sys.stderr.flush()
+        os._exit(1)  # without goodbyes: the others may be in the middle of a call to this one
+    return 0
+
+
+def _carry_out(voice: _Voice, world: Distributed, build: Build, config: LocalConfig) -> None:
+    """Build, then do what rank 0 is told, until it is told to close."""
+    built: list[Learning] = []
+
+    def make() -> Any:
+        built.append(build(config, world))
+        return built[0].facts
+
+    if not voice.answer(_tried(world, make), Ready):
+        return
+    (learning,) = built
+    name = None
+    while name != CLOSE:
+        command = voice.next(world)
+        name = command.name
+        voice.answer(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
+
+
+def _tried(world: Distributed, call: Callable[[], Any]) -> Failure | Answer:
+    """What came of a call that every rank has made: rank 0's value, or the first failure."""
+    value, failure = None, None
+    try:
+        value = call()
+    except EXPECTED as error:
+        failure = Failure.of(error)
+    first = next((f for f in world.gather(failure) if f is not None), None)
+    return Answer(value) if first is None else first
+
+
+class _Voice:
+    """What this rank says to the control process: itself if it is rank 0, else through rank 0."""
+
+    def __init__(self, link: Connection | None, store: Any) -> None:
+        """`link`: rank 0's; `store`: torch's, where the ranks find one another."""
+        self._link = link
+        self._store = store.clone()
+        self._writing = threading.Lock()
+        if link is not None:
+            _daemon(self._pass_on)
+
+    def start(self) -> Start:
+        """What rank 0 was told, on every rank."""
+        if self._link is not None:
+            self._store.set("start", pickle.dumps(self._link.recv()))
+        return pickle.loads(self._store.get("start"))
+
+    def next(self, world: Distributed) -> Command:
+        """The next command. While there is none, the other ranks hear that rank 0 lives."""
+        if self._link is None:
+            while (command := world.share(None)) is None:
+                pass
+            return command
+        while not self._link.poll(_TICK_S):
+            world.share(None)
+        return world.share(self._link.recv())
+
+    def answer(self, outcome: Failure | Answer, wrap: Callable[[Any], object] = Answer) -> bool:
+        """Send it; whether all went well."""
+        well = isinstance(outcome, Answer)
+        self._send(wrap(outcome.value) if isinstance(outcome, Answer) else outcome)
+        return well
+
+    def lose(self, rank: int, error: BaseException) -> None:
+        """Tell why this rank ends, unless another told before: the first is the cause."""
+        plain = isinstance(error, (ClawError, OutOfStep))
+        sentence = str(error) if plain else f"{type(error).__name__}: {error}"
+        lost = Lost(rank, sentence, error.halve if isinstance(error, OutOfStep) else None)
+        with suppress(RuntimeError):  # the store ends with the first machine
+            if self._store.add(f"{_TROUBLE}-count", 1) == 1:
+                self._store.set(_TROUBLE, pickle.dumps(lost))
+        time.sleep(_GOODBYE_S)
+
+    def _pass_on(self) -> None:
+        """On rank 0: tell the control process of the first rank that cannot go on."""
+        store = self._store.clone()
+        with suppress(RuntimeError):
+            while not store.check([_TROUBLE]):
+                time.sleep(_LOOK_S)
+            self._send(pickle.loads(store.get(_TROUBLE)))
+
+    def _send(self, what: object) -> None:
+        if self._link is not None:
+            with self._writing:
+                self._link.send(what)
+
+
+def _device(config: LocalConfig) -> torch.device:
+    """This rank's GPU of its machine, or the CPU."""
+    wanted = config.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted != "cuda":
+        return torch.device(wanted)
+    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= count:
+        raise ConfigError(f"A rank found no GPU: this machine shows {count}, one for each rank.")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _end_with_the_control_process() -> None:
+    """Whatever this process is doing: what it writes appears whole or not at all."""
+    poll = select.poll()
+    poll.register(0, 0)  # a hang-up is reported without being asked for
+    poll.poll()
+    os._exit(1)
+
+
+def _daemon(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()

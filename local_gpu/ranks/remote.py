@@ -1,0 +1,211 @@
+"""Learning on ranks: the control process's end.
+
+Rule: a rank that dies or hangs is a BackendError, and all are ended. The next command starts them
+anew, with a fresh adapter; only one that needs no weights of before may be that command.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from local_gpu.config import LocalConfig
+from local_gpu.parts import Ask, Facts
+from local_gpu.ranks.talk import CLOSE, Answer, Command, Failure, Lost, Ready, Start
+from local_gpu.ranks.torchrun import Torchrun
+from tinker_claw.errors import BackendError, ConfigError
+from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+
+_LOOK_S = 0.5
+_LAST_WORDS_S = 5.0
+"""For the others to be ended, and the log to say why."""
+_POLITE_S = 10.0
+_NEEDS_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
+
+
+class RankedLearning:
+    """Implements `Learning` by processes. One thread calls it all; `close` may be any other's."""
+
+    def __init__(
+        self,
+        config: LocalConfig,
+        *,
+        command_s: float = 3600.0,
+        start_s: float = 1800.0,
+        module: str = "local_gpu.ranks",
+        told: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start the ranks, and wait until each has loaded the base model.
+
+        Args:
+            config: what every rank is told; `ranks`, `train_gpus` and `torchrun` say which.
+            command_s: longer than any command may take; ranks that are silent for it are ended.
+            start_s: longer than starting them, on every machine, and loading the model may take.
+            module: what each rank runs.
+            told: hears what is being waited for.
+
+        Raises:
+            ConfigError: a setting does not fit.
+            BackendError: they did not start; the sentence has the end of their log.
+        """
+        _check(config)
+        self._config = config
+        self._command_s = command_s
+        self._start_s = start_s
+        self._module = module
+        self._told = told
+        self._ranks: Torchrun | None = None
+        self._fresh = True  # the weights are those that new ranks start with
+        self._lost = False  # ... and were others when the ranks died
+        self._closed = False
+        self._calling = threading.Lock()
+        self.facts: Facts = self._start().facts
+
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        self._fresh = False
+        return self._call("step", tuple(passes), adam)
+
+    def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+        return self._call("score", adapter, tuple(asks))
+
+    def write_adapter(self, folder: Path) -> None:
+        self._call("write_adapter", folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        self._call("export_adapter", folder)
+
+    def write_state(self, folder: Path) -> None:
+        self._call("write_state", folder)
+
+    def read_state(self, folder: Path) -> None:
+        self._call("read_state", folder)
+        self._fresh = self._lost = False
+
+    def close(self) -> None:
+        """End the ranks: with a word where they are idle, at once where they are not."""
+        self._closed = True
+        idle = self._calling.acquire(blocking=False)
+        try:
+            if (ranks := self._ranks) is not None:
+                if idle:
+                    with suppress(OSError):
+                        ranks.link.send(Command(CLOSE))
+                    ranks.wait(_POLITE_S)
+                ranks.stop()
+        finally:
+            if idle:
+                self._calling.release()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        with self._calling:
+            if self._closed:
+                raise BackendError("The trainer is closed.")
+            if self._lost and name in _NEEDS_WEIGHTS:
+                raise BackendError("The weights went with the ranks that died: load a state first.")
+            if self._ranks is None:
+                self._start()
+            answer = self._ask(Command(name, arguments), self._command_s, name)
+            assert isinstance(answer, Answer)
+            return answer.value
+
+    def _start(self) -> Ready:
+        config = self._config
+        told = f"Starting {config.ranks} ranks, which write to {self._log}."
+        if config.torchrun:
+            told += (
+                " On each other machine, with its own --node-rank: torchrun --nproc-per-node GPUS "
+                f"--node-rank 1 {' '.join(config.torchrun)} -m {self._module}"
+            )
+        if self._told is not None:
+            self._told(told)
+        self._ranks = Torchrun(
+            self._module,
+            ranks=config.ranks,
+            extra=config.torchrun,
+            env=_environment(config),
+            log=self._log,
+        )
+        try:
+            start = Start(config, self._command_s)
+            ready = self._ask(start, self._start_s, "loading the base model")
+        except BaseException:
+            self._end()
+            raise
+        assert isinstance(ready, Ready)
+        return ready
+
+    def _ask(self, what: Start | Command, seconds: float, name: str) -> object:
+        """Send it and wait for what comes back."""
+        ranks = self._ranks
+        assert ranks is not None
+        reason = f"The ranks were silent for {seconds:g} s ({name})"
+        until = time.monotonic() + seconds
+        try:
+            ranks.link.send(what)
+            while not ranks.link.poll(_LOOK_S) and time.monotonic() < until:
+                if ranks.ended() and not ranks.link.poll():
+                    raise EOFError
+            reply = ranks.link.recv() if ranks.link.poll() else None
+        except (EOFError, OSError):
+            reply, reason = None, f"The ranks died ({name})"
+        if isinstance(reply, Failure):
+            raise reply.error()
+        if reply is not None and not isinstance(reply, Lost):
+            return reply
+        if isinstance(reply, Lost):
+            reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence}"
+            if reply.halve is not None:
+                tokens = max(1, reply.halve // 2)
+                self._config = replace(self._config, micro_batch_tokens=tokens)
+                reason += f" New ranks compute {tokens} tokens at once."
+        raise BackendError(f"{reason.rstrip('.')}. {self._last_words(ranks)}")
+
+    def _last_words(self, ranks: Torchrun) -> str:
+        """End them all, and read why."""
+        ranks.wait(_LAST_WORDS_S)
+        self._end()
+        self._lost = self._lost or not self._fresh
+        return f"They start anew when they are asked again. The end of {self._log}:\n{ranks.tail()}"
+
+    def _end(self) -> None:
+        if self._ranks is not None:
+            self._ranks.stop()
+        self._ranks = None
+
+    @property
+    def _log(self) -> Path:
+        return self._config.root / "logs" / "ranks.log"
+
+
+def _check(config: LocalConfig) -> None:
+    if config.train_gpus and len(config.train_gpus) != config.ranks:
+        raise ConfigError(
+            f"{len(config.train_gpus)} GPUs are to learn in {config.ranks} ranks: one GPU a rank."
+        )
+    if config.ranks > 1 and ":" in config.device:
+        raise ConfigError(f"device {config.device!r} is one GPU; ranks take one each: say cuda.")
+    if any(flag.startswith("--rdzv") for flag in config.torchrun):
+        raise ConfigError(
+            "torchrun must put rank 0 on this machine: give --nnodes, --master-addr and "
+            "--master-port, and no --rdzv settings."
+        )
+
+
+def _environment(config: LocalConfig) -> dict[str, str]:
+    """What the ranks see besides this process's environment."""
+    threads = config.threads or max(1, (os.cpu_count() or 1) // config.ranks)
+    code = str(Path(__file__).parents[2])
+    paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+    if config.train_gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else None
+        picked = [names[i] if names else str(i) for i in config.train_gpus]
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(picked)
+    return env

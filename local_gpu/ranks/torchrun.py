@@ -1,0 +1,87 @@
+"""torchrun as a child of this process, with the ranks that it starts.
+
+Rule: they live no longer than this object. All of them hold the other end of its pair of sockets:
+when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from local_gpu.ranks.rank import LEASH
+
+_TAIL_BYTES = 3000
+_KILLED_S = 10.0
+_WRITE_S = 60
+
+
+class Torchrun:
+    """The ranks of this machine."""
+
+    def __init__(
+        self, module: str, *, ranks: int, extra: Sequence[str], env: Mapping[str, str], log: Path
+    ) -> None:
+        """Start them.
+
+        Args:
+            module: what each of them runs, as `python -m` does.
+            ranks: how many on this machine.
+            extra: further arguments of torchrun; () is this machine alone.
+            env: besides this process's own.
+            log: where all of them write, behind what is there.
+        """
+        ours, theirs = socket.socketpair()
+        # A rank that hangs does not read, and must not hang who writes to it.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _WRITE_S, 0))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        self._from = log.stat().st_size if log.exists() else 0
+        # A free port of the loopback, unless several machines must find one another.
+        place = ("--node-rank=0", *extra) if extra else ("--standalone", "--local-addr=127.0.0.1")
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+        with ours, theirs, log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [*command, *place, "-m", module],
+                stdin=theirs.fileno(),
+                stdout=out,
+                stderr=out,
+                env=os.environ | env | {LEASH: "stdin"},
+                start_new_session=True,  # a terminal's Ctrl-C is for this process to hear
+            )
+            self.link = Connection(os.dup(ours.fileno()))
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float) -> None:
+        """Give it that long to end by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def stop(self) -> None:
+        """End what still runs. Bounded."""
+        # A reader in another thread holds the link open: hang up the socket itself.
+        with suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+        self.wait(_KILLED_S)
+        if not self.ended():
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self.link.close()
+
+    def tail(self) -> str:
+        """The end of what they have written."""
+        with self._log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            start = max(self._from, file.tell() - _TAIL_BYTES)
+            file.seek(start)
+            return file.read().decode(errors="replace").strip()

@@ -1,0 +1,137 @@
+"""What the ranks say to one another.
+
+Rule: every rank makes the same calls in the same order. A rank that fails alone says so by `agree`
+before anybody goes on to a call that it would never reach.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+T = TypeVar("T")
+
+
+class OutOfStep(Exception):
+    """This rank has left a pass that the others are in. Not a ClawError: it ends the ranks."""
+
+    def __init__(self, sentence: str, *, halve: int | None) -> None:
+        """`halve`: tokens of the pass, where new ranks should compute fewer; None: no help."""
+        super().__init__(sentence)
+        self.halve = halve
+
+
+class World(Protocol):
+    """The ranks that learn together. Each call but the properties is made by all of them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def sum(self, flat: Tensor) -> None:
+        """Add up over the ranks, in place: afterwards the same bits on each."""
+        ...
+
+    def most(self, count: int) -> int:
+        """The largest of all ranks' counts."""
+        ...
+
+    def agree(self, failure: str | None) -> str | None:
+        """The first rank's failure, on every rank; None where all went well."""
+        ...
+
+    def gather(self, mine: T) -> list[T]:
+        """Small objects of all ranks, in rank order, on every rank."""
+        ...
+
+    def share(self, value: T) -> T:
+        """Rank 0's object, on every rank."""
+        ...
+
+
+class Alone:
+    """One process. torch.distributed is not used."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, flat: Tensor) -> None:
+        pass
+
+    def most(self, count: int) -> int:
+        return count
+
+    def agree(self, failure: str | None) -> str | None:
+        return failure
+
+    def gather(self, mine: T) -> list[T]:
+        return [mine]
+
+    def share(self, value: T) -> T:
+        return value
+
+
+class Distributed:
+    """The processes that torchrun started: tensors by NCCL on CUDA, everything else by gloo."""
+
+    def __init__(
+        self, device: torch.device, store: Any, *, rank: int, size: int, timeout_s: float
+    ) -> None:
+        """Meet the others.
+
+        Args:
+            device: this rank's.
+            store: torch's, where they find one another.
+            rank: from 0.
+            size: how many there are.
+            timeout_s: a call that another rank has not reached by then fails; longer than ranks may
+                differ by in one command.
+        """
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self.device = device
+        self.rank = rank
+        self.size = size
+        self.sum(torch.ones(1, device=device))  # what keeps GPUs apart shows here
+
+    def sum(self, flat: Tensor) -> None:
+        dist.all_reduce(flat)
+
+    def most(self, count: int) -> int:
+        largest = torch.tensor(count)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def agree(self, failure: str | None) -> str | None:
+        if not self.most(failure is not None):
+            return None
+        return next(told for told in self.gather(failure) if told is not None)
+
+    def gather(self, mine: T) -> list[T]:
+        everyone: list[T | None] = [None] * self.size
+        dist.all_gather_object(everyone, mine)
+        return cast(list[T], everyone)
+
+    def share(self, value: T) -> T:
+        box = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return cast(T, box[0])
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one dimension, for FSDP2."""
+        return init_device_mesh(self.device.type, (self.size,))
+
+    def leave(self) -> None:
+        dist.destroy_process_group()

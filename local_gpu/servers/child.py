@@ -1,0 +1,100 @@
+"""A process of its own around one server: the server dies when whoever started this has died.
+
+    python -P child.py GRACE_S COMMAND ...       standard input: a pipe from whoever started it
+
+The pipe ends when the other end closes, whatever the other process died of. Then, or on SIGTERM,
+the server gets SIGTERM, and after the grace SIGKILL goes to all of its processes: those of its
+session, and orphans that left it.
+
+Rule: standard library only, and no import of this project: it is started by its path. It outlives
+its server by nothing, and leaves none of the server's processes behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+"""prctl(2), Linux. Elsewhere the pipe alone has to do."""
+_LOOK_S = 0.05
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command to its end, or to the end of the pipe; its exit status."""
+    grace_s, command = float(arguments[0]), arguments[1:]
+    _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the server become children of this process
+    wake, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, lambda _number, _frame: None)
+    try:
+        server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with_this
+        )
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be started: {error.strerror}\n")
+        return 127
+    _wait(server, wake)
+    if server.poll() is None:
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(grace_s)
+    _sweep(server.pid)
+    server.wait()
+    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+def _wait(server: subprocess.Popen[bytes], wake: int) -> None:
+    """Until the server ends, the pipe ends, or a signal asks for the end."""
+    while server.poll() is None:
+        ready, _, _ = select.select([0, wake], [], [])
+        if 0 in ready and not os.read(0, 1024):
+            return
+        if wake in ready and set(os.read(wake, 1024)) - {signal.SIGCHLD}:
+            return
+
+
+def _sweep(session: int) -> None:
+    """Kill what is left of the server's session, and what has left that and was orphaned."""
+    while True:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
+        for child in _children():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(_LOOK_S)  # killed, and not gone yet
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    """Processes whose parent is this one."""
+    file = Path(f"/proc/self/task/{os.getpid()}/children")
+    try:
+        return [int(number) for number in file.read_text().split()]
+    except OSError:
+        return []
+
+
+def _dies_with_this() -> None:
+    _control(_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _control(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
+
+Rule: an adapter is `ready` only after the server has answered with it as the trainer does, and is
+let go only when nobody has it in use. One change at a time: loads and unloads never cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from local_gpu.parts import BASE_REF
+from local_gpu.servers.probe import Agreement, Exam, judge, sit
+from local_gpu.servers.server import Server, ServerInfo
+from tinker_claw.errors import BackendError, OutageError, RequestError
+from tinker_claw.types import SamplingParams, Tokens
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Disagreement(BackendError):
+    """A server answers with other weights than it was told to."""
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """A published version that servers hold while somebody uses it."""
+
+    name: str
+    folder: Path
+    warm: Sequence[Tokens]
+    """Prefixes to compute before it serves, the most useful first."""
+    examine: Callable[[], Awaitable[Exam | None]]
+    users: int = 0
+    """Open samplers and requests in flight."""
+    _exam: Exam | None = None
+    _written: bool = False
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def exam(self) -> Exam | None:
+        """Written by the trainer when it is first wanted. None: it had no time."""
+        async with self._writing:
+            if not self._written:
+                self._exam, self._written = await self.examine(), True
+            return self._exam
+
+
+@dataclass(slots=True)
+class Away:
+    """A server that is not asked."""
+
+    since: float
+    """On the monotonic clock."""
+    error: str
+    attempts: int = 0
+    """To bring it back, in vain."""
+    next_at: float = 0.0
+
+    def wait(self) -> None:
+        seconds = min(FIRST_WAIT_S * 2.0 ** min(self.attempts, 30), LONGEST_WAIT_S)
+        self.next_at = time.monotonic() + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every server of a pool must fulfil."""
+
+    base_exams: tuple[Exam, Exam]
+    """At temperature 1, and at another."""
+    tolerance: float
+    """Of the mean difference to the trainer, in nats."""
+    warm_s: float
+    """At most so long for a version's prefixes, on each server."""
+
+
+class Member:
+    """One server of a pool."""
+
+    def __init__(self, number: int, server: Server, terms: Terms) -> None:
+        self.number = number
+        self.server = server
+        self.terms = terms
+        self.in_flight = 0
+        self.away: Away | None = None
+        self.epoch = 0
+        """Goes up when it comes back: what failed before then says nothing about it now."""
+        self.info: ServerInfo | None = None
+        """None: it has never answered."""
+        self.held: set[str] = set()
+        """Names that it may have loaded."""
+        self.ready: set[str] = set()
+        """Names that it has answered with."""
+        self.agreements: dict[str, Agreement] = {}
+        """By ref, of its last exam."""
+        self._noise = 0.0
+        """Standard deviation of its difference to the trainer on the base, in nats."""
+        self._changing = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def leave(self, error: str) -> None:
+        """Out of the rotation, until it is brought back."""
+        if self.away is None:
+            _log.warning("The server %s leaves the rotation: %s", self.url, error)
+            self.away = Away(time.monotonic(), error)
+            self.away.wait()
+
+    def failed_again(self, error: str) -> None:
+        if self.away:
+            self.away.error, self.away.attempts = error, self.away.attempts + 1
+            self.away.wait()
+
+    def come_back(self) -> None:
+        if self.away:
+            seconds = time.monotonic() - self.away.since
+            _log.warning("The server %s is back after %.0f s.", self.url, seconds)
+            self.away, self.epoch = None, self.epoch + 1
+
+    async def check(self) -> None:
+        """Ask what it holds, and whether it answers as the base model does.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+        """
+        self.info = await self.server.info()
+        self.held &= self.info.adapters
+        self.ready &= self.info.adapters
+        plain, shaped = self.terms.base_exams
+        self.agreements[BASE_REF] = await self._sit(None, plain)
+        self._noise = self.agreements[BASE_REF].sd
+        await self._sit(None, shaped)
+
+    async def prepare(self, adapter: Adapter) -> None:
+        """Load an adapter, compute its prefixes, and let the server prove it.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+            BackendError, RequestError: it does not load it.
+        """
+        name = adapter.name
+        async with self._changing:
+            if name in self.ready:
+                return
+            self.held.add(name)  # before: nobody knows what a call that is broken off has done
+            await self.server.load(name, adapter.folder)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.terms.warm_s):
+                    await self._warm(name, adapter.warm)
+            if (exam := await adapter.exam()) is not None:
+                self.agreements[name] = await self._sit(name, exam)
+            self.ready.add(name)
+
+    async def tidy(self, wanted: Callable[[str], bool]) -> None:
+        """Unload what nobody wants any more."""
+        for name in [name for name in self.held if not wanted(name)]:
+            async with self._changing:
+                if wanted(name):  # by now
+                    continue
+                self.ready.discard(name)
+                await self.server.unload(name)
+                self.held.discard(name)
+                self.agreements.pop(name, None)
+
+    async def _warm(self, name: str, prefixes: Sequence[Tokens]) -> None:
+        for prefix in prefixes:
+            try:
+                await self.server.sample(name, prefix, SamplingParams(max_tokens=1), 1)
+            except (BackendError, RequestError) as error:
+                if isinstance(error, OutageError):
+                    raise
+                _log.warning("%s did not compute a prefix for %s: %s", self.url, name, error)
+
+    async def _sit(self, name: str | None, exam: Exam) -> Agreement:
+        drawn = await sit(self.server, name, exam)
+        found, fault = judge(
+            exam,
+            self.url,
+            drawn,
+            base=BASE_REF,
+            noise=self._noise,
+            tolerance=self.terms.tolerance,
+        )
+        if fault:
+            raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")
+        return found

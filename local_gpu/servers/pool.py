@@ -1,0 +1,215 @@
+"""Several servers as one: who is in the rotation, who is asked next, who uses which adapter.
+
+Rule: what is wanted is written down, and servers are brought to it: an adapter that is in use is on
+every server of the rotation, and one that is not in use goes from all of them. A server that fails
+leaves the rotation at once and comes back by the same way that it came in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from local_gpu.servers.member import Adapter, Member
+from local_gpu.servers.probe import Agreement
+from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
+from local_gpu.servers.together import together
+from local_gpu.servers.watch import Watch
+from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
+from tinker_claw.types import Tokens
+
+_LEAVE_S: Final = 5.0
+"""For unloading, when the pool is closed."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A place for one request on a server."""
+
+    member: Member
+    epoch: int
+    begun: bool = False
+    """A token has come: no other server can take the request over."""
+
+
+class Pool:
+    """The rotation."""
+
+    def __init__(self, members: Sequence[Member], model: str, context_tokens: int) -> None:
+        self._members = members
+        self._model = model
+        self.context_tokens = context_tokens
+        self._wanted: dict[str, Adapter] = {}
+        self._routes = Routes()
+        self.hot = HotPrefixes()
+        self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
+        for member in members:
+            if member.away:
+                self._wake(member)
+
+    def wanted(self) -> frozenset[str]:
+        """Names in use."""
+        return frozenset(self._wanted)
+
+    def newest(self, but: str) -> str | None:
+        """The name that was opened last, of those in use."""
+        return next((name for name in reversed(self._wanted) if name != but), None)
+
+    def agreements(self, ref: str) -> tuple[Agreement, ...]:
+        return tuple(m.agreements[ref] for m in self._members if ref in m.agreements)
+
+    def use(self, name: str, make: Callable[[], Adapter]) -> Adapter:
+        """Keep an adapter on the servers until it is released as often as it was used."""
+        adapter = self._wanted.get(name) or self._wanted.setdefault(name, make())
+        adapter.users += 1
+        return adapter
+
+    def release(self, adapter: Adapter) -> None:
+        adapter.users -= 1
+        if adapter.users == 0:
+            del self._wanted[adapter.name]
+            self._routes.forget_name(adapter.name)
+            for member in self._members:
+                self._wake(member)
+
+    @contextmanager
+    def using(self, adapter: Adapter | None) -> Generator[Adapter | None]:
+        """For a request. None: the base, which is always there."""
+        if adapter is None:
+            yield None
+            return
+        used = self.use(adapter.name, lambda: adapter)  # closed, and perhaps opened anew since
+        try:
+            yield used
+        finally:
+            self.release(used)
+
+    async def open(self, adapter: Adapter) -> None:
+        """Bring an adapter that is in use to every server of the rotation.
+
+        A server that fails leaves the rotation, unless all do.
+
+        Raises:
+            OutageError: no server answers.
+            BackendError: no server loads it, or answers with it as the trainer does.
+        """
+        rotation = [m for m in self._members if m.away is None]
+        if not rotation:
+            raise self.nobody()
+        failures = await together(self._prepare(member, adapter) for member in rotation)
+        refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
+        for member, failure in zip(rotation, failures, strict=True):
+            if isinstance(failure, OutageError) or (failure and None in failures):
+                self.sick(member, failure)
+        if None in failures:
+            return
+        if refused:
+            sentences = " ".join(dict.fromkeys(map(str, refused)))
+            raise BackendError(f"No server serves {adapter.name!r}: {sentences}") from refused[0]
+        raise self.nobody()
+
+    def lease(self, adapter: Adapter | None, prompt: Tokens, without: frozenset[Member]) -> Lease:
+        """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
+
+        Raises:
+            OutageError: no server is left.
+        """
+        rotation = {
+            m.number: m.in_flight for m in self._members if m.away is None and m not in without
+        }
+        if not rotation:
+            raise self.nobody()
+        name, keys = (adapter.name if adapter else None), keys_of(prompt)
+        if adapter:
+            # A name that was let go is on no server or on some: it is loaded where it is not.
+            ready = {n: k for n, k in rotation.items() if name in self._members[n].ready}
+            rotation = ready or rotation
+            self.hot.note(prompt, keys)
+        member = self._members[self._routes.choose(name, keys, len(prompt), rotation)]
+        self._routes.note(name, keys, len(prompt), member.number)
+        member.in_flight += 1
+        return Lease(member, member.epoch)
+
+    def give_back(self, lease: Lease) -> None:
+        lease.member.in_flight -= 1
+
+    def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
+        """Out of the rotation, unless the failure is of a time before it came back."""
+        if member.away is None and epoch in (None, member.epoch):
+            member.leave(str(error))
+            self._routes.forget_server(member.number)
+            self._wake(member)
+
+    def nobody(self) -> OutageError:
+        now = time.monotonic()
+        said = "; ".join(
+            f"{m.url} away for {now - m.away.since:.0f} s ({m.away.error})"
+            for m in self._members
+            if m.away
+        )
+        return OutageError(f"No server can be asked: {said or 'each has failed this request'}.")
+
+    async def aclose(self) -> None:
+        """Unload what the servers hold, as far as they answer, and close the connections."""
+        await together(watch.aclose() for watch in self._watches)
+        self._wanted.clear()
+        await together(self._leave(member) for member in self._members)
+
+    async def _prepare(self, member: Member, adapter: Adapter) -> ClawError | None:
+        try:
+            await member.prepare(adapter)
+        except (BackendError, RequestError) as error:
+            return error
+        for prefix in adapter.warm:
+            self._routes.note(adapter.name, keys_of(prefix), 0, member.number)
+        return None
+
+    async def _tend(self, member: Member) -> float | None:
+        """Bring a server to what is wanted; returns when to look again."""
+        if member.away is None:
+            try:
+                await member.tidy(self._wanted.__contains__)
+            except OutageError as error:
+                self.sick(member, error)
+            except (BackendError, RequestError) as error:
+                _log.warning("%s does not unload an adapter: %s", member.url, error)
+        if member.away is None:
+            return None
+        wait_s = member.away.next_at - time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        try:
+            await self._bring_back(member)
+        except (BackendError, RequestError) as error:
+            member.failed_again(str(error))
+            return member.away.next_at - time.monotonic()
+        return 0.0  # what went out of use meanwhile is still there
+
+    async def _bring_back(self, member: Member) -> None:
+        await member.check()
+        if member.info is None or member.info.model != self._model:
+            raise BackendError(f"{member.url} serves another model than {self._model!r}.")
+        if member.info.context_tokens < self.context_tokens:
+            raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
+        while missing := [a for a in self._wanted.values() if a.name not in member.ready]:
+            for adapter in missing:
+                if adapter.users and (failure := await self._prepare(member, adapter)):
+                    raise failure
+        member.come_back()
+
+    async def _leave(self, member: Member) -> None:
+        with suppress(BackendError, RequestError, TimeoutError):
+            if member.away is None:
+                async with asyncio.timeout(_LEAVE_S):
+                    await member.tidy(lambda _: False)
+        await member.server.aclose()
+
+    def _wake(self, member: Member) -> None:
+        self._watches[member.number].wake()

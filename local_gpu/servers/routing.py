@@ -1,0 +1,159 @@
+"""Which server is asked: the one that must compute the least, counting those it already serves.
+
+A prompt is known by keys, one per whole block of tokens, each of which stands for all tokens up to
+its end. An agent's next prompt extends the one before token for token, so nobody needs to say which
+conversation it belongs to: its first keys are those of the last turn.
+
+Rule: pure, and fast: a prompt of 20,000 tokens is routed in a fraction of a millisecond. What is
+known here is a guess about somebody else's cache, and a wrong guess costs time only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tinker_claw.types import Tokens
+
+BLOCK: Final = 256
+REQUEST_COST: Final = 2048
+"""Tokens of a prompt that a request in flight is worth. Arithmetic for 8B weights at 20,000 tokens:
+a reply of 300 tokens reads its 3 GB of keys once per token, a millisecond each, so it takes from
+others about 0.3 s, in which an H100 computes some 6,000 prompt tokens; replies are often shorter
+and already half done. Too low piles conversations up, too high scatters them."""
+_MOST_KEYS: Final = 65_536
+"""Per name: 830 prompts of 20,000 tokens that share nothing."""
+_RECENT: Final = 64
+
+
+def keys_of(prompt: Tokens) -> list[int]:
+    """A key per whole block. It names no weights: those are told beside it."""
+    tokens = prompt if isinstance(prompt, tuple) else tuple(prompt)
+    key, keys = 0, list[int]()
+    for end in range(BLOCK, len(tokens) + 1, BLOCK):
+        key = hash((key, tokens[end - BLOCK : end]))
+        keys.append(key)
+    return keys
+
+
+class Routes:
+    """What servers, known by numbers, have probably cached under which adapter's name."""
+
+    def __init__(self, most_keys: int = _MOST_KEYS) -> None:
+        self._most_keys = most_keys
+        self._known: dict[str | None, OrderedDict[int, frozenset[int]]] = {}
+        self._given = Counter[int]()
+        """Tokens of prompts that each server has got: between equals, caches fill evenly."""
+
+    def choose(
+        self, name: str | None, keys: Sequence[int], tokens: int, in_flight: Mapping[int, int]
+    ) -> int:
+        """The cheapest of the servers in `in_flight`, which maps them to their requests.
+
+        A server costs the tokens that it must compute and `REQUEST_COST` for every request that it
+        has. So a conversation stays where it is until that server is busier by what its prompt is
+        worth, and what is known to all, or is short, goes where there is least to do.
+        """
+        cached = self._cached(name, keys, in_flight)
+
+        def cost(server: int) -> tuple[int, int]:
+            computed = tokens - cached.get(server, 0)
+            return computed + REQUEST_COST * in_flight[server], self._given[server]
+
+        return min(in_flight, key=cost)
+
+    def note(self, name: str | None, keys: Sequence[int], tokens: int, server: int) -> None:
+        """The server computes that prompt: noted at once, so that what shares it follows."""
+        self._given[server] += tokens
+        known = self._known.setdefault(name, OrderedDict())
+        for key in keys:
+            servers = known.get(key, frozenset())
+            if server not in servers:
+                known[key] = servers | {server}
+            known.move_to_end(key)
+        while len(known) > self._most_keys:
+            known.popitem(last=False)
+
+    def forget_server(self, server: int) -> None:
+        """It may have started anew."""
+        for known in self._known.values():
+            for key, servers in known.items():
+                if server in servers:
+                    known[key] = servers - {server}
+
+    def forget_name(self, name: str) -> None:
+        self._known.pop(name, None)
+
+    def _cached(
+        self, name: str | None, keys: Sequence[int], among: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Tokens that each server has; those that have none are left out."""
+        known, cached = self._known.get(name), dict[int, int]()
+        if known is None:
+            return cached
+        for blocks in range(len(keys), 0, -1):
+            for server in known.get(keys[blocks - 1], ()):
+                if server in among and server not in cached:
+                    cached[server] = blocks * BLOCK
+            if len(cached) == len(among):
+                break
+        return cached
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    prompt: Tokens
+    keys: Sequence[int]
+
+
+class HotPrefixes:
+    """The prefixes that recent prompts share, and the next ones will probably start with.
+
+    A new version's cache is empty. What saves most when it is computed beforehand is what most
+    requests share, weighed by its length: the system prompt with its tools, and conversations that
+    go on, whose prompts of two turns share the whole first one.
+    """
+
+    def __init__(self, recent: int = _RECENT) -> None:
+        self._recent = recent
+        self._seen: OrderedDict[tuple[int, int], _Seen] = OrderedDict()
+
+    def note(self, prompt: Tokens, keys: Sequence[int]) -> None:
+        """The same prompt once more (a request tried again) counts once."""
+        if not keys:
+            return
+        tail = hash(tuple(prompt[len(keys) * BLOCK :]))
+        self._seen[keys[-1], tail] = _Seen(prompt, keys)
+        self._seen.move_to_end((keys[-1], tail))
+        if len(self._seen) > self._recent:
+            self._seen.popitem(last=False)
+
+    def hottest(self, most: int) -> list[tuple[int, ...]]:
+        """At most so many prefixes, each shared by two recent prompts or more, the best first.
+
+        Greedy: the one that saves most tokens, then the one that saves most beyond it, and so on.
+        """
+        users = Counter(key for seen in self._seen.values() for key in seen.keys)
+        ends = {
+            key: seen
+            for seen in self._seen.values()
+            for key, following in zip(seen.keys, [*seen.keys[1:], 0], strict=True)
+            if users[key] > max(1, users[following])
+        }
+        warm, chosen = set[int](), list[tuple[int, ...]]()
+
+        def gain(key: int) -> int:
+            keys = ends[key].keys
+            return sum(users[k] for k in keys[: keys.index(key) + 1] if k not in warm)
+
+        for _ in range(min(most, len(ends))):
+            best = max(ends, key=gain)
+            if not gain(best):
+                break
+            seen = ends[best]
+            blocks = seen.keys.index(best) + 1
+            warm.update(seen.keys[:blocks])
+            chosen.append(tuple(seen.prompt[: blocks * BLOCK]))
+        return chosen

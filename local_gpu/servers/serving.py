@@ -1,0 +1,159 @@
+"""The half that serves, by servers over HTTP: opened together, examined, and served as one.
+
+Rule: `open` returns when every server of the rotation has the version, has computed what its first
+requests will start with, and has answered as the trainer does. So whoever swaps to it routes to no
+server that lacks it, and the version before serves until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from local_gpu.parts import Facts, Score
+from local_gpu.servers.examiner import Examiner
+from local_gpu.servers.member import Adapter, Disagreement, Member, Terms
+from local_gpu.servers.pool import Pool
+from local_gpu.servers.probe import Agreement
+from local_gpu.servers.sampler import PoolSampler
+from local_gpu.servers.server import Server
+from local_gpu.servers.together import together
+from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
+
+_NEVER_LOADED: Final = "tinker-claw-never-loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool serves."""
+
+    tolerance: float = 0.2
+    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
+    about 0.04, and another base model several."""
+    warm_prefixes: int = 4
+    """Computed for a new version before it serves; 0: none."""
+    warm_s: float = 20.0
+    """At most so long for that, on each server."""
+    score_s: float = 30.0
+    """At most so long until the trainer has scored what a version is compared on. A version that is
+    opened while a step runs serves uncompared instead of waiting for it."""
+
+
+class PoolServing:
+    """Implements `local_gpu.parts.Serving`. Made by `start`."""
+
+    def __init__(
+        self, pool: Pool, examiner: Examiner, facts: Facts, score: Score, options: PoolOptions
+    ) -> None:
+        self._pool = pool
+        self._examiner = examiner
+        self._facts = facts
+        self._score = score
+        self._options = options
+
+    @classmethod
+    async def start(
+        cls,
+        servers: Sequence[Server],
+        facts: Facts,
+        score: Score,
+        options: PoolOptions | None = None,
+    ) -> PoolServing:
+        """Ask every server what it is, and compare its base model with the trainer's.
+
+        One that does not answer yet is asked again later, unless none does. The servers are closed
+        with the pool, or here if it does not start.
+
+        Raises:
+            ConfigError: the servers differ, serve another model, or do not take adapters.
+            OutageError: none answers.
+        """
+        options = options or PoolOptions()
+        examiner = Examiner(facts, score, options.score_s)
+        try:
+            terms = Terms(await examiner.base(), options.tolerance, options.warm_s)
+            members = [Member(i, server, terms) for i, server in enumerate(servers)]
+            await together(_admit(member) for member in members)
+            model, context_tokens = _in_common(members, facts)
+        except BaseException:
+            await together(server.aclose() for server in servers)
+            raise
+        return cls(Pool(members, model, context_tokens), examiner, facts, score, options)
+
+    @property
+    def context_tokens(self) -> int:
+        return self._pool.context_tokens
+
+    async def open(self, ref: str, folder: Path) -> PoolSampler:
+        """Raises OutageError where no server answers, besides what `Serving` says."""
+        if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
+            raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
+        hot = self._pool.hot.hottest(max(1, self._options.warm_prefixes))
+        warm = hot[: self._options.warm_prefixes]
+        before = self._pool.newest(but=ref)
+        adapter = self._pool.use(
+            ref,
+            lambda: Adapter(
+                ref, folder, warm, lambda: self._examiner.adapter(ref, hot[:1], before)
+            ),
+        )
+        try:
+            await self._pool.open(adapter)
+        except BaseException:
+            self._pool.release(adapter)
+            raise
+        return self._sampler(adapter)
+
+    async def base(self) -> PoolSampler:
+        return self._sampler(None)
+
+    def live(self) -> frozenset[str]:
+        """A reply that goes on keeps its version's folder as well: servers may read it again."""
+        return self._pool.wanted()
+
+    def agreements(self, ref: str) -> tuple[Agreement, ...]:
+        """How the servers agreed with the trainer when last examined on a ref; () if none was."""
+        return self._pool.agreements(ref)
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+    def _sampler(self, adapter: Adapter | None) -> PoolSampler:
+        return PoolSampler(self._pool, adapter, self._facts, self._score)
+
+
+async def _admit(member: Member) -> None:
+    try:
+        await member.check()
+        await member.server.unload(_NEVER_LOADED)
+    except OutageError as error:
+        member.leave(str(error))
+    except Disagreement as error:
+        raise ConfigError(str(error)) from error
+    except (BackendError, RequestError) as error:
+        raise ConfigError(
+            f"The server {member.url} does not take adapters while it runs: start vLLM with "
+            "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, SGLang with "
+            f"--enable-lora. ({error})"
+        ) from error
+
+
+def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
+    """The base model's name, and the shortest context.
+
+    Raises:
+        ConfigError: they serve several models.
+        OutageError: none has answered.
+    """
+    infos = {member.url: member.info for member in members if member.info and not member.away}
+    if not infos:
+        raise OutageError("; ".join(f"{m.url}: {m.away.error}" for m in members if m.away))
+    models = {info.model for info in infos.values()}
+    if len(models) > 1:
+        said = ", ".join(f"{url} serves {info.model!r}" for url, info in infos.items())
+        raise ConfigError(f"All servers must serve one model under one name; {said}.")
+    shortest = min(info.context_tokens for info in infos.values())
+    return models.pop(), min(shortest, facts.context_tokens)

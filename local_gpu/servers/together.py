@@ -1,0 +1,27 @@
+"""Several awaitables at once, with the error of the first that fails instead of a group.
+
+Rule: none goes on when the call is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as failures:
+        raise _first_leaf(failures) from failures
+    return [task.result() for task in tasks]
+
+
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    leaf = group.exceptions[0]
+    return _first_leaf(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf
