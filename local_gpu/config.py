@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from local_gpu.device import Dtype
 from tinker_claw.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class LocalConfig:
     """Of the base's linear layers (bitsandbytes, nf4)."""
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Of activations in the optimizer's backward pass; auto is on for CUDA."""
-    attention: Literal["auto", "sdpa", "flex", "varlen"] = "auto"
+    attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = "auto"
     """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
@@ -76,3 +77,8 @@ class LocalConfig:
         for name, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.quantization == "4bit" and self.shard == "on":
+            raise ConfigError(
+                "A base in 4 bits is not split over GPUs: each one holds it whole. Leave out "
+                "--base-quantization 4bit, or --shard on."
+            )

@@ -23,7 +23,10 @@ from local_gpu.learning.core import LearningCore
 from local_gpu.learning.losses import LOSSES
 from local_gpu.model import BaseModel
 from local_gpu.parts import BASE_REF, Ask, Learning, Serving
+from local_gpu.ranks.remote import RankedLearning
 from local_gpu.score_queue import ScoreQueue
+from local_gpu.servers.connect import connect_all
+from local_gpu.servers.serving import PoolServing
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, TokenLogprobs
@@ -34,41 +37,64 @@ _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """Somebody will make room: no step is to blame, and waiting helps."""
 
 
+def _unheard(sentence: str) -> None:
+    """For those who do not want to hear."""
+
+
 class LocalTrainer:
     """Implements `tinker_claw.policy.Trainer` on this machine. Made by `start`."""
 
-    def __init__(self, config: LocalConfig, base: BaseModel, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, config: LocalConfig, learning: Learning, executor: ThreadPoolExecutor
+    ) -> None:
         self._config = config
+        self._learning = learning
         self._executor = executor
-        for folder in (self._adapters, self._states):
-            sweep(folder)
-        self._learning: Learning = LearningCore(config, base)
+        self._serving: Serving
+        self._loaded_state: str | None = None
+
+    @classmethod
+    async def start(
+        cls, config: LocalConfig, say: Callable[[str], None] = _unheard
+    ) -> LocalTrainer:
+        """Load the base model, here or on ranks, and join it with what samples.
+
+        Servers that are named must run already: they take their memory first.
+
+        Args:
+            say: hears, in sentences, what is waited for and what was chosen.
+
+        Raises:
+            ConfigError: a setting, the installed transformers or a server does not fit.
+            ModelFileError: the model is missing or corrupt.
+            BackendError: ranks or servers did not start.
+        """
+        executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
+        loop = asyncio.get_running_loop()
+        started: LocalTrainer | None = None
+        try:
+            base, learning = await loop.run_in_executor(executor, _learning, config, say)
+            started = cls(config, learning, executor)
+            started._serving = await started._serve(base)
+            return started
+        except BaseException:
+            if started is not None:
+                started._learning.close()
+            executor.shutdown(wait=False)
+            raise
+
+    async def _serve(self, base: BaseModel | None) -> Serving:
+        config, queue = self._config, ScoreQueue(self._score_all)
+        if base is None:
+            servers = await connect_all(config.sampler_urls, config.sampler_kind)
+            return await PoolServing.start(servers, self._learning.facts, queue.score)
         size = EngineSize.fit(
             base,
             context_tokens=config.context_tokens,
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        queue = ScoreQueue(self._score_all)
-        self._serving: Serving = EmbeddedServing(base, size, queue.score, self._run)
-        self._loaded_state: str | None = None
-
-    @classmethod
-    async def start(cls, config: LocalConfig) -> LocalTrainer:
-        """Load the base model.
-
-        Raises:
-            ConfigError: a setting or the installed transformers does not fit.
-            ModelFileError: the model is missing or corrupt.
-        """
-        check_version()
-        executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(executor, _build, cls, config, executor)
-        except BaseException:
-            executor.shutdown(wait=False)
-            raise
+        return EmbeddedServing(base, size, queue.score, self._run)
 
     async def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -154,13 +180,31 @@ class LocalTrainer:
             raise BackendError(f"torch failed: {error}") from error
 
 
-def _build(
-    make: Callable[[LocalConfig, BaseModel, ThreadPoolExecutor], LocalTrainer],
-    config: LocalConfig,
-    executor: ThreadPoolExecutor,
-) -> LocalTrainer:
-    base = open_base(config.model, device=config.device, dtype=config.dtype, threads=config.threads)
-    return make(config, base, executor)
+def _learning(
+    config: LocalConfig, say: Callable[[str], None]
+) -> tuple[BaseModel | None, Learning]:
+    """The half that learns; and the base, where this process samples from it."""
+    for folder in (config.root / "adapters", config.root / "states"):
+        sweep(folder)
+    base = None
+    ranked = config.ranks > 1 or bool(config.torchrun)
+    if not (ranked and config.sampler_urls):
+        if not config.sampler_urls:
+            check_version()
+        base = open_base(
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            threads=config.threads,
+            quantization=config.quantization,
+        )
+    if ranked:
+        return base, RankedLearning(config, told=say)
+    assert base is not None
+    learning = LearningCore(config, base, say=say)
+    return None if config.sampler_urls else base, learning
+
+
 
 
 def _inside(folder: Path, ref: str) -> Path:

@@ -45,21 +45,21 @@ class FlexKernel:
         return over_tree
 
 
-def block_mask(tree: PrefixTree, device: torch.device) -> BlockMask:
-    """What `create_block_mask` would find, from (T / 128)^2 comparisons instead of T^2."""
+def block_mask(tree: PrefixTree, device: torch.device, block: int = BLOCK) -> BlockMask:
+    """What `create_block_mask` would find, from (T / block)^2 comparisons instead of T^2."""
     ends = subtree_ends(tree).to(device)
     rows = len(ends)
-    blocks = -(-rows // BLOCK)
-    padded = ends.new_zeros(blocks * BLOCK)
+    blocks = -(-rows // block)
+    padded = ends.new_zeros(blocks * block)
     padded[:rows] = ends
-    by_block = padded.reshape(blocks, BLOCK)
-    first = torch.arange(0, blocks * BLOCK, BLOCK, device=device)[:, None]
+    by_block = padded.reshape(blocks, block)
+    first = torch.arange(0, blocks * block, block, device=device)[:, None]
     below = torch.ones(blocks, blocks, dtype=torch.bool, device=device).tril(-1)
     # Every row of an earlier block stands before every query, so only its subtree's end decides.
     # The last block's padding ends nothing, and no end is behind T: a block that reaches beyond T
     # is never whole.
     seen = below & (by_block.amax(1) > first)
-    whole = below & (by_block.amin(1) >= first + BLOCK)
+    whole = below & (by_block.amin(1) >= first + block)
     diagonal = torch.eye(blocks, dtype=torch.bool, device=device)
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def block_mask(tree: PrefixTree, device: torch.device) -> BlockMask:
     return BlockMask.from_kv_blocks(
         *_ordered(seen & ~whole | diagonal),
         *_ordered(whole),
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=block,
         mask_mod=visible,
         seq_lengths=(rows, rows),
     )

@@ -6,14 +6,17 @@ the same order; only the first writes files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from local_gpu.attention import SdpaKernel
+from local_gpu.attention import Kernel, SdpaKernel
+from local_gpu.attention.choice import Heads, Setting, choose
 from local_gpu.config import LocalConfig
 from local_gpu.device import checkpoints_activations
 from local_gpu.files import (
+    SavedAdapter,
     export_adapter,
     new_folder,
     read_adapter,
@@ -26,6 +29,7 @@ from local_gpu.learning.passes import Body
 from local_gpu.learning.scores import Scorer
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.parts import Ask, Facts
+from local_gpu.ranks.shard import Shards, wear
 from local_gpu.ranks.world import Alone, World
 from tinker_claw.errors import BackendError, ClawError, ConfigError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
@@ -36,16 +40,51 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that stay for scoring, besides the one that learns."""
 
 
+def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None]) -> Kernel:
+    """The attention kernel that a setting means for a model on its device.
+
+    Raises:
+        ConfigError: the one that was asked for does not work here.
+    """
+    text = base.module.config.get_text_config()
+    queries = int(text.num_attention_heads)
+    width = getattr(text, "head_dim", None) or text.hidden_size // queries
+    keys = getattr(text, "num_key_value_heads", None) or queries
+    heads = Heads(queries, int(keys), int(width))
+    return choose(setting, device=base.device, dtype=base.dtype, heads=heads, say=say)
+
+
 class LearningCore:
     """Implements `local_gpu.parts.Learning`."""
 
-    def __init__(self, config: LocalConfig, base: BaseModel, world: World | None = None) -> None:
+    def __init__(
+        self,
+        config: LocalConfig,
+        base: BaseModel,
+        world: World | None = None,
+        shards: Shards | None = None,
+        *,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Make the learning module, and choose how it attends.
+
+        Args:
+            world: the ranks; None is this process alone.
+            shards: of the base; None where it is whole.
+            say: hears, in sentences, what was chosen.
+
+        Raises:
+            ConfigError: the attention kernel that was asked for does not work here.
+        """
         self._base = base
         self._world = world or Alone()
         self._shape = LoraShape(config.rank, config.alpha)
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         self._facts = Facts(base.fingerprint, base.vocabulary, context)
-        body = Body(SdpaKernel(), base.device)
+        for note in base.notes:
+            say(note)
+        kernel = kernel_for(base, config.attention, say) if base.packs else SdpaKernel()
+        body = Body(kernel, base.device, packs=base.packs)
         self._optimizer = LoraOptimizer(
             base,
             self._shape,
@@ -55,7 +94,9 @@ class LearningCore:
             checkpointing=checkpoints_activations(base, config.checkpointing),
             tokens=config.micro_batch_tokens,
             world=self._world,
+            shards=shards,
         )
+        self._one_module = shards is not None
         self._scorer = Scorer(body, self._optimizer.budget, self._world)
         self._present: Path | None = None
         """The published adapter that the learning module has at this moment, if any."""
@@ -70,7 +111,8 @@ class LearningCore:
         return self._optimizer.step(passes, adam)
 
     def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
-        return self._scorer.score(self._module(adapter), asks)
+        with self._wearing(adapter) as module:
+            return self._scorer.score(module, asks)
 
     def write_adapter(self, folder: Path) -> None:
         adapter = self._optimizer.adapter()
@@ -97,6 +139,24 @@ class LearningCore:
     def close(self) -> None:
         """Nothing: what it holds goes with it."""
 
+    @contextmanager
+    def _wearing(self, adapter: Path | None) -> Generator[Any]:
+        """The module to score with, while it has the weights of that adapter."""
+        if not self._one_module or (adapter is not None and adapter == self._present):
+            yield self._module(adapter)
+            return
+        saved = None if adapter is None else self._first_rank(self._reading(adapter))
+        if saved is not None and saved.shape != self._shape:
+            raise BackendError(f"The adapter {saved.shape} does not fit {self._shape}.")
+        wear(self._optimizer.module, None if saved is None else saved.tensors)
+        try:
+            yield self._optimizer.module
+        finally:
+            self._optimizer.wear_own()
+
+    def _reading(self, adapter: Path) -> Callable[[], SavedAdapter]:
+        return lambda: read_adapter(adapter, self._base)
+
     def _module(self, adapter: Path | None) -> Any:
         """The module to score with: the base's, the learning one, or one made of the files."""
         if adapter is None:
@@ -110,7 +170,7 @@ class LearningCore:
         return module
 
     def _load(self, adapter: Path) -> Any:
-        saved = self._first_rank(lambda: read_adapter(adapter, self._base))
+        saved = self._first_rank(self._reading(adapter))
         try:
             return with_lora(self._base, saved.shape, saved.tensors)
         except ConfigError as error:

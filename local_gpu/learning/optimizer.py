@@ -24,6 +24,7 @@ from local_gpu.learning.passes import Body, Budget
 from local_gpu.learning.records import LossRecord, RecordPass, records_of
 from local_gpu.model import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
 from local_gpu.packing import cut
+from local_gpu.ranks.shard import Lockstep, Shards
 from local_gpu.ranks.world import Alone, World
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
@@ -165,6 +166,10 @@ class LoraOptimizer:
         self._pending = False
         self._spoiled = None
 
+    def wear_own(self) -> None:
+        """Give the module its weights back, after it has worn others."""
+        self._masters.write_copies()
+
     def adapter(self) -> dict[str, Tensor]:
         """A copy of the weights as they are."""
         return self._masters.adapter()
@@ -191,14 +196,15 @@ class LoraOptimizer:
 
     def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
         """Compute this rank's part of the jobs; the results of all ranks, in order."""
-        parts = cut(
-            [job.record.inputs for job in jobs], ranks=self._world.size, tokens=self.budget.tokens
-        )
+        sequences = [job.record.inputs for job in jobs]
+        tokens = self._body.tokens_at_once(self.budget.tokens)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
         failure, mine = None, dict[int, Scored]()
         try:
             mine = self.budget.run(
                 parts[self._world.rank],
                 lambda indices: self._pass([jobs[i] for i in indices], learn=learn),
+                sequences=sequences,
                 undo=self._masters.drop,
                 idle=lambda: self._body.idle(self.module, learn=learn),
                 most=max(map(len, parts)),

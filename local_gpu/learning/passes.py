@@ -53,6 +53,10 @@ class Body:
         ).last_hidden_state[0]
         return [rows[r[at:].to(self.device)] for r, at in zip(tree.rows, firsts, strict=True)]
 
+    def tokens_at_once(self, budget: int) -> int:
+        """Of one pass: 1 makes every sequence a pass of its own."""
+        return budget if self.packs else 1
+
     def idle(self, module: Any, *, learn: bool) -> None:
         """A pass that changes nothing, forwards and, where others learn, backwards."""
         with torch.set_grad_enabled(learn):
@@ -76,6 +80,7 @@ class Budget:
         passes: Sequence[Sequence[int]],
         compute: Callable[[Sequence[int]], list[T]],
         *,
+        sequences: Sequence[Tensor],
         undo: Callable[[], None],
         idle: Callable[[], None],
         most: int,
@@ -84,7 +89,8 @@ class Budget:
 
         Args:
             passes: this rank's, each with the indices of its sequences.
-            compute: one pass.
+            compute: one pass; results in the order of its indices.
+            sequences: what the indices stand for.
             undo: removes what a failed pass has left behind.
             idle: a pass over nothing, for ranks that must enter as many as the others.
             most: how many passes any rank has.
@@ -112,7 +118,8 @@ class Budget:
                 )
             half = len(indices) // 2
             waiting += [indices[half:], indices[:half]]
-            self.tokens = max(1, self.tokens // 2)
+            failed = len(grow([sequences[i] for i in indices]).tokens)
+            self.tokens = min(self.tokens, max(1, failed // 2))
         return results
 
     @staticmethod

@@ -36,7 +36,8 @@ class Scorer:
             SamplerError: it failed on some rank.
         """
         sequences = [torch.tensor(ask.tokens[:-1]) for ask in asks]
-        parts = cut(sequences, ranks=self._world.size, tokens=self._budget.tokens)
+        tokens = self._body.tokens_at_once(self._budget.tokens)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
         failure, mine = None, dict[int, TokenLogprobs]()
 
         def compute(indices: Sequence[int]) -> list[TokenLogprobs]:
@@ -49,6 +50,7 @@ class Scorer:
             mine = self._budget.run(
                 parts[self._world.rank],
                 compute,
+                sequences=sequences,
                 undo=_nothing,
                 idle=lambda: self._body.idle(module, learn=False),
                 most=max(map(len, parts)),

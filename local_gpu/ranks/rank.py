@@ -40,7 +40,7 @@ _LOOK_S = 0.1
 _GOODBYE_S = 1.0
 """Until a rank that failed ends: torchrun then ends rank 0, which must have told why before."""
 _TICK_S = 30.0
-"""Between signs of life while there is nothing to do."""
+"""Between signs of life while there is nothing to do; at most a quarter of the ranks' patience."""
 _JOIN_S = 900.0
 """For machines that are started one after the other, by hand."""
 
@@ -126,7 +126,7 @@ class _Voice:
             while (command := world.share(None)) is None:
                 pass
             return command
-        while not self._link.poll(_TICK_S):
+        while not self._link.poll(min(_TICK_S, world.timeout_s / 4)):
             world.share(None)
         return world.share(self._link.recv())
 

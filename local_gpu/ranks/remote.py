@@ -159,19 +159,20 @@ class RankedLearning:
         if reply is not None and not isinstance(reply, Lost):
             return reply
         if isinstance(reply, Lost):
-            reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence}"
+            reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence.rstrip('.')}."
             if reply.halve is not None:
                 tokens = max(1, reply.halve // 2)
                 self._config = replace(self._config, micro_batch_tokens=tokens)
                 reason += f" New ranks compute {tokens} tokens at once."
-        raise BackendError(f"{reason.rstrip('.')}. {self._last_words(ranks)}")
+            raise BackendError(f"{reason} {self._last_words(ranks)} See {self._log}.")
+        raise BackendError(f"{reason}. {self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
     def _last_words(self, ranks: Torchrun) -> str:
-        """End them all, and read why."""
+        """Wait for them, end them all, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
         self._lost = self._lost or not self._fresh
-        return f"They start anew when they are asked again. The end of {self._log}:\n{ranks.tail()}"
+        return "They start anew when they are asked again."
 
     def _end(self) -> None:
         if self._ranks is not None:

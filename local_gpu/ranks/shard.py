@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from local_gpu.learning.passes import Budget, out_of_memory
@@ -29,7 +30,7 @@ class Shards:
     """How a base that lies in this machine's memory comes onto the ranks' devices."""
 
     def __init__(self, base: BaseModel, world: Distributed) -> None:
-        """`base` says where it computes (`device`); its tensors may lie elsewhere, and are taken."""
+        """`base.device` is where it computes; its tensors may lie elsewhere, and are taken."""
         self._base = base
         self._mesh = world.mesh()
 
@@ -71,6 +72,7 @@ class Lockstep(Budget):
         passes: Sequence[Sequence[int]],
         compute: Callable[[Sequence[int]], list[T]],
         *,
+        sequences: Sequence[Tensor],
         undo: Callable[[], None],
         idle: Callable[[], None],
         most: int,

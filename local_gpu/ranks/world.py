@@ -104,6 +104,7 @@ class Distributed:
         self.device = device
         self.rank = rank
         self.size = size
+        self.timeout_s = timeout_s
         self.sum(torch.ones(1, device=device))  # what keeps GPUs apart shows here
 
     def sum(self, flat: Tensor) -> None:

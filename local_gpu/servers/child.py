@@ -48,8 +48,10 @@ def main(arguments: list[str]) -> int:
         server.terminate()
         with suppress(subprocess.TimeoutExpired):
             server.wait(grace_s)
-    _sweep(server.pid)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
     server.wait()
+    _sweep(server.pid)
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 

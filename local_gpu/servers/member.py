@@ -13,16 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from local_gpu.parts import BASE_REF
 from local_gpu.servers.probe import Agreement, Exam, judge, sit
 from local_gpu.servers.server import Server, ServerInfo
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.types import SamplingParams, Tokens
-
-FIRST_WAIT_S: Final = 1.0
-LONGEST_WAIT_S: Final = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +57,10 @@ class Away:
     since: float
     """On the monotonic clock."""
     error: str
+    next_at: float
+    """When it is asked again."""
     attempts: int = 0
     """To bring it back, in vain."""
-    next_at: float = 0.0
-
-    def wait(self) -> None:
-        seconds = min(FIRST_WAIT_S * 2.0 ** min(self.attempts, 30), LONGEST_WAIT_S)
-        self.next_at = time.monotonic() + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +73,9 @@ class Terms:
     """Of the mean difference to the trainer, in nats."""
     warm_s: float
     """At most so long for a version's prefixes, on each server."""
+    first_wait_s: float
+    """Until a server that left is asked again; doubles each time."""
+    longest_wait_s: float
 
 
 class Member:
@@ -113,13 +109,14 @@ class Member:
         """Out of the rotation, until it is brought back."""
         if self.away is None:
             _log.warning("The server %s leaves the rotation: %s", self.url, error)
-            self.away = Away(time.monotonic(), error)
-            self.away.wait()
+            now = time.monotonic()
+            self.away = Away(now, error, now + self.terms.first_wait_s)
 
     def failed_again(self, error: str) -> None:
-        if self.away:
-            self.away.error, self.away.attempts = error, self.away.attempts + 1
-            self.away.wait()
+        if away := self.away:
+            away.error, away.attempts = error, away.attempts + 1
+            wait_s = self.terms.first_wait_s * 2.0 ** min(away.attempts, 30)
+            away.next_at = time.monotonic() + min(wait_s, self.terms.longest_wait_s)
 
     def come_back(self) -> None:
         if self.away:
@@ -151,6 +148,8 @@ class Member:
             BackendError, RequestError: it does not load it.
         """
         name = adapter.name
+        if name in self.ready:
+            return
         async with self._changing:
             if name in self.ready:
                 return

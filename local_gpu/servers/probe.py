@@ -119,8 +119,13 @@ async def sit(server: Server, name: str | None, exam: Exam) -> list[Drawn]:
         drawn = await server.sample(name, beginning, params, _DRAWS)
         return [Drawn(prompt, place, one.tokens[0], one.logprobs[0]) for one in drawn]
 
-    places = [(p, place) for p in range(len(exam.prompts)) for place in range(PLACES)]
-    return [drawn for some in await together(draw(*place) for place in places) for drawn in some]
+    async def answer(prompt: int) -> list[Drawn]:
+        first = await draw(prompt, 0)  # computes the prompt for the others
+        rest = await together(draw(prompt, place) for place in range(1, PLACES))
+        return [*first, *(drawn for some in rest for drawn in some)]
+
+    answers = await together(answer(prompt) for prompt in range(len(exam.prompts)))
+    return [drawn for some in answers for drawn in some]
 
 
 def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:

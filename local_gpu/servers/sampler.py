@@ -42,10 +42,10 @@ class PoolSampler:
         self, prompt: Tokens, params: SamplingParams
     ) -> AsyncGenerator[TokenChunk, None]:
         self._check(prompt, params)
-        with self._pool.using(self._adapter):
+        with self._pool.using(self._adapter) as adapter:
             tried = set[Member]()
             while True:
-                async with self._server(prompt, tried) as lease:
+                async with self._server(adapter, prompt, tried) as lease:
                     chunks = lease.member.server.stream(self._name, prompt, params)
                     async with _closing(chunks):
                         async for chunk in chunks:
@@ -59,10 +59,10 @@ class PoolSampler:
         self._check(prompt, params)
         if n < 1:
             raise RequestError(f"n is {n}, not at least 1.", param="n")
-        with self._pool.using(self._adapter):
+        with self._pool.using(self._adapter) as adapter:
             tried = set[Member]()
             while True:
-                async with self._server(prompt, tried) as lease:
+                async with self._server(adapter, prompt, tried) as lease:
                     return await lease.member.server.sample(self._name, prompt, params, n)
 
     async def logprobs(
@@ -91,13 +91,15 @@ class PoolSampler:
         return self._adapter.name if self._adapter else None
 
     @asynccontextmanager
-    async def _server(self, prompt: Tokens, tried: set[Member]) -> AsyncGenerator[Lease]:
+    async def _server(
+        self, adapter: Adapter | None, prompt: Tokens, tried: set[Member]
+    ) -> AsyncGenerator[Lease]:
         """A server for one attempt; swallows its failure where another one may be tried."""
-        lease = self._pool.lease(self._adapter, prompt, frozenset(tried))
+        lease = self._pool.lease(adapter, prompt, frozenset(tried))
         tried.add(lease.member)
         try:
-            if self._adapter is not None:
-                await self._load(lease.member, self._adapter)
+            if adapter is not None:
+                await self._load(lease.member, adapter)
             yield lease
         except OutageError as error:
             self._pool.sick(lease.member, error, lease.epoch)

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tinker_claw.errors import OutageError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+
+
+class NotLoaded(OutageError):
+    """It is well, but lacks the adapter: it was started anew. Load it there, or ask another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,10 @@ class Server(Protocol):
     """One server. Every call has a deadline.
 
     Raises (all calls):
-        OutageError: it does not answer, or answers 5xx: another server may do it.
-        SamplerError, RequestError: it refuses what was asked.
+        OutageError: it does not answer, too late, or with 5xx: another server may do it.
+        NotLoaded: such an outage, of one adapter only.
+        SamplerError, RequestError: it refuses what was asked, or its answer does not add up.
+        ContextLengthError: prompt and reply do not fit.
     """
 
     url: str
@@ -41,7 +48,11 @@ class Server(Protocol):
         ...
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter; one that is loaded under that name already is none the worse."""
+        """Load an adapter; one that is loaded under that name already is none the worse.
+
+        Raises:
+            BackendError: it cannot be loaded; the server goes on as before.
+        """
         ...
 
     async def unload(self, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from local_gpu.parts import Facts, Score
 from local_gpu.servers.examiner import Examiner
-from local_gpu.servers.member import Adapter, Disagreement, Member, Terms
+from local_gpu.servers.member import Adapter, Member, Terms
 from local_gpu.servers.pool import Pool
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.sampler import PoolSampler
@@ -24,6 +24,7 @@ from local_gpu.servers.together import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
 
 _NEVER_LOADED: Final = "tinker-claw-never-loaded"
+"""A name to unload: a server that does not take adapters while it runs says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class PoolOptions:
     score_s: float = 30.0
     """At most so long until the trainer has scored what a version is compared on. A version that is
     opened while a step runs serves uncompared instead of waiting for it."""
+    first_wait_s: float = 1.0
+    """Until a server that failed is asked again; doubles each time."""
+    longest_wait_s: float = 30.0
 
 
 class PoolServing:
@@ -74,7 +78,13 @@ class PoolServing:
         options = options or PoolOptions()
         examiner = Examiner(facts, score, options.score_s)
         try:
-            terms = Terms(await examiner.base(), options.tolerance, options.warm_s)
+            terms = Terms(
+                await examiner.base(),
+                tolerance=options.tolerance,
+                warm_s=options.warm_s,
+                first_wait_s=options.first_wait_s,
+                longest_wait_s=options.longest_wait_s,
+            )
             members = [Member(i, server, terms) for i, server in enumerate(servers)]
             await together(_admit(member) for member in members)
             model, context_tokens = _in_common(members, facts)
@@ -131,14 +141,8 @@ async def _admit(member: Member) -> None:
         await member.server.unload(_NEVER_LOADED)
     except OutageError as error:
         member.leave(str(error))
-    except Disagreement as error:
-        raise ConfigError(str(error)) from error
     except (BackendError, RequestError) as error:
-        raise ConfigError(
-            f"The server {member.url} does not take adapters while it runs: start vLLM with "
-            "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, SGLang with "
-            f"--enable-lora. ({error})"
-        ) from error
+        raise ConfigError(str(error)) from error
 
 
 def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:

@@ -1,0 +1,76 @@
+"""A server by its address, in the dialect that it speaks.
+
+Rule: it is asked, not guessed from its address: both kinds name themselves in their list of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from local_gpu.servers.dialect import HttpServer
+from local_gpu.servers.http import Deadlines, Link
+from local_gpu.servers.sglang import SglangServer
+from local_gpu.servers.vllm import VllmServer
+from tinker_claw.errors import ConfigError, OutageError
+
+Kind = Literal["auto", "vllm", "sglang"]
+_DIALECTS: Final[Mapping[str, type[HttpServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
+
+
+async def connect(
+    url: str,
+    kind: Kind = "auto",
+    *,
+    deadlines: Deadlines | None = None,
+    api_key: str | None = None,
+) -> HttpServer:
+    """A `Server`. With a kind that is not "auto", nothing is asked yet: it may still be starting.
+
+    Raises:
+        ConfigError: it is neither.
+        OutageError: it does not answer.
+    """
+    if kind == "auto":
+        kind = await _kind(url, deadlines or Deadlines(), api_key)
+    return _DIALECTS[kind](url, deadlines=deadlines, api_key=api_key)
+
+
+async def connect_all(urls: Sequence[str], kind: Kind = "auto") -> list[HttpServer]:
+    """Servers of one kind. One that is away at the moment does not keep the others from starting.
+
+    Raises:
+        ConfigError: one is neither.
+        OutageError: none answers.
+    """
+    away: OutageError | None = None
+    for url in urls if kind == "auto" else ():
+        try:
+            kind = await _kind(url, Deadlines(), None)
+            break
+        except OutageError as error:
+            away = error
+    if kind == "auto" and away is not None:
+        raise away
+    return [await connect(url, kind) for url in urls]
+
+
+async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Literal["vllm", "sglang"]:
+    link = Link(url, deadlines, api_key)
+    try:
+        answer = await link.ask("/v1/models", seconds=deadlines.answer_s)
+    finally:
+        await link.aclose()
+    if answer.away:
+        raise link.outage(answer)
+    body: Any = answer.body
+    try:
+        owner: str | None = body["data"][0]["owned_by"]
+    except (KeyError, TypeError, IndexError):
+        owner = None
+    if owner == "vllm" or owner == "sglang":
+        return owner
+    raise ConfigError(
+        f"{url} is neither a vLLM nor an SGLang server, as far as /v1/models says: check the "
+        "address, or say which of both it is."
+    )

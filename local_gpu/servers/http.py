@@ -1,0 +1,201 @@
+"""HTTP to an inference server: deadlines, the events of a stream, and what went wrong.
+
+Rule: foreign exceptions become ours here and nowhere else. Whatever says that the server cannot
+serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
+handed on as an answer or a `Refusal`, for the dialect to say what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import httpx
+
+from tinker_claw.errors import ConfigError, OutageError, SamplerError
+
+_AWAY: Final = (
+    HTTPStatus.UNAUTHORIZED,  # nothing is wrong with what was asked
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+_IDLE_S: Final = 2.0
+"""Connections are not used again after so long: these servers close idle ones after 5 seconds, and
+a request on one that is just being closed would look like an outage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a server may take before it counts as away, in seconds."""
+
+    connect_s: float = 5.0
+    answer_s: float = 30.0
+    """For a question about itself. SGLang's health check waits for a token that it samples."""
+    load_s: float = 120.0
+    """To load or unload an adapter."""
+    first_token_s: float = 300.0
+    """A long prompt may wait behind others."""
+    between_tokens_s: float = 60.0
+    request_s: float = 3600.0
+    """For a whole completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, whatever the status."""
+
+    status: int
+    body: object
+    """Parsed JSON, or text where it is none."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status < HTTPStatus.BAD_REQUEST
+
+    @property
+    def away(self) -> bool:
+        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR or self.status in _AWAY
+
+    @property
+    def told(self) -> str:
+        """The server's own words, shortened, without the full stop."""
+        words: object = self.body
+        for _ in range(2):  # {"error": {"message": ...}}
+            if isinstance(words, dict):
+                told = cast(dict[str, object], words)
+                names = ("error", "message", "error_message", "detail")
+                words = next((told[name] for name in names if told.get(name)), "")
+        return str(words).strip()[:300].rstrip(".")
+
+
+class Refusal(Exception):
+    """The server refuses a completion, or breaks it off and says why."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.told)
+        self.answer = answer
+
+
+class Link:
+    """The connections to one server."""
+
+    def __init__(self, url: str, deadlines: Deadlines, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.deadlines = deadlines
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
+        # Given a transport, httpx does not look for proxies in the environment.
+        transport = httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
+        )
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=deadlines.connect_s),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        )
+
+    async def ask(
+        self, path: str, body: Mapping[str, object] | None = None, *, seconds: float
+    ) -> Answer:
+        """GET, or POST if there is a body."""
+        async with self._in_time(asyncio.get_running_loop().time() + seconds):
+            method = "GET" if body is None else "POST"
+            response = await self._client.request(method, path, json=body)
+        return _answer(response)
+
+    async def events(
+        self, path: str, body: Mapping[str, object]
+    ) -> AsyncGenerator[Mapping[str, Any]]:
+        """The JSON of each event of a stream. Closing the iterator hangs up.
+
+        Raises:
+            Refusal: before the first event, or instead of the next one.
+        """
+        now = asyncio.get_running_loop().time
+        end = now() + self.deadlines.request_s
+        until = min(now() + self.deadlines.first_token_s, end)
+        async with self._in_time(until):
+            request = self._client.build_request("POST", path, json=body)
+            response = await self._client.send(request, stream=True)
+        try:
+            if response.status_code != HTTPStatus.OK:
+                async with self._in_time(until):
+                    await response.aread()
+                raise self._refusal(_answer(response))
+            rest = b""
+            pieces = cast(AsyncGenerator[bytes], response.aiter_bytes())
+            async with aclosing(pieces):
+                while True:
+                    async with self._in_time(until):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        raise OutageError(f"The server {self.url} broke off a completion.")
+                    # Not by `aiter_lines`: it also breaks at characters that JSON may hold.
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        if line.strip() == b"data: [DONE]":
+                            return
+                        if line.startswith(b"data:"):
+                            yield self._event(line)
+                            until = min(now() + self.deadlines.between_tokens_s, end)
+        finally:
+            await response.aclose()
+
+    def outage(self, answer: Answer) -> OutageError:
+        why = f": {answer.told}" if answer.told else ""
+        return OutageError(f"The server {self.url} answers HTTP {answer.status}{why}.")
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _event(self, line: bytes) -> Mapping[str, Any]:
+        event: object = None
+        try:
+            event = json.loads(line.removeprefix(b"data:"))
+        except ValueError as error:
+            raise self._unreadable() from error
+        if not isinstance(event, dict):
+            raise self._unreadable()
+        told = cast(dict[str, Any], event)
+        if error := told.get("error"):
+            code: object = error.get("code") if isinstance(error, dict) else None
+            status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
+            raise self._refusal(Answer(status, told))
+        return told
+
+    def _refusal(self, answer: Answer) -> Exception:
+        return self.outage(answer) if answer.away else Refusal(answer)
+
+    def _unreadable(self) -> SamplerError:
+        return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
+
+    @asynccontextmanager
+    async def _in_time(self, until: float) -> AsyncGenerator[None]:
+        try:
+            async with asyncio.timeout_at(until):
+                yield
+        except TimeoutError as error:
+            raise OutageError(f"The server {self.url} has not answered in time.") from error
+        except httpx.ConnectError as error:
+            raise OutageError(f"The server {self.url} cannot be reached.") from error
+        except httpx.TimeoutException as error:
+            raise OutageError(f"The server {self.url} does not answer at all.") from error
+        except httpx.HTTPError as error:
+            raise OutageError(
+                f"The connection to the server {self.url} broke ({type(error).__name__})."
+            ) from error
+
+
+def _answer(response: httpx.Response) -> Answer:
+    try:
+        body: object = response.json()
+    except ValueError:
+        body = response.text
+    return Answer(response.status_code, body)
