@@ -1,10 +1,12 @@
 # demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
+# vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # (others: python -m benchmarks.gateway, python -m benchmarks.cost, python -m benchmarks.ledger).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM := .venv-vllm
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check vllm test-vllm bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -28,8 +30,14 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+vllm:
+	@$(PYTHON) tests/install_vllm.py $(VLLM)
+
+test-vllm: $(READY)
+	$(BIN)/python -m pytest --vllm $(VLLM) -m vllm $(ARGS)
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv $(VLLM) runs

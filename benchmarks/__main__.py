@@ -1,4 +1,6 @@
-"""`python -m benchmarks`: the local backend beside plain peft and transformers.
+"""`python -m benchmarks`: the local backend beside plain peft and transformers, on the CPU.
+
+First sampling, with the demo's model; then steps, as `python -m benchmarks.training` does them.
 
 Rule: both sides of a ratio run in the same process on the same data, after a warm-up, alternating;
 a figure is the median of its repetitions. Nothing here is asserted: tests do not measure time.
@@ -21,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import baseline, workload
+from benchmarks import baseline, training, workload
 from local_gpu import demo
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
@@ -85,8 +87,15 @@ def main() -> None:
         figures = (f"{row.ours_s:.3f} s", row.other, f"{row.other_s:.3f} s", f"{row.ratio:.1f}x")
         table.add_row(row.what, *figures)
     console.print(table)
+    figures = training.measure(
+        training.tiny(arguments.repeat), lambda line: console.print(line, style="dim")
+    )
+    training.show(figures, console)
     if arguments.json:
-        document = [asdict(row) | {"ratio": row.ratio} for row in rows]
+        document = {
+            "sampling": [asdict(row) | {"ratio": row.ratio} for row in rows],
+            "training": training.document(figures),
+        }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
@@ -31,7 +31,7 @@ from benchmarks.training_run import Make, Measurement, Row, Say, true_gradients
 from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
-from local_gpu.attention import SdpaKernel
+from local_gpu.attention.choice import Heads, Setting, choose
 from local_gpu.model import LoraShape
 from tinker_claw.errors import ConfigError
 
@@ -46,15 +46,11 @@ SIDES = {
     "trl": "TRL, fused head",
     "trl-tree": "TRL, packed tree",
 }
-COLUMNS = (
-    "useful tok/s",
-    "ours is",
-    "computed tok/s",
-    "step s (best)",
-    "TFLOP",
-    "of ceiling",
-    "memory GB",
-    "gradient error",
+COLUMNS = ("tok/s", "ours is", "computed/s", "step s", "TFLOP", "ceiling", "GB", "grad error")
+LEGEND = (
+    "tok/s: of the samples as they came; ours is: so many times that; computed/s: tokens that the "
+    "body computed; step s: the median; TFLOP: executed by a step; ceiling: the share of it that "
+    "was reached; GB: {memory}; grad error: beside the reference"
 )
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -71,6 +67,7 @@ class Options:
     rank: int = 32
     repeat: int = 3
     pass_tokens: int = 65_536
+    attention: Setting = "auto"
     cases: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
@@ -80,8 +77,11 @@ class Figures:
     """Everything that one run has found."""
 
     device: str
+    device_kind: str
     dtype: str
     torch: str
+    attention: str
+    """The kernel of ours."""
     threads: int
     parameters: int
     ceiling: float
@@ -96,14 +96,21 @@ def measure(options: Options, say: Say) -> Figures:
     base = build(options.preset.shape, device=options.device, dtype=options.dtype, context=context)
     say("the ceiling: large matrix products")
     top = ceiling(options.device, options.dtype)
-    lora = LoraShape(options.rank, options.rank)
+    shape, lora = options.preset.shape, LoraShape(options.rank, options.rank)
+    kernel = choose(
+        options.attention,
+        device=options.device,
+        dtype=options.dtype,
+        heads=Heads(shape.heads, shape.kv_heads, shape.head_dim),
+        say=say,
+    )
     settings = Settings(
         base=base,
         lora=lora,
         adapter=adapter_of(base, lora),
         checkpointing=options.device.type == "cuda",
         pass_tokens=options.pass_tokens,
-        kernel=SdpaKernel(),
+        kernel=kernel,
     )
     wanted = {
         name: datums
@@ -117,7 +124,7 @@ def measure(options: Options, say: Say) -> Figures:
         truths[name] = (some, true_gradients(settings, some, options.reference))
     run = Measurement(
         settings,
-        options.preset.shape,
+        shape,
         _sides(settings, options.only),
         repeat=options.repeat,
         ceiling=top,
@@ -125,8 +132,10 @@ def measure(options: Options, say: Say) -> Figures:
     )
     return Figures(
         device=_device_name(options.device),
+        device_kind=options.device.type,
         dtype=str(options.dtype).removeprefix("torch."),
         torch=torch.__version__,
+        attention=kernel.name,
         threads=torch.get_num_threads(),
         parameters=sum(p.numel() for p in base.module.parameters()),
         ceiling=top,
@@ -184,7 +193,7 @@ def _cells(row: Row, ours: float | None) -> list[str]:
         f"{useful:,.0f}",
         "" if ours is None else f"{ours / useful:.2f}x",
         f"{computed:,.0f}",
-        f"{row.median_s:.2f} ({min(row.seconds):.2f})",
+        f"{row.median_s:.2f}",
         f"{row.flops / 1e12:,.3g}" if row.flops < 1e15 else f"{row.flops / 1e12:,.0f}",
         f"{(row.share or 0.0):.0%}",
         "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}",
@@ -209,16 +218,13 @@ def document(figures: Figures) -> dict[str, Any]:
     return asdict(figures) | {"cases": cases}
 
 
-def screen() -> Console:
-    """Wide enough for the tables where nobody says how wide it is."""
-    return Console() if sys.stdout.isatty() else Console(width=130)
-
-
 def show(figures: Figures, console: Console) -> None:
-    """The tables and what they stand on."""
+    """The tables, what they stand on, and what their columns mean."""
     console.print(
         f"{figures.device}, {figures.dtype}, torch {figures.torch}, {figures.threads} threads; "
-        f"{figures.parameters / 1e6:,.1f} M parameters; ceiling {figures.ceiling / 1e12:.3g} TFLOP/s",
+        f"{figures.parameters / 1e6:,.1f} M parameters; "
+        f"attention by {figures.attention}; "
+        f"ceiling {figures.ceiling / 1e12:.3g} TFLOP/s, of a large matrix product",
         highlight=False,
     )
     for rows, table in zip(figures.cases.values(), tables(figures), strict=True):
@@ -226,6 +232,9 @@ def show(figures: Figures, console: Console) -> None:
         for row in rows:
             if row.failed is not None:
                 console.print(f"{row.side}: {row.failed}", highlight=False)
+    cuda = figures.device_kind == "cuda"
+    memory = "with weights and the side's own state" if cuda else "what a step adds"
+    console.print(LEGEND.format(memory=memory), style="dim", highlight=False)
 
 
 def _device_name(device: torch.device) -> str:
@@ -259,6 +268,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rank", type=int, default=32, help="of the adapter (default 32)")
     made.add_argument(
         "--pass-tokens", type=int, default=65_536, help="of one packed pass (default 65536)"
+    )
+    made.add_argument(
+        "--attention", choices=get_args(Setting), default="auto", help="kernel of ours"
     )
     made.add_argument("--layers", type=int, help="fewer layers than the preset's")
     made.add_argument("--samples", type=int, help="samples per batch")
@@ -296,6 +308,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         rank=arguments.rank,
         repeat=arguments.repeat,
         pass_tokens=arguments.pass_tokens,
+        attention=arguments.attention,
         cases=tuple(arguments.case or ()),
         only=tuple(arguments.only or ()),
     )
@@ -307,7 +320,7 @@ def main() -> int:
     # Long and short samples in turn would otherwise leave a GPU's memory in pieces.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     torch.set_num_threads(arguments.threads)
-    console = screen()
+    console = Console()
     try:
         options = options_of(arguments)
     except ConfigError as error:

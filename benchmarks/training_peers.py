@@ -1,8 +1,8 @@
 """The other sides: peft with transformers, and the parts that TRL trains with, where it is there.
 
 TRL has no step on given completions in its public interface; what its GRPO trainers compute is
-driven here by the same pieces: the head of `add_fused_lm_head`, and, from its asynchronous trainer,
-`TreeRow` with its attention (FlashAttention 3, so on CUDA alone). Padding, budget and loss are ours.
+driven here by the same pieces: the head of `add_fused_lm_head` and, from its asynchronous trainer,
+`TreeRow` with its attention (FlashAttention 3, so on CUDA alone). Loop, budget and loss are ours.
 
 Rule: a peer gets its best setting, bfloat16 autocast on CUDA included, and the same base tensors.
 """
@@ -28,6 +28,12 @@ class LeftOut(Exception):
     """A side that cannot be measured here; the message says why."""
 
 
+def checkpoint_layers(model: Any) -> None:
+    """Keep one activation per layer, as the documentation of both tells users to."""
+    model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
+    model.train()  # where transformers checkpoints
+
+
 class Peer:
     """A peft model and torch's AdamW; how a batch becomes losses is for subclasses."""
 
@@ -44,8 +50,7 @@ class Peer:
         self.model: Any = with_peft(module, settings.lora.rank, settings.lora.alpha)
         take_over(self.model, settings.adapter)
         if settings.checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # where transformers checkpoints
+            checkpoint_layers(self.model)
         self._parameters = trained(self.model)
         self._adam = torch.optim.AdamW(self._parameters.values(), lr=0.0)
 
@@ -82,7 +87,7 @@ class Peer:
 
 
 class Padded(Peer):
-    """Right-padded batches and full logits: what peft's and transformers' documentation leads to."""
+    """Right-padded batches and full logits: what the documentation of both leads to."""
 
     def __init__(self, name: str, settings: Settings, rows: int | None) -> None:
         """`rows` of a batch; None puts all into one."""

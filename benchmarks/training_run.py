@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baseline import take_over, trained, with_peft
-from benchmarks.training_peers import LeftOut
+from benchmarks.training_peers import LeftOut, checkpoint_layers
 from benchmarks.training_shapes import Shape, useful_tokens
 from benchmarks.training_sides import Gradients, Settings, Side, distance
 from benchmarks.training_work import Work, clock, flops
@@ -180,8 +180,7 @@ def true_gradients(settings: Settings, datums: Sequence[Datum], dtype: torch.dty
     model.to(dtype)
     take_over(model, settings.adapter)
     if settings.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
+        checkpoint_layers(model)
     for datum in datums:
         tokens = torch.tensor(datum.tokens, device=settings.base.device)
         tail = len(datum.tokens) - datum.start

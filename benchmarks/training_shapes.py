@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from local_gpu.model import BaseModel, LoraShape, fresh_adapter
 from tinker_claw.types import Datum
 
 FIRST_ID: Final = 10
+CONTEXT: Final = 40_960
+"""Positions of a model that is written to disk."""
 LOSS_SHARE: Final = 0.1
 """Of a sample's tokens: the last ones carry the loss, as an agent's reply behind its prompt."""
 
@@ -85,6 +88,26 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
 
 def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: int) -> BaseModel:
     """A base with random weights, drawn on the device in its format; torch's generator is kept."""
+    module = _draw(shape, device, dtype, context)
+    module.eval().requires_grad_(False)
+    module.set_attn_implementation(ATTENTION)
+    return BaseModel(
+        module=module,
+        source="random",
+        fingerprint="random",
+        vocabulary=shape.vocabulary,
+        context_tokens=context,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def save(shape: Shape, folder: Path, device: torch.device) -> None:
+    """Write such a base, in bfloat16, for programs that load a folder. It has no tokenizer."""
+    _draw(shape, device, torch.bfloat16, CONTEXT).save_pretrained(folder)
+
+
+def _draw(shape: Shape, device: torch.device, dtype: torch.dtype, context: int) -> Any:
     settings = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -106,20 +129,9 @@ def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: in
     try:
         with torch.random.fork_rng(devices=devices), device:
             torch.manual_seed(0)
-            module: Any = Qwen3ForCausalLM(settings)
+            return Qwen3ForCausalLM(settings)
     finally:
         torch.set_default_dtype(before)
-    module.eval().requires_grad_(False)
-    module.set_attn_implementation(ATTENTION)
-    return BaseModel(
-        module=module,
-        source="random",
-        fingerprint="random",
-        vocabulary=shape.vocabulary,
-        context_tokens=context,
-        device=device,
-        dtype=dtype,
-    )
 
 
 def adapter_of(base: BaseModel, lora: LoraShape) -> dict[str, Tensor]:

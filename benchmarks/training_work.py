@@ -69,7 +69,7 @@ def causal_pairs(length: int) -> int:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds. With one thread on the CPU those of the processor, which others may be using, too."""
+    """Seconds. With one thread on the CPU, of the processor: others may be using it, too."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what it still has to do
     alone = device.type == "cpu" and torch.get_num_threads() == 1

@@ -1,4 +1,4 @@
-"""What is measured: steps over samples of mixed length, streams, and a further turn."""
+"""What is measured: streams, and a further turn behind a long prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.baseline import Plain
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
+from tinker_claw.types import SamplingParams
 
 VOCABULARY = 4096
 STREAMS = 24
@@ -30,12 +30,8 @@ class Case:
 def cases(trainer: LocalTrainer, plain: Plain) -> list[Case]:
     """The comparisons, with fixed seeds."""
     rng = random.Random(0)
-    datums = tuple(_datum(rng, int(rng.lognormvariate(5.5, 1.0))) for _ in range(16))
     prompts = [_tokens(rng, rng.randint(40, 200)) for _ in range(STREAMS)]
     agent = _tokens(rng, AGENT_PROMPT)
-
-    async def step() -> None:
-        await trainer.train_step([LossPass("ppo", datums)], Adam(1e-4))
 
     async def streams() -> None:
         sampler = await trainer.base()
@@ -50,14 +46,7 @@ def cases(trainer: LocalTrainer, plain: Plain) -> list[Case]:
             await warm[0].sample(agent, _params(1))
         await warm[0].sample((*agent, *_tokens(rng, 30)), _params(8))
 
-    lengths = sorted(len(datum.tokens) for datum in datums)
     return [
-        Case(
-            f"step, 16 samples of {lengths[0]}-{lengths[-1]} tokens",
-            step,
-            "peft, one padded batch, full logits",
-            _call(lambda: plain.step(datums)),
-        ),
         Case(
             f"{STREAMS} streams of {NEW_TOKENS} tokens",
             streams,
@@ -92,10 +81,3 @@ def _params(new_tokens: int) -> SamplingParams:
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(10, VOCABULARY) for _ in range(count))
-
-
-def _datum(rng: random.Random, length: int) -> Datum:
-    tokens = _tokens(rng, max(16, length))
-    start = len(tokens) * 2 // 3
-    tail = len(tokens) - start
-    return Datum(tokens, start, logprobs=(-8.0,) * tail, advantages=(0.01,) * tail)

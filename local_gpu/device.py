@@ -9,13 +9,20 @@ from typing import Literal
 
 import torch
 
-from local_gpu.model import BaseModel, load_base
+from local_gpu.config import Dtype
+from local_gpu.loading import load_base
+from local_gpu.model import BaseModel, Quantization
 from tinker_claw.errors import ConfigError
 
-Dtype = Literal["auto", "float32", "bfloat16"]
 
-
-def open_base(source: str, *, device: str, dtype: Dtype, threads: int | None) -> BaseModel:
+def open_base(
+    source: str,
+    *,
+    device: str,
+    dtype: Dtype,
+    threads: int | None,
+    quantization: Quantization = "none",
+) -> BaseModel:
     """Load a base model; auto is CUDA where there is one, and bfloat16 there.
 
     Raises:
@@ -33,7 +40,12 @@ def open_base(source: str, *, device: str, dtype: Dtype, threads: int | None) ->
         ) from error
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     fitting = "bfloat16" if place.type == "cuda" else "float32"
-    return load_base(source, device=place, dtype=formats[fitting if dtype == "auto" else dtype])
+    return load_base(
+        source,
+        device=place,
+        dtype=formats[fitting if dtype == "auto" else dtype],
+        quantization=quantization,
+    )
 
 
 def checkpoints_activations(base: BaseModel, setting: Literal["auto", "on", "off"]) -> bool:

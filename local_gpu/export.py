@@ -1,5 +1,8 @@
 """Base and adapter as one model in Hugging Face's format, for programs that know no adapters.
 
+An adapter that learned on a base in four bits is added to the whole base, which is what it will be
+used with; it then meets weights without the rounding that it learned around.
+
 Rule: the sum W + B A alpha / rank is formed in float32 and rounded once, to the base's own type.
 """
 
@@ -11,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from local_gpu.device import Dtype, open_base
+from local_gpu.config import Dtype
+from local_gpu.device import open_base
 from local_gpu.files import read_adapter
 from local_gpu.model import BaseModel
 from tinker_claw.errors import ConfigError

@@ -92,10 +92,7 @@ def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adap
     """Write both files of a PEFT adapter into an existing folder."""
     tensors = {_PREFIX + name: tensor.contiguous().cpu() for name, tensor in adapter.items()}
     _write(folder / _WEIGHTS, tensors, {"format": "pt", "base": base.fingerprint})
-    config = lora_config(base, shape)
-    # Spelled out, because "all-linear" would be read anew, perhaps differently, by another peft.
-    config.target_modules = sorted({name.rsplit(".", 3)[1] for name in adapter})
-    config.save_pretrained(str(folder))
+    lora_config(base, shape).save_pretrained(str(folder))
 
 
 def export_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:

@@ -1,4 +1,4 @@
-"""The base model, loaded once, and modules that share its tensors.
+"""The base model and modules that share its tensors.
 
 Every live version is a module tree of its own over the same base parameters and buffers, with LoRA
 layers of its own; only the adapters take memory.
@@ -9,31 +9,27 @@ Rule: base tensors are never written and torch's global random generator is neve
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import torch
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    StrictDataclassError,
-)
 from peft import LoraConfig, inject_adapter_in_model
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
-from local_gpu.attention import ATTENTION
-from tinker_claw.errors import ConfigError, ModelFileError
+from tinker_claw.errors import ConfigError
 
 Adapter = Mapping[str, Tensor]
 """LoRA tensors by module path, e.g. `model.layers.0.mlp.up_proj.lora_A.weight`."""
 
+Quantization = Literal["none", "4bit"]
+"""Of the base's linear layers."""
+
 _ADAPTER: Final = "default"
-_SAMPLED_VALUES: Final = 64
+_EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""In a mixture peft takes these for its experts and routers, where a linear layer has them, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +48,14 @@ class BaseModel:
     device: torch.device
     dtype: torch.dtype
     """What it computes in, and every adapter over it."""
+    obstacle: str | None = None
+    """Why its sequences cannot share one row of a pass, as a clause; None: they can."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it, in sentences."""
+
+    @property
+    def packs(self) -> bool:
+        return self.obstacle is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,49 +63,6 @@ class LoraShape:
     rank: int
     alpha: int
     """The update is scaled by alpha / rank."""
-
-
-def load_base(source: str, *, device: torch.device, dtype: torch.dtype) -> BaseModel:
-    """Load a causal LM from a folder or the hub.
-
-    Raises:
-        ModelFileError: it is missing or its files are corrupt.
-        ConfigError: it is a kind of model that this backend computes wrongly.
-    """
-    try:
-        _refuse_unsupported(AutoConfig.from_pretrained(source))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-        )
-    except (OSError, HFValidationError, HfHubHTTPError) as error:
-        raise ModelFileError(
-            f"No model could be loaded from {source!r}: give a folder with config.json and "
-            f"model.safetensors, or a Hugging Face id. ({_first_line(error)})"
-        ) from error
-    except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
-        raise ModelFileError(
-            f"The model files in {source!r} are corrupt or incomplete; download or build them "
-            f"again. ({_first_line(error)})"
-        ) from error
-    module, told = loaded
-    if missing := sorted(told["missing_keys"]):
-        # transformers would have filled them with random numbers.
-        raise ModelFileError(
-            f"The model files in {source!r} lack {missing[0]} and {len(missing) - 1} more weights; "
-            "download or build them again."
-        )
-    module.to(device).eval().requires_grad_(False)
-    module.set_attn_implementation(ATTENTION)
-    _check_values(module, source)
-    return BaseModel(
-        module=module,
-        source=source,
-        fingerprint=_fingerprint(module),
-        vocabulary=int(module.get_output_embeddings().out_features),
-        context_tokens=int(module.config.get_text_config().max_position_embeddings),
-        device=device,
-        dtype=dtype,
-    )
 
 
 def clone(module: Any) -> Any:
@@ -119,9 +80,7 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
     Raises:
         ConfigError: the adapter does not fit this base model or this rank.
     """
-    module = clone(base.module)
-    # On the meta device peft draws no random numbers; every adapter tensor is set below.
-    inject_adapter_in_model(lora_config(base, shape), module, _ADAPTER, low_cpu_mem_usage=True)
+    module = _injected(base, shape)
     layers = dict(_lora_layers(module))
     wanted = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
     got = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
@@ -144,8 +103,7 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
     own. A is (rank, in), B is (out, rank).
     """
     generator = torch.Generator().manual_seed(seed)
-    module = clone(base.module)
-    inject_adapter_in_model(lora_config(base, shape), module, _ADAPTER, low_cpu_mem_usage=True)
+    module = _injected(base, shape)
     adapter: dict[str, Tensor] = {}
     for name, layer in _lora_layers(module):
         rows, columns = cast(Tensor, layer.weight).shape
@@ -163,16 +121,55 @@ def adapter_parameters(module: Any) -> dict[str, nn.Parameter]:
 
 
 def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
-    """LoRA on every linear layer but the output embedding."""
+    """LoRA on every linear layer but the output embedding, of a dense model."""
     return LoraConfig(
         r=shape.rank,
         lora_alpha=shape.alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=lora_targets(base.module),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base.source,
         inference_mode=True,
     )
+
+
+def lora_targets(module: Any) -> list[str]:
+    """Last names of the layers that LoRA is on.
+
+    Not peft's "all-linear": that would be read anew, perhaps differently, by another peft, and in a
+    mixture of experts it means experts and routers, too, which servers load in other formats.
+    """
+    head, blocks = module.get_output_embeddings(), fused_experts(module)
+    names = {
+        name.rpartition(".")[2]
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D)
+        and layer is not head
+        and not name.startswith(tuple(blocks))
+    }
+    return sorted(names - _EXPERTS if blocks else names)
+
+
+def fused_experts(module: nn.Module) -> list[str]:
+    """Prefixes of the blocks in which one weight holds many experts; [] in a dense model."""
+    return [
+        f"{name.rpartition('.')[0]}."
+        for name, layer in module.named_modules()
+        if not isinstance(layer, nn.Conv1d)
+        and any(weight.dim() == 3 for weight in layer.parameters(recurse=False))
+    ]
+
+
+def _injected(base: BaseModel, shape: LoraShape) -> Any:
+    """A clone of the base with an adapter on the meta device: peft draws no random numbers."""
+    module = clone(base.module)
+    try:
+        inject_adapter_in_model(lora_config(base, shape), module, _ADAPTER, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise ConfigError(
+            f"peft puts no adapter on {base.source!r}: {error}. Use a model such as Qwen3."
+        ) from error
+    return module
 
 
 def _lora_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -183,43 +180,3 @@ def _lora_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
         if last == _ADAPTER and path.endswith((".lora_A", ".lora_B")):
             found.append((f"{path}.weight", layer))
     return found
-
-
-def _refuse_unsupported(config: Any) -> None:
-    text = config.get_text_config()
-    kinds = set(text.layer_types or ()) if hasattr(text, "layer_types") else set[str]()
-    if kinds - {"full_attention"}:
-        raise ConfigError(
-            f"Model type {text.model_type!r} has {', '.join(sorted(kinds))} layers; the local "
-            "backend computes full attention only. Use a dense model such as Qwen3."
-        )
-
-
-def _check_values(module: Any, source: str) -> None:
-    """Try a few tokens: NaN weights and heads that do more than one matrix product show here."""
-    tokens = torch.arange(4, device=module.device)[None]
-    with torch.no_grad():
-        logits = module(input_ids=tokens, use_cache=False).logits
-        hidden = module.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        head = module.get_output_embeddings()(hidden)
-    if not bool(logits.isfinite().all()):
-        raise ModelFileError(f"The model in {source!r} answers NaN: its weights are corrupt.")
-    if not torch.allclose(logits, head):
-        raise ConfigError(
-            f"The model in {source!r} transforms its logits after the head, which the local "
-            "backend does not compute. Use a model such as Qwen3."
-        )
-
-
-def _fingerprint(module: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, parameter in module.named_parameters():
-        flat = parameter.detach().flatten()
-        picked = flat[:: max(1, flat.numel() // _SAMPLED_VALUES)].float().cpu()
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(picked.numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -149,7 +149,8 @@ class LocalTrainer:
     async def aclose(self) -> None:
         """Close every sampler that is still open, then the half that learns."""
         await self._serving.aclose()
-        await self._run(self._learning.close)
+        # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
+        await asyncio.to_thread(self._learning.close)
         await asyncio.to_thread(self._executor.shutdown)
 
     @property

@@ -27,6 +27,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=20, help="how often the torture test kills the product"
     )
+    parser.addoption(
+        "--vllm", type=Path, help="run the tests of a real vLLM, installed there by `make vllm`"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    environment: Path | None = config.getoption("vllm")
+    if environment is not None and not (environment / "bin" / "vllm").exists():
+        raise pytest.UsageError(f"There is no vLLM in {environment}: `make vllm` installs it.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A real vLLM is used only if it is asked for."""
+    if config.getoption("vllm") is None:
+        unasked = [item for item in items if item.get_closest_marker("vllm")]
+        config.hook.pytest_deselected(items=unasked)
+        items[:] = [item for item in items if item not in unasked]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,3 +80,22 @@ def close_servers() -> Iterator[None]:
     yield
     if "tinkers" in sys.modules:
         sys.modules["tinkers"].stop_all()
+
+
+@pytest.fixture(scope="session")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model that the real vLLM serves."""
+    from backends import tiny_model
+    from real_vllm import HEAD_DIM
+
+    return tiny_model(tmp_path_factory.mktemp("vllm") / "model", head_dim=HEAD_DIM)
+
+
+@pytest.fixture(scope="session")
+def vllm_url(request: pytest.FixtureRequest, vllm_model: Path) -> Iterator[str]:
+    """A real vLLM."""
+    from real_vllm import serving
+
+    environment = Path(request.config.getoption("vllm")).absolute()
+    with serving(environment, vllm_model, vllm_model.with_name("vllm.log")) as url:
+        yield url

@@ -24,6 +24,10 @@ READY = ".ready"
 """Empty file that is written last: an environment without it is installed again."""
 
 
+class Failed(Exception):
+    """With a sentence and what the program said."""
+
+
 def main(folder: Path) -> None:
     if (folder / READY).exists():
         return print(f"{folder}: vLLM {VERSION} is installed")
@@ -41,7 +45,9 @@ def main(folder: Path) -> None:
     pip(folder, "-r", str(wanted))
     answer_to_vllm(metadata)
     check = [folder / "bin" / "vllm", "--version"]
-    subprocess.run(check, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(check, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"vLLM is installed and does not start:\n{done.stderr.strip()}")
     (folder / READY).touch()
     print(f"{folder}: ready. Its tests: make test-vllm")
 
@@ -49,8 +55,8 @@ def main(folder: Path) -> None:
 def install_torch(folder: Path) -> None:
     """From where pip looks anyway, else from PyTorch's own index: PyPI has no CPU build of it."""
     try:
-        pip(folder, f"torch=={TORCH}", quiet=True)
-    except subprocess.CalledProcessError:
+        pip(folder, f"torch=={TORCH}")
+    except Failed:
         pip(folder, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX)
 
 
@@ -74,14 +80,16 @@ def answer_to_vllm(metadata: Path) -> None:
     (alias / "METADATA").write_text(text)
 
 
-def pip(folder: Path, *arguments: str, quiet: bool = False) -> None:
-    command = [folder / "bin" / "python", "-m", "pip", "install", "--progress-bar", "off"]
-    shown = subprocess.DEVNULL if quiet else None
-    subprocess.run([*command, "--quiet", *arguments], check=True, stderr=shown)
+def pip(folder: Path, *arguments: str) -> None:
+    """Its complaints are heard if it fails; one that does not has missed what is not needed."""
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--progress-bar", "off"]
+    done = subprocess.run([*command, "--quiet", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"pip install {' '.join(arguments)} failed:\n{done.stderr.strip()}")
 
 
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1] if len(sys.argv) > 1 else ".venv-vllm"))
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"this failed: {' '.join(map(str, error.cmd))}") from error
+    except Failed as error:
+        raise SystemExit(str(error)) from error

@@ -1,72 +1,158 @@
 """Ranks for tests: real processes by torchrun, over what learns or over an echo.
 
-Run by torchrun (`python -m rank_runs`), every rank is an echo: it says what it was told.
+Run by torchrun (`python -m rank_runs`), every rank is an echo: it does what the name of a folder
+says, and tells about itself.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from local_gpu.config import LocalConfig
 from local_gpu.parts import Ask, Facts
 from local_gpu.ranks.rank import live
-from local_gpu.ranks.world import World
+from local_gpu.ranks.remote import RankedLearning
+from local_gpu.ranks.world import OutOfStep, World
 from tinker_claw.errors import ContextLengthError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
+HERE = str(Path(__file__).parent)
+
 
 class Echo:
-    """Implements `Learning` without a model. A folder's name says what is to happen."""
+    """Implements `Learning` without a model."""
 
     def __init__(self, config: LocalConfig, world: World) -> None:
+        self._world = world
+        self._tokens = config.micro_batch_tokens
+        differ = world.rank if config.model == "different" else 0
+        self.facts = Facts(config.model, world.size, differ)
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)
-        if config.model == "broken" and world.rank == 1:
-            raise KeyError("no such layer")
-        self._config = config
-        self._world = world
-        self.facts = Facts(f"{config.name}", world.size, world.most(world.rank))
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        """Ranks add up their numbers, counted from 1."""
         flat = torch.full((3,), float(self._world.rank + 1))
         self._world.sum(flat)
-        told = self._world.agree("rank 1 says no" if self._refuses(adam) else None)
-        if told is not None:
+        refuses = adam.learning_rate == 7 and self._world.rank == 1
+        if told := self._world.agree("rank 1 says no" if refuses else None):
             raise StepError(told)
-        return StepReport((float(flat[0]),), (), adam.learning_rate, len(passes))
+        most = float(self._world.most(self._world.rank))
+        return StepReport((float(flat[0]),), (), most, self._tokens or 0)
 
     def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
-        return self._world.share(self._world.gather((self._world.rank, os.getpid(), adapter)))  # type: ignore[return-value]
+        pids: list[Any] = self._world.gather(os.getpid())
+        return pids
 
     def write_adapter(self, folder: Path) -> None:
-        folder.write_text(f"{self._world.rank}")
+        if self._world.rank == 0:
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
 
     def export_adapter(self, folder: Path) -> None:
+        """What a rank's failure in the middle of a call does."""
         if self._world.rank == 1:
-            raise ZeroDivisionError("rank 1 broke")
+            raise OutOfStep("too much at once", halve=1000)
         self._world.gather(None)  # which rank 1 never reaches
 
     def write_state(self, folder: Path) -> None:
-        if self._world.rank == 0:
-            raise OSError(28, "No space left on device", str(folder))
+        """A long command."""
+        self._world.gather(time.sleep(600) if self._world.rank == 1 else None)
 
-    def read_state(self, folder: Path) -> None:
-        if folder.name == "hang":
-            time.sleep(600 * (self._world.rank == 1))
-            self._world.gather(None)
+    def read_state(self, folder: Path) -> None: ...
 
-    def close(self) -> None:
-        print(f"rank {self._world.rank} closes")
+    def close(self) -> None: ...
 
-    def _refuses(self, adam: Adam) -> bool:
-        return adam.learning_rate == 7 and self._world.rank == 1
+
+def config(folder: Path, ranks: int, **settings: Any) -> LocalConfig:
+    defaults: dict[str, Any] = {"rank": 4, "alpha": 8, "threads": 1, "device": "cpu"}
+    return LocalConfig(root=folder, ranks=ranks, **(defaults | settings))
+
+
+@contextmanager
+def echoes(folder: Path, ranks: int = 2, **settings: Any) -> Iterator[RankedLearning]:
+    """Ranks that only echo. `command_s` may be set."""
+    more = {key: settings.pop(key) for key in ("command_s",) if key in settings}
+    before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", ""), HERE
+    wanted = config(folder, ranks, **({"model": "echo"} | settings))
+    try:
+        learning = RankedLearning(wanted, module="rank_runs", **more)
+        try:
+            yield learning
+        finally:
+            learning.close()
+    finally:
+        os.environ["PYTHONPATH"] = before
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def rank_pids(root: Path) -> dict[int, int]:
+    """Ranks that write to the log in that folder: process ids by rank."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            raw = (entry / "environ").read_bytes().split(b"\0")
+            env = dict(one.partition(b"=")[::2] for one in raw)
+            if b"RANK" in env and (entry / "fd" / "1").readlink() == root / "logs" / "ranks.log":
+                found[int(env[b"RANK"])] = int(entry.name)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """A process that ended and was not waited for is not alive."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(pids: Sequence[int], seconds: float = 20) -> bool:
+    """Whether all of them end within that time."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _control(folder: Path) -> None:
+    """A control process that says who its ranks are, and waits for its end."""
+    with echoes(folder) as learning:
+        pids = learning.score(None, ())
+        print(*pids, *map(_parent, pids[:1]), flush=True)
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            print(learning.step((), Adam(1.0)).losses[0], flush=True)
+        time.sleep(600)
 
 
 if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        _control(Path(sys.argv[1]))
     sys.exit(live(Echo))

@@ -14,17 +14,20 @@ from typing import Any
 
 import pytest
 import structlog.testing
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.backends import VOCABULARY, start_local, tiny_model
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.local_reference import reference
 from tests.test_learner import World, world
 from tests.test_ledger import COMPLETION
 from tests.test_status import NOON
 from tinker_claw.config import Training, load
-from tinker_claw.errors import DisagreementError
+from tinker_claw.errors import DisagreementError, OutageError
 from tinker_claw.learner import Health, Learner, LearnerDeps, restore
 from tinker_claw.learner.agreement import agreement, compare, figures
+from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger import Ledger, NewTurn
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
@@ -41,6 +44,7 @@ from tinker_claw.types import (
     Kind,
     LossPass,
     NextState,
+    PolicyVersion,
     Sample,
     SamplingParams,
     StepReport,
@@ -280,6 +284,31 @@ async def test_token_that_the_trainer_finds_three_times_as_likely_gets_no_advant
         assert line["fresh_tokens"] == 12, "scored or not, they are fresh"
 
 
+class AllAtOnce(FakeSampler):
+    """Answers nobody before four have asked."""
+
+    def __init__(self) -> None:
+        super().__init__((1,))
+        self._asked = asyncio.Barrier(4)
+
+    async def logprobs(self, tokens: Tokens, **how: Any) -> Any:
+        async with asyncio.timeout(5):
+            await self._asked.wait()
+        return await super().logprobs(tokens, **how)
+
+
+async def test_scores_of_a_batch_are_asked_for_at_once_and_fail_with_their_own_error() -> None:
+    samples, sampler = [sample(n, 0) for n in range(4)], AllAtOnce()
+    policy = Policy(PolicyVersion(1, 0, 1, None, "now"), sampler)
+    items = await batch_items(samples, policy, sampler, Training())
+    assert [item.sample.id for item in items] == [0, 1, 2, 3]
+    assert all(item.current is not None for item in items)
+    sampler.away = 1
+    with pytest.raises(OutageError):
+        await batch_items(samples, policy, sampler, Training())
+    assert len(sampler.scored) == 7
+
+
 # A real model, and samplers with a fault.
 
 
@@ -333,7 +362,42 @@ async def alpha_doubled(trainer: Trainer, root: Path, published: list[Sampler]) 
 async def weights_of_the_version_before(
     trainer: Trainer, root: Path, published: list[Sampler]
 ) -> Sampler:
-    return Faulty(published[-1], await trainer.open(published[-2:][0].ref))
+    if len(published) < 3:
+        return published[-1]
+    return Faulty(published[-1], await trainer.open(published[-2].ref))
+
+
+async def stale_prefix_cache(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    if len(published) < 3:
+        return published[-1]
+    before, now = (
+        reference(root.parent / "model", root / "adapters" / sampler.ref)
+        for sampler in published[-2:]
+    )
+    return StalePrefix(published[-1], before, now)
+
+
+class StalePrefix(Faulty):
+    """Has the right weights, and keys and values of the prompt that older ones computed."""
+
+    def __init__(self, right: Sampler, before: Any, now: Any) -> None:
+        super().__init__(right, right)
+        self._before = before
+        self._now = now
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        draw = torch.Generator().manual_seed(params.seed or 0)
+        tokens, logprobs = [prompt[-1]], list[float]()
+        with torch.no_grad():
+            cache = self._before(torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
+            for _ in range(params.max_tokens):
+                last = torch.tensor([tokens[-1:]])
+                rows = self._now(last, past_key_values=cache, use_cache=True).logits[0, -1]
+                scores = rows.log_softmax(-1)
+                tokens.append(int(torch.multinomial(scores.exp(), 1, generator=draw)))
+                logprobs.append(float(scores[tokens[-1]]))
+        bare = replace(COMPLETION, topk_ids=(), topk_logprobs=(), params=params)
+        return [replace(bare, tokens=tuple(tokens[1:]), logprobs=tuple(logprobs))]
 
 
 async def temperature_of_its_own(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
@@ -379,7 +443,7 @@ class Small:
         return json.loads(self.metrics.read_text().splitlines()[-1])
 
     async def _sample(self, policy: Policy, number: int) -> None:
-        prompt = tuple((number * 7 + i * i) % VOCABULARY for i in range(8))
+        prompt = tuple((number * 7 + i * i) % VOCABULARY for i in range(24))
         params = SamplingParams(max_tokens=40, seed=policy.version.id * 4 + number)
         (done,) = await policy.sampler.sample(prompt, params)
         turn = self.ledger.turns.add(
@@ -438,13 +502,21 @@ async def test_without_a_fault_sampler_and_trainer_agree_to_rounding(tmp_path: P
         assert s.health.agreement.state == "ok"
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 @pytest.mark.parametrize(
-    "fault", [adapter_not_applied, alpha_doubled, weights_of_the_version_before]
+    ("fault", "well"),
+    [
+        (adapter_not_applied, 1),  # the first version is the base, whatever is done to its adapter
+        (alpha_doubled, 1),
+        (weights_of_the_version_before, 2),
+        (stale_prefix_cache, 2),
+    ],
 )
-async def test_wrong_weights_raise_the_alarm(tmp_path: Path, fault: Fault) -> None:
+async def test_wrong_weights_raise_the_alarm(tmp_path: Path, fault: Fault, well: int) -> None:
     async with small(tmp_path, fault) as s:
-        first = await s.step()
-        assert first["agrees"] is True, "a new adapter is the base, whatever is done to it"
+        for _ in range(well):
+            assert (await s.step())["agrees"] is True
+            assert s.health.agreement.state == "ok"
         found = await s.step()
         assert found["agrees"] is False
         assert s.health.agreement.state == "alarm"

@@ -65,6 +65,7 @@ FENCES = {
         "tinker_claw.judge",
         "tinker_claw.backends",
         "tinker_claw.status",  # asks
+        "local_gpu.servers",
         "examples",
         "benchmarks",
     ),

@@ -22,7 +22,7 @@ from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw import config
 from tinker_claw.ledger import Ledger
 from tinker_claw.render import Renderer
-from tinker_claw.serve.backend import source
+from tinker_claw.serve.model_files import source
 from tinker_claw.serve.server import in_background
 from tinker_claw.serve.wiring import wire
 from tinker_claw.spending import price_in_force

@@ -26,7 +26,8 @@ from local_reference import (
 
 from local_gpu.attention import causal
 from local_gpu.config import LocalConfig
-from local_gpu.model import clone, load_base
+from local_gpu.loading import load_base
+from local_gpu.model import clone
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
 from tinker_claw.types import Adam, Datum, LossPass

@@ -49,7 +49,7 @@ async def test_outage_anywhere_in_a_step_is_waited_out(
 ) -> None:
     async with world(tmp_path, kl_beta=0.1) as w:  # scores under the base, too
         if what == "scoring":
-            w.base.away = 3
+            w.base.away = 9  # four ask at once, three times
         else:
             w.trainer.away[what] = 3
         batch(w)

@@ -17,7 +17,7 @@ from typing import Any
 from local_gpu.embedded.batching import Batcher
 from local_gpu.embedded.jobs import Feed, Job
 from local_gpu.model import BaseModel
-from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
+from tinker_claw.errors import ConfigError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 
@@ -39,7 +39,17 @@ class EngineSize:
         kv_cache_tokens: int | None,
         max_batch_tokens: int,
     ) -> EngineSize:
-        """None: the model's own context, and a cache of one and a half contexts."""
+        """None: the model's own context, and a cache of one and a half contexts.
+
+        Raises:
+            ConfigError: this sampler would compute the model wrongly.
+        """
+        if base.obstacle is not None:
+            raise ConfigError(
+                f"The sampler in this process cannot serve {base.source!r}, which {base.obstacle}. "
+                "Let vLLM sample it (--gpus, or --sampler-urls for one that runs already): "
+                "training and scoring work."
+            )
         context = min(base.context_tokens, context_tokens or base.context_tokens)
         cache = kv_cache_tokens or context * 3 // 2
         return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)

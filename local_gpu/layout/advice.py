@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
-from local_gpu.layout.fits import Demand, Fit, reckon
+from local_gpu.layout.fits import Demand, reckon
 from local_gpu.layout.gpus import Gpu
 from local_gpu.layout.plan import Layout
 
@@ -18,30 +18,39 @@ _MOST_ADVICE: Final = 3
 _COUNTS: Final = (2, 4, 8)
 _SHORTEST: Final = 8192
 """Of a context that is worth advising: an agent's system prompt and tools need it."""
+_CONTEXT: Final = "--context-tokens"
 _QUANTIZED: Final = "bitsandbytes"
 
 Case = tuple[Layout, Demand]
 Change = tuple[str, Callable[[Case], Case]]
 
 
-def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand, fit: Fit) -> list[str]:
-    """Settings that would fit, each alone first, then two together."""
-    changes = list(_changes(layout, demand, fit))
+def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
+    """Settings that would fit, fewest first; a shorter context is as long as it can be."""
+    changes = list(_changes(layout, demand))
     least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
     found: dict[frozenset[str], str] = {}
-    for chosen in (*combinations(changes, 1), *combinations(changes, 2)):
-        flags = frozenset(text.split()[0] for text, _ in chosen)
-        if any(known <= flags for known in found):
-            continue  # it takes no more than that
-        case = layout, demand
-        for _, change in chosen:
-            case = change(case)
-        if not reckon(case[0], _enough(case[0], gpus, least), case[1]).short:
-            found[flags] = " ".join(text for text, _ in chosen)
+    for count, shorter in ((1, False), (0, True), (2, False), (1, True), (2, True)):
+        for chosen in combinations(changes, count):
+            texts = [text for text, _ in chosen]
+            flags = frozenset(text.split()[0] for text in [*texts, *([_CONTEXT] * shorter)])
+            if any(known <= flags for known in found):
+                continue  # that is enough already
+            where, what = layout, demand
+            for _, change in chosen:
+                where, what = change((where, what))
+            fit = reckon(where, _enough(where, gpus, least), what)
+            longest = fit.longest // 1024 * 1024
+            if shorter and _SHORTEST <= longest < what.context_tokens:
+                texts.append(f"{_CONTEXT} {longest}")
+                what = replace(what, context_tokens=longest)
+                fit = reckon(where, _enough(where, gpus, least), what)
+            if not fit.short:
+                found[flags] = " ".join(texts)
     return list(found.values())[:_MOST_ADVICE]
 
 
-def _changes(layout: Layout, demand: Demand, fit: Fit) -> Iterator[Change]:
+def _changes(layout: Layout, demand: Demand) -> Iterator[Change]:
     if demand.quantization == "none":
         yield (
             "--base-quantization 4bit",
@@ -56,12 +65,6 @@ def _changes(layout: Layout, demand: Demand, fit: Fit) -> Iterator[Change]:
         yield "--gpus 2", lambda case: (_arranged(1, 1, len(layout.judge)), case[1])
     else:
         yield from _more_gpus(layout)
-    longest = fit.longest // 1024 * 1024
-    if _SHORTEST <= longest < demand.context_tokens:
-        yield (
-            f"--context-tokens {longest}",
-            lambda case: (case[0], replace(case[1], context_tokens=longest)),
-        )
 
 
 def _more_gpus(layout: Layout) -> Iterator[Change]:

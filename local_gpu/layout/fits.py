@@ -64,6 +64,14 @@ class Demand:
     """KV cache per version where the process that learns also samples; 0: servers sample."""
     judge: ModelSize | None = None
 
+    def told(self) -> str:
+        """Whose memory it is that is added up."""
+        adapter = self.model.lora * self.rank / 1e6
+        return (
+            f"{self.model.parameters / 1e9:.2f} billion parameters, {adapter:.1f} million in an "
+            f"adapter of rank {self.rank}, context {self.context_tokens:,}. Estimated, in GiB:"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tinker_claw.errors import ConfigError
@@ -51,6 +51,14 @@ def visible(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
             break  # CUDA ignores it and what follows
         found.append(_named(name, every))
     return tuple(found)
+
+
+def sized(seen: Sequence[Gpu], count: int, gib: float) -> tuple[Gpu, ...]:
+    """As many GPUs with that much memory: those that were seen, or numbered ones."""
+    total = int(gib * (1 << 30))
+    if seen:
+        return tuple(replace(gpu, total=total) for gpu in seen)
+    return tuple(Gpu(str(number), "GPU", total) for number in range(count))
 
 
 def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:

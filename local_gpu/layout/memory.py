@@ -13,8 +13,8 @@ from typing import Final, Literal
 from local_gpu.layout.model_size import ModelSize
 
 GIB: Final = 1 << 30
-FOUR_BITS: Final = 0.5 + 4 / 64
-"""Bytes of an nf4 weight: half a byte, and a float32 scale for every 64."""
+FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of an nf4 weight: half a byte, a byte of scale for 64, and a float32 for 256 of these."""
 _UNDER_WAY: Final = 1.5
 """A layer's values while it goes backwards, with gradients beside them."""
 _ADAPTER: Final = 16 + 4 + 2 * 2
@@ -30,6 +30,8 @@ _SAMPLER_RESERVE: Final = 3 * GIB
 """A vLLM server's context, CUDA graphs, and the activations of its largest batch."""
 SAMPLER_MOST: Final = 0.9
 """Share of a GPU that a sampler takes where it is alone."""
+_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Adapter ranks that vLLM makes room for."""
 EMBEDDED_VERSIONS: Final = 3
 """Versions that may be live at once in the embedded sampler: base, present and last."""
 
@@ -95,6 +97,11 @@ def weights_bytes(model: ModelSize, quantization: str | None) -> float:
     return model.linear * one + (model.parameters - model.linear) * 2
 
 
+def room_for(rank: int) -> int:
+    """The rank that vLLM's slots are made for: the next of those it has."""
+    return next((known for known in _RANKS if known >= rank), rank)
+
+
 def sampler_parts(
     model: ModelSize, *, tensor_parallel: int, quantization: str | None, rank: int, adapters: int
 ) -> list[Part]:
@@ -102,8 +109,8 @@ def sampler_parts(
     held = weights_bytes(model, quantization) / tensor_parallel
     parts = [Part(f"weights, {quantization or 'bfloat16'}", held)]
     if adapters:
-        slots = model.lora * rank * 2 * adapters
-        parts.append(Part(f"{adapters} adapters of rank {rank}", slots))
+        slots = model.lora * room_for(rank) * 2 * adapters
+        parts.append(Part(f"{adapters} adapters of rank {room_for(rank)}", slots))
     return [*parts, Part("CUDA graphs and batches", _SAMPLER_RESERVE)]
 
 

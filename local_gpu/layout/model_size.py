@@ -9,10 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
-
 from tinker_claw.errors import ModelFileError
 
 
@@ -52,6 +48,9 @@ def model_size(source: str) -> ModelSize:
     Raises:
         ModelFileError: there is no config.json that transformers can build.
     """
+    import torch  # what only reckons with a ModelSize needs neither
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     try:
         config: Any = AutoConfig.from_pretrained(source)
         with torch.device("meta"):
@@ -66,6 +65,8 @@ def model_size(source: str) -> ModelSize:
 
 
 def _count(text: Any, module: Any) -> ModelSize:
+    from torch import nn
+
     head = module.get_output_embeddings()
     linear = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not head]
     heads = int(text.num_attention_heads)

@@ -60,7 +60,7 @@ class Layout:
     def told(self) -> str:
         """In words: `GPU 0-1 learn; 2-7 sample, one server each; the samplers judge`."""
         if not self.train:
-            return "no GPU: learns and samples on the CPU"
+            return "no GPU is used"
         parts = [f"GPU {spans(self.train)} learn{'s' if len(self.train) == 1 else ''}"]
         if self.shared:
             parts[0] = f"GPU {spans(self.train)} learns and samples"

@@ -132,8 +132,9 @@ class _Growth:
             self._length = rows[1]
             self._segments.append(Segment(*rows, position=depth, ancestors=above, subtree=rows[1]))
             self._pieces.append(self._sequences[self._order[low]][depth:end])
+            span = np.arange(*rows)
             for i in range(low, high):
-                self._rows[self._order[i]].append(np.arange(*rows))
+                self._rows[self._order[i]].append(span)
             if high - low > 1:
                 todo.extend(self._groups(low, high, end, (*above, rows)))
 

@@ -1,7 +1,8 @@
 """One rank, started by torchrun: `torchrun ... -m local_gpu.ranks`.
 
 On the machine of the control process that is done for the user. On further machines it is done by
-hand, and the settings come from rank 0: only the model must be there under the same name.
+hand, and the settings come from rank 0: only the model must be there under the same name. There
+they end with the ranks of the first machine, so let the shell start them again.
 """
 
 from __future__ import annotations

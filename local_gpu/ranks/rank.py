@@ -59,18 +59,13 @@ def live(build: Build) -> int:
         )
         return 2
     store, _, size = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
-    voice = _Voice(Connection(os.dup(0)) if leashed and rank == 0 else None, store)
-    try:
+    link = Connection(os.dup(0)) if leashed and rank == 0 else None
+    with _Voice(rank, link, store) as voice:
         start = voice.start()
         device = _device(start.config)
         world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
         _carry_out(voice, world, build, replace(start.config, device=str(device)))
         world.leave()
-    except BaseException as error:
-        traceback.print_exc()
-        voice.lose(rank, error)
-        sys.stderr.flush()
-        os._exit(1)  # without goodbyes: the others may be in the middle of a call to this one
     return 0
 
 
@@ -82,7 +77,16 @@ def _carry_out(voice: _Voice, world: Distributed, build: Build, config: LocalCon
         built.append(build(config, world))
         return built[0].facts
 
-    if not voice.answer(_tried(world, make), Ready):
+    def compare() -> Any:
+        facts = built[0].facts
+        if len(set(world.gather(facts))) > 1:
+            raise ConfigError(f"The ranks have loaded different models as {config.model!r}.")
+        return facts
+
+    outcome = _tried(world, make)
+    if isinstance(outcome, Answer):
+        outcome = _tried(world, compare)
+    if not voice.answer(outcome, Ready):
         return
     (learning,) = built
     name = None
@@ -106,13 +110,25 @@ def _tried(world: Distributed, call: Callable[[], Any]) -> Failure | Answer:
 class _Voice:
     """What this rank says to the control process: itself if it is rank 0, else through rank 0."""
 
-    def __init__(self, link: Connection | None, store: Any) -> None:
+    def __init__(self, rank: int, link: Connection | None, store: Any) -> None:
         """`link`: rank 0's; `store`: torch's, where the ranks find one another."""
+        self._rank = rank
         self._link = link
         self._store = store.clone()
         self._writing = threading.Lock()
         if link is not None:
             _daemon(self._pass_on)
+
+    def __enter__(self) -> _Voice:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """What goes wrong ends the process, without goodbyes: the others may be calling it."""
+        if error is not None:
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            self._lose(error)
+            os._exit(1)
 
     def start(self) -> Start:
         """What rank 0 was told, on every rank."""
@@ -128,7 +144,10 @@ class _Voice:
             return command
         while not self._link.poll(min(_TICK_S, world.timeout_s / 4)):
             world.share(None)
-        return world.share(self._link.recv())
+        try:
+            return world.share(self._link.recv())
+        except (EOFError, ConnectionError):
+            os._exit(1)  # the control process is gone
 
     def answer(self, outcome: Failure | Answer, wrap: Callable[[Any], object] = Answer) -> bool:
         """Send it; whether all went well."""
@@ -136,11 +155,11 @@ class _Voice:
         self._send(wrap(outcome.value) if isinstance(outcome, Answer) else outcome)
         return well
 
-    def lose(self, rank: int, error: BaseException) -> None:
+    def _lose(self, error: BaseException) -> None:
         """Tell why this rank ends, unless another told before: the first is the cause."""
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
-        lost = Lost(rank, sentence, error.halve if isinstance(error, OutOfStep) else None)
+        lost = Lost(self._rank, sentence, error.halve if isinstance(error, OutOfStep) else None)
         with suppress(RuntimeError):  # the store ends with the first machine
             if self._store.add(f"{_TROUBLE}-count", 1) == 1:
                 self._store.set(_TROUBLE, pickle.dumps(lost))

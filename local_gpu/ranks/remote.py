@@ -26,6 +26,7 @@ _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
 """For the others to be ended, and the log to say why."""
 _POLITE_S = 10.0
+_NOT_OURS: Final = ("--rdzv", "--node-rank", "--node_rank", "--standalone")
 _NEEDS_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
 
 
@@ -110,6 +111,9 @@ class RankedLearning:
                 raise BackendError("The weights went with the ranks that died: load a state first.")
             if self._ranks is None:
                 self._start()
+                if self._closed:  # meanwhile
+                    self._end()
+                    raise BackendError("The trainer is closed.")
             answer = self._ask(Command(name, arguments), self._command_s, name)
             assert isinstance(answer, Answer)
             return answer.value
@@ -191,10 +195,10 @@ def _check(config: LocalConfig) -> None:
         )
     if config.ranks > 1 and ":" in config.device:
         raise ConfigError(f"device {config.device!r} is one GPU; ranks take one each: say cuda.")
-    if any(flag.startswith("--rdzv") for flag in config.torchrun):
+    if wrong := [flag for flag in config.torchrun if flag.startswith(_NOT_OURS)]:
         raise ConfigError(
-            "torchrun must put rank 0 on this machine: give --nnodes, --master-addr and "
-            "--master-port, and no --rdzv settings."
+            f"{wrong[0]} is not for this machine, which has rank 0: give torchrun --nnodes, "
+            "--master-addr and --master-port, and the others their --node-rank."
         )
 
 
@@ -207,6 +211,11 @@ def _environment(config: LocalConfig) -> dict[str, str]:
     if config.train_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else None
+        if names is not None and max(config.train_gpus) >= len(names):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES shows {len(names)} GPUs; number {max(config.train_gpus)} "
+                "(from 0) is to learn."
+            )
         picked = [names[i] if names else str(i) for i in config.train_gpus]
         env["CUDA_VISIBLE_DEVICES"] = ",".join(picked)
     return env

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from local_gpu.learning.passes import Budget, out_of_memory
 from local_gpu.model import Adapter, BaseModel, adapter_parameters
+from local_gpu.packing import grow
 from local_gpu.ranks.world import Distributed, OutOfStep
 from tinker_claw.errors import ClawError
 
@@ -94,16 +95,16 @@ class Lockstep(Budget):
             except ClawError as error:  # told after the pass was through
                 failure = failure or error
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise self._out_of_step(error, len(indices)) from error
+                raise _out_of_step(error, [sequences[i] for i in indices]) from error
         if failure is not None:
             raise failure
         return results
 
-    def _out_of_step(self, error: Exception, sequences: int) -> OutOfStep:
-        if not (isinstance(error, RuntimeError) and out_of_memory(error)):
-            return OutOfStep(f"{type(error).__name__}: {error}", halve=None)
-        if sequences < 2:
-            return OutOfStep("one sample alone does not fit in the memory.", halve=None)
-        return OutOfStep(
-            f"a pass of {self.tokens} tokens does not fit in the memory.", halve=self.tokens
-        )
+
+def _out_of_step(error: Exception, sequences: Sequence[Tensor]) -> OutOfStep:
+    if not (isinstance(error, RuntimeError) and out_of_memory(error)):
+        return OutOfStep(f"{type(error).__name__}: {error}", halve=None)
+    if len(sequences) < 2:
+        return OutOfStep("One sample alone does not fit in the memory.", halve=None)
+    tokens = len(grow(sequences).tokens)
+    return OutOfStep(f"A pass of {tokens} tokens does not fit in the memory.", halve=tokens)

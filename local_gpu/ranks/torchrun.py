@@ -76,7 +76,6 @@ class Torchrun:
         if not self.ended():
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self.link.close()
 
     def tail(self) -> str:
         """The end of what they have written."""

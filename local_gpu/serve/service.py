@@ -51,7 +51,7 @@ def build(config: WireConfig) -> Workshop:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         ),
-        body=Body(SdpaKernel(), base.device),
+        body=Body(SdpaKernel(), base.device, packs=base.packs),
         checkpointing=checkpoints_activations(base, config.checkpointing),
         torch=TorchThread(),
         store=store,

@@ -33,8 +33,6 @@ class Adapter:
 
     name: str
     folder: Path
-    warm: Sequence[Tokens]
-    """Prefixes to compute before it serves, the most useful first."""
     examine: Callable[[], Awaitable[Exam | None]]
     users: int = 0
     """Open samplers and requests in flight."""
@@ -52,15 +50,17 @@ class Adapter:
 
 @dataclass(slots=True)
 class Away:
-    """A server that is not asked."""
+    """A server that is not asked. Times are on the monotonic clock."""
 
     since: float
-    """On the monotonic clock."""
     error: str
-    next_at: float
-    """When it is asked again."""
-    attempts: int = 0
-    """To bring it back, in vain."""
+    wait_s: float
+    """Until it is asked again."""
+    asked_at: float
+
+    @property
+    def next_at(self) -> float:
+        return self.asked_at + self.wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,16 @@ class Terms:
     """At temperature 1, and at another."""
     tolerance: float
     """Of the mean difference to the trainer, in nats."""
+    warm_prefixes: int
     warm_s: float
     """At most so long for a version's prefixes, on each server."""
+    ready_s: float
+    """At most so long until a server has a version, or has shown that it is well again."""
     first_wait_s: float
     """Until a server that left is asked again; doubles each time."""
     longest_wait_s: float
+    look_s: float
+    """How often a server that is not busy is asked whether it is well."""
 
 
 class Member:
@@ -110,13 +115,12 @@ class Member:
         if self.away is None:
             _log.warning("The server %s leaves the rotation: %s", self.url, error)
             now = time.monotonic()
-            self.away = Away(now, error, now + self.terms.first_wait_s)
+            self.away = Away(now, error, self.terms.first_wait_s, now)
 
     def failed_again(self, error: str) -> None:
         if away := self.away:
-            away.error, away.attempts = error, away.attempts + 1
-            wait_s = self.terms.first_wait_s * 2.0 ** min(away.attempts, 30)
-            away.next_at = time.monotonic() + min(wait_s, self.terms.longest_wait_s)
+            away.error, away.asked_at = error, time.monotonic()
+            away.wait_s = min(2 * away.wait_s, self.terms.longest_wait_s)
 
     def come_back(self) -> None:
         if self.away:
@@ -139,8 +143,15 @@ class Member:
         self._noise = self.agreements[BASE_REF].sd
         await self._sit(None, shaped)
 
-    async def prepare(self, adapter: Adapter) -> None:
-        """Load an adapter, compute its prefixes, and let the server prove it.
+    async def look(self) -> None:
+        """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
+        before = frozenset(self.ready)
+        known = (await self.server.info()).adapters
+        if lost := before & self.ready - known:
+            raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
+
+    async def prepare(self, adapter: Adapter, warm: Sequence[Tokens] = ()) -> None:
+        """Load an adapter, compute prefixes, the most useful first, and let the server prove it.
 
         Raises:
             OutageError: it does not answer.
@@ -157,7 +168,7 @@ class Member:
             await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.terms.warm_s):
-                    await self._warm(name, adapter.warm)
+                    await self._warm(name, warm)
             if (exam := await adapter.exam()) is not None:
                 self.agreements[name] = await self._sit(name, exam)
             self.ready.add(name)

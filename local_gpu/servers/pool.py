@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from local_gpu.servers.member import Adapter, Member
+from local_gpu.servers.member import Adapter, Member, Terms
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
 from local_gpu.servers.together import together
@@ -42,8 +42,11 @@ class Lease:
 class Pool:
     """The rotation."""
 
-    def __init__(self, members: Sequence[Member], model: str, context_tokens: int) -> None:
+    def __init__(
+        self, members: Sequence[Member], terms: Terms, model: str, context_tokens: int
+    ) -> None:
         self._members = members
+        self._terms = terms
         self._model = model
         self.context_tokens = context_tokens
         self._wanted: dict[str, Adapter] = {}
@@ -51,8 +54,7 @@ class Pool:
         self.hot = HotPrefixes()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
         for member in members:
-            if member.away:
-                self._wake(member)
+            self._wake(member)
 
     def wanted(self) -> frozenset[str]:
         """Names in use."""
@@ -103,7 +105,8 @@ class Pool:
         rotation = [m for m in self._members if m.away is None]
         if not rotation:
             raise self.nobody()
-        failures = await together(self._prepare(member, adapter) for member in rotation)
+        warm = self._prefixes()
+        failures = await together(self._prepare(member, adapter, warm) for member in rotation)
         refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
         for member, failure in zip(rotation, failures, strict=True):
             if isinstance(failure, OutageError) or (failure and None in failures):
@@ -147,6 +150,10 @@ class Pool:
             self._routes.forget_server(member.number)
             self._wake(member)
 
+    def away(self) -> tuple[tuple[str, str], ...]:
+        """(url, why) of the servers that are not in the rotation."""
+        return tuple((m.url, m.away.error) for m in self._members if m.away)
+
     def nobody(self) -> OutageError:
         now = time.monotonic()
         said = "; ".join(
@@ -162,12 +169,18 @@ class Pool:
         self._wanted.clear()
         await together(self._leave(member) for member in self._members)
 
-    async def _prepare(self, member: Member, adapter: Adapter) -> ClawError | None:
+    def _prefixes(self) -> list[tuple[int, ...]]:
+        return self.hot.hottest(self._terms.warm_prefixes)
+
+    async def _prepare(
+        self, member: Member, adapter: Adapter, warm: Sequence[Tokens]
+    ) -> ClawError | None:
         try:
-            await member.prepare(adapter)
+            async with _in_time(member):
+                await member.prepare(adapter, warm)
         except (BackendError, RequestError) as error:
             return error
-        for prefix in adapter.warm:
+        for prefix in warm:
             self._routes.note(adapter.name, keys_of(prefix), 0, member.number)
         return None
 
@@ -176,12 +189,14 @@ class Pool:
         if member.away is None:
             try:
                 await member.tidy(self._wanted.__contains__)
+                if not member.in_flight:  # a busy one is judged by its requests
+                    await member.look()
             except OutageError as error:
                 self.sick(member, error)
             except (BackendError, RequestError) as error:
                 _log.warning("%s does not unload an adapter: %s", member.url, error)
         if member.away is None:
-            return None
+            return self._terms.look_s
         wait_s = member.away.next_at - time.monotonic()
         if wait_s > 0:
             return wait_s
@@ -189,18 +204,20 @@ class Pool:
             await self._bring_back(member)
         except (BackendError, RequestError) as error:
             member.failed_again(str(error))
-            return member.away.next_at - time.monotonic()
+            return member.away.wait_s
         return 0.0  # what went out of use meanwhile is still there
 
     async def _bring_back(self, member: Member) -> None:
-        await member.check()
+        async with _in_time(member):
+            await member.check()
         if member.info is None or member.info.model != self._model:
             raise BackendError(f"{member.url} serves another model than {self._model!r}.")
         if member.info.context_tokens < self.context_tokens:
             raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
         while missing := [a for a in self._wanted.values() if a.name not in member.ready]:
             for adapter in missing:
-                if adapter.users and (failure := await self._prepare(member, adapter)):
+                failure = await self._prepare(member, adapter, self._prefixes())
+                if failure and adapter.users:
                     raise failure
         member.come_back()
 
@@ -213,3 +230,14 @@ class Pool:
 
     def _wake(self, member: Member) -> None:
         self._watches[member.number].wake()
+
+
+@asynccontextmanager
+async def _in_time(member: Member) -> AsyncGenerator[None]:
+    """A server that hangs holds up nobody for long."""
+    seconds = member.terms.ready_s
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise OutageError(f"The server {member.url} was not ready in {seconds:g} s.") from error

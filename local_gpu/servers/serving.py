@@ -41,22 +41,23 @@ class PoolOptions:
     score_s: float = 30.0
     """At most so long until the trainer has scored what a version is compared on. A version that is
     opened while a step runs serves uncompared instead of waiting for it."""
+    ready_s: float = 120.0
+    """At most so long until a server has loaded a version and answered with it, all told."""
     first_wait_s: float = 1.0
     """Until a server that failed is asked again; doubles each time."""
     longest_wait_s: float = 30.0
+    look_s: float = 30.0
+    """How often a server that is not busy is asked whether it is well."""
 
 
 class PoolServing:
     """Implements `local_gpu.parts.Serving`. Made by `start`."""
 
-    def __init__(
-        self, pool: Pool, examiner: Examiner, facts: Facts, score: Score, options: PoolOptions
-    ) -> None:
+    def __init__(self, pool: Pool, examiner: Examiner, facts: Facts, score: Score) -> None:
         self._pool = pool
         self._examiner = examiner
         self._facts = facts
         self._score = score
-        self._options = options
 
     @classmethod
     async def start(
@@ -81,9 +82,12 @@ class PoolServing:
             terms = Terms(
                 await examiner.base(),
                 tolerance=options.tolerance,
+                warm_prefixes=options.warm_prefixes,
                 warm_s=options.warm_s,
+                ready_s=options.ready_s,
                 first_wait_s=options.first_wait_s,
                 longest_wait_s=options.longest_wait_s,
+                look_s=options.look_s,
             )
             members = [Member(i, server, terms) for i, server in enumerate(servers)]
             await together(_admit(member) for member in members)
@@ -91,7 +95,7 @@ class PoolServing:
         except BaseException:
             await together(server.aclose() for server in servers)
             raise
-        return cls(Pool(members, model, context_tokens), examiner, facts, score, options)
+        return cls(Pool(members, terms, model, context_tokens), examiner, facts, score)
 
     @property
     def context_tokens(self) -> int:
@@ -101,14 +105,9 @@ class PoolServing:
         """Raises OutageError where no server answers, besides what `Serving` says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
-        hot = self._pool.hot.hottest(max(1, self._options.warm_prefixes))
-        warm = hot[: self._options.warm_prefixes]
-        before = self._pool.newest(but=ref)
+        before, hot = self._pool.newest(but=ref), self._pool.hot.hottest(1)
         adapter = self._pool.use(
-            ref,
-            lambda: Adapter(
-                ref, folder, warm, lambda: self._examiner.adapter(ref, hot[:1], before)
-            ),
+            ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, hot, before))
         )
         try:
             await self._pool.open(adapter)
@@ -123,6 +122,10 @@ class PoolServing:
     def live(self) -> frozenset[str]:
         """A reply that goes on keeps its version's folder as well: servers may read it again."""
         return self._pool.wanted()
+
+    def away(self) -> tuple[tuple[str, str], ...]:
+        """(url, why) of the servers that are not asked at present."""
+        return self._pool.away()
 
     def agreements(self, ref: str) -> tuple[Agreement, ...]:
         """How the servers agreed with the trainer when last examined on a ref; () if none was."""

@@ -40,7 +40,8 @@ def check_local(run: Run, judge: Judge, local: Local) -> None:
 def _wrong(run: Run, judge: Judge, local: Local) -> Iterator[str]:
     yield from _counts(local)
     yield from _judge(judge, local)
-    yield from _servers(run, local)
+    yield from _demo(run, local)
+    yield from _servers(local)
     yield from _processor(local)
     try:
         shlex.split(local.torchrun or "")
@@ -86,7 +87,7 @@ def _judge(judge: Judge, local: Local) -> Iterator[str]:
         yield "--judge-url and --prm-gpus (PRM_GPUS) name two judges; leave one of them out"
 
 
-def _servers(run: Run, local: Local) -> Iterator[str]:
+def _servers(local: Local) -> Iterator[str]:
     if local.sampler_urls is None:
         return
     if not local.urls:
@@ -94,11 +95,6 @@ def _servers(run: Run, local: Local) -> Iterator[str]:
     for url in local.urls:
         if not _URL.match(url):
             yield f"--sampler-urls: {url!r} is no address; write http://HOST:PORT"
-    if run.model_name == _DEMO:
-        yield (
-            "--sampler-urls does not go with --model-name demo, which this process samples from; "
-            "name the model that the servers have"
-        )
     started = {
         "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
         "--rollout-tp": local.rollout_tp > 1,
@@ -113,7 +109,27 @@ def _servers(run: Run, local: Local) -> Iterator[str]:
         )
 
 
+def _demo(run: Run, local: Local) -> Iterator[str]:
+    if run.model_name != _DEMO:
+        return
+    for_others = {
+        "--gpus": local.gpus is not None,
+        "--rollout-gpus": local.rollout_gpus is not None,
+        "--prm-gpus": local.prm_gpus > 0,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--sampler-urls": local.sampler_urls is not None,
+        "--base-quantization": local.base_quantization != "none",
+    }
+    if named := [flag for flag, given in for_others.items() if given]:
+        yield (
+            f"{', '.join(named)}: the model demo needs no GPU, and is sampled by the process that "
+            "learns; leave it out, or name another model"
+        )
+
+
 def _processor(local: Local) -> Iterator[str]:
+    if local.base_quantization == "4bit" and local.shard == "on":
+        yield "--shard on splits a base in bfloat16; with --base-quantization 4bit leave it out"
     if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
         yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
     if local.device != "cpu":

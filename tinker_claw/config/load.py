@@ -61,8 +61,7 @@ def _settings(flags_given: argparse.Namespace) -> Settings:
         flags.setdefault(section, {})[name] = value
     layers = (_read_file(path) if path else {}, _read_environment(), flags)
     values = _merge(layers)
-    run = values.get("run")
-    if isinstance(run, Mapping) and cast("Mapping[str, Any]", run).get("backend") == "local":
+    if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
     settings = _build(values)
     settings.check()
@@ -141,6 +140,12 @@ def _read_environment() -> dict[str, Any]:
             f"environment: {ENV_PREFIX}{USERS.upper()} must be a JSON list of users, "
             '[{"name": ..., "key": ...}]'
         ) from error
+
+
+def _wants_gpus(run: Any) -> bool:
+    """Neither a service nor the demo's model asks for any."""
+    given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
+    return given.get("backend") == "local" and given.get("model_name") != "demo"
 
 
 def _read_variables() -> dict[str, Any]:

@@ -322,7 +322,7 @@ class Local(Section):
         ge=16,
         description="tokens of one forward and backward pass; by the memory unless set",
     )
-    attention: Literal["auto", "sdpa", "flex", "varlen"] = Field(
+    attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = Field(
         default="auto", description="attention kernel of training and scoring"
     )
     torchrun: str | None = Field(

@@ -41,7 +41,8 @@ sampled from. Under top_p or top_k it is the mass that was kept: 0.91 to 0.97 in
 ERRORS = 3.0
 """So many standard errors a figure must be beyond its bound: few tokens prove little."""
 _BOUND = 1.0
-"""Nats. What an alarm hangs on counts no token as further off, so that no single one makes it."""
+"""Nats. What an alarm hangs on counts no token as further off: a few can neither make an alarm nor,
+by the spread that they bring, hide one."""
 _LARGEST = 50.0
 """Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
 
@@ -138,7 +139,7 @@ def _estimate(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _sd(values: Sequence[float]) -> float:
-    """Around the mean. (That of `statistics` is exact, and forty times as slow.)"""
+    """Around the mean. (`statistics.pstdev` takes three times as long.)"""
     mean = fmean(values)
     return math.sqrt(fmean((value - mean) ** 2 for value in values))
 

@@ -3,7 +3,7 @@
 Rule: one batch raises the alarm, and the next that agrees ends it. The second in a row is not
 committed: its step is void and learning ends until a restart, while the gateway goes on answering.
 Ratios against wrong logprobs teach what nobody meant, and nothing here can mend a sampler; but one
-batch may be a fluke, and what it did to the weights is bounded by the clipped ratios.
+batch may be a fluke.
 
 A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
 queued: one batch of them is trained on; the rest is then of an older version, hence scored anew,

@@ -5,10 +5,11 @@ Rule: a score is for exactly the sampled tokens, or it is an error; nothing is p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from tinker_claw.config import Training
-from tinker_claw.errors import AlignmentError
+from tinker_claw.errors import AlignmentError, ClawError
 from tinker_claw.methods import BatchItem
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render import Renderer
@@ -67,18 +68,30 @@ async def batch_items(
     """Add to each sample what is only known when the step is taken.
 
     A sample of the serving version needs no scores of it (rho = 1), so none are asked for, unless
-    `score_fresh` says that its sampler computed in other numerics than the trainer scores in.
+    `score_fresh` says that its sampler computed in other numerics than the trainer scores in. All
+    scores are asked for at once, so that a backend can compute the prefixes that they share once.
     """
-    return [
-        BatchItem(
-            sample=sample,
-            current=await _current(sample, policy, cfg)
-            if score_fresh or sample.policy_version != policy.version.id
-            else None,
-            reference=await _reference(sample, base, cfg),
-        )
-        for sample in samples
-    ]
+
+    async def item(sample: Sample) -> BatchItem | ClawError:
+        wanted = score_fresh or sample.policy_version != policy.version.id
+        try:
+            return BatchItem(
+                sample=sample,
+                current=await _current(sample, policy, cfg) if wanted else None,
+                reference=await _reference(sample, base, cfg),
+            )
+        except ClawError as error:  # the group would wrap it
+            return error
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(item(sample)) for sample in samples]
+    items: list[BatchItem] = []
+    for task in tasks:
+        found = task.result()
+        if isinstance(found, ClawError):
+            raise found
+        items.append(found)
+    return items
 
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:

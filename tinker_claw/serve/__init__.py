@@ -16,9 +16,11 @@ from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
 from tinker_claw.privacy import SECRETS, Redactor
-from tinker_claw.serve.backend import check_backend, source
+from tinker_claw.serve.backend import check_backend
 from tinker_claw.serve.control import control
 from tinker_claw.serve.costs import announce
+from tinker_claw.serve.local import check_fit
+from tinker_claw.serve.model_files import source
 from tinker_claw.serve.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
 from tinker_claw.serve.upkeep import upkeep
 from tinker_claw.serve.wiring import wire
@@ -51,6 +53,8 @@ async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
         price = price_in_force(settings)
         check_budget(settings, price)
         await check_backend(settings)
+        if run.backend == "local":
+            check_fit(settings)
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
         model = source(settings)
         ledger = _open_ledger(settings)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from tinker_claw.backends.sdk import SDK_VERSION
 from tinker_claw.config import Settings
-from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.errors import BackendError, ConfigError, RequestError
 from tinker_claw.judge import HttpEndpoint
 from tinker_claw.ledger.figures import newest_steps
 from tinker_claw.ledger.reading import FILE, reading
@@ -25,8 +25,10 @@ from tinker_claw.openclaw_config.context import Context
 from tinker_claw.render import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.render.switches import switches
-from tinker_claw.serve.backend import DEMO, Source, check_backend, open_trainer, source
+from tinker_claw.serve import arrange
+from tinker_claw.serve.backend import check_backend, open_trainer
 from tinker_claw.serve.costs import forecast, unknown
+from tinker_claw.serve.model_files import DEMO, Source, source
 from tinker_claw.spending import check_budget, price_in_force
 from tinker_claw.story.table import apart
 
@@ -75,8 +77,52 @@ async def backend(patient: Patient) -> Found:
     return Found("torch, peft and safetensors are installed")
 
 
+async def memory(patient: Patient) -> Found:
+    if patient.remote:
+        return Found("the service's affair", "-")
+    if patient.settings.run.model_name == DEMO:
+        return Found("the demo's model takes next to none")
+    arranged = arrange.arrange(patient.settings, only_reckon=True)
+    told = arranged.layout.told()
+    if arranged.fit is None or arranged.demand is None:
+        return Found(told)
+    table = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+    if (wrong := arrange.why_not(arranged)) is not None:
+        raise ConfigError(f"{table}\n{wrong}")
+    return Found(table)
+
+
+async def samplers(patient: Patient) -> Found:
+    settings = patient.settings
+    if patient.remote:
+        return Found("the service samples", "-")
+    if settings.local.urls:
+        return Found("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
+    vllm = arrange.find_vllm(settings)
+    arranged = arrange.arrange(settings, only_reckon=True)
+    if not arranged.gpus:
+        return Found("the process that learns samples, too")
+    if vllm is None:
+        slow = "the process that learns samples, too, many times slower"
+        return Found(f"no vLLM: {slow}. {arrange.GET_VLLM}", "warn")
+    return Found(f"{len(arranged.layout.serve)} of {vllm} will be started")
+
+
+async def _served_at(url: str, settings: Settings) -> str:
+    from local_gpu.servers.connect import connect
+
+    server = await connect(url, settings.local.sampler_kind)
+    try:
+        info = await server.info()
+    except BackendError as error:
+        raise ConfigError(f"--sampler-urls: {error}") from error
+    finally:
+        await server.aclose()
+    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
+
+
 async def tokenizer(patient: Patient) -> Found:
-    patient.source = source(patient.settings)
+    patient.source = source(patient.settings, weights=False)
     renderer = Renderer.load(patient.source.folder, patient.source.family)
     prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
     buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from tinker_claw.config import Settings
 from tinker_claw.ledger import Ledger
 from tinker_claw.prices import Price
-from tinker_claw.serve.backend import DEMO
+from tinker_claw.serve.model_files import DEMO
 from tinker_claw.spending import Estimate, assumed, estimate, measured
 from tinker_claw.telemetry import log
 

@@ -124,6 +124,8 @@ def parser() -> argparse.ArgumentParser:
 
 _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("backend", checks.backend, ()),
+    ("memory", checks.memory, ("backend",)),
+    ("samplers", checks.samplers, ("memory",)),
     ("tokenizer", checks.tokenizer, ()),
     ("method", checks.method, ("backend", "tokenizer")),
     ("price", checks.price, ()),

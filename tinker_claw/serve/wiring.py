@@ -28,8 +28,10 @@ from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.prices import Price
 from tinker_claw.privacy import Redactor
 from tinker_claw.render import Renderer
-from tinker_claw.serve.backend import DEMO, Source, learning_rate, open_trainer
+from tinker_claw.serve.backend import learning_rate, open_trainer
 from tinker_claw.serve.costs import forecast
+from tinker_claw.serve.local import open_judge
+from tinker_claw.serve.model_files import DEMO, Source
 from tinker_claw.serve.server import in_background
 from tinker_claw.serve.versions import Versions
 from tinker_claw.spending import Budget, Spending
@@ -197,9 +199,11 @@ def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens
 
 
 async def _endpoint(parts: _Parts, stack: AsyncExitStack) -> Endpoint:
-    """Who judges: the endpoint that was named, the demo's rules, or the base model."""
+    """Who judges: a model on its own GPUs, the endpoint that was named, rules, or the base."""
     settings = parts.settings
     url = settings.judge.judge_url
+    if settings.local.prm_gpus and settings.run.backend == "local":
+        url = await stack.enter_async_context(open_judge(settings))
     if url is None and settings.run.model_name == DEMO:
         from local_gpu.demo.judge import create_app as create_rule_judge
 

@@ -22,7 +22,8 @@ from tinker_claw.config import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.exporting import turns_in_full
 from tinker_claw.ledger.reading import reading
-from tinker_claw.serve.backend import check_backend, open_trainer, source
+from tinker_claw.serve.backend import check_backend, open_trainer
+from tinker_claw.serve.model_files import source
 from tinker_claw.story.command import FLAGS_FROM_RUN, ledger_file, parse, until_left, write
 from tinker_claw.undo.kept import Kept, backend_of, named, number, read_kept
 

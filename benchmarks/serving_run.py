@@ -1,0 +1,190 @@
+"""Streams that never stop asking, while the policy behind them learns and is published.
+
+Rule: a request keeps the sampler that it began with, as in the gateway; one that fails is counted,
+and never asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from benchmarks.training_shapes import FIRST_ID, with_loss
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import ClawError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
+
+Phase = Literal["before", "step", "publish", "after"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+_AFTER_FAILURE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked and what is learned meanwhile, in tokens."""
+
+    streams: int
+    """Requests in flight at any time."""
+    shared: int
+    """That every prompt begins with."""
+    own: int
+    """Behind them, of each request."""
+    new_tokens: int
+    """Sampled by each request."""
+    seconds: float
+    """Of the phases before and after."""
+    steps: int
+    """Training steps, and as many publications."""
+    samples: int
+    """Of a step; each has a prompt like the streams' and a reply of `new_tokens`."""
+    vocabulary: int
+
+
+@dataclass
+class Figures:
+    """What was seen in one phase. Seconds."""
+
+    phase: Phase
+    seconds: float = 0.0
+    """How long the phase was."""
+    requests: int = 0
+    """That began in it."""
+    failed: int = 0
+    first: list[float] = field(default_factory=list[float])
+    """From a request to its first token."""
+    each: list[float] = field(default_factory=list[float])
+    """From token to token."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all streams."""
+        return (len(self.first) + len(self.each)) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Published:
+    """How long a version took to serve. Seconds."""
+
+    step: float
+    publish: float
+    """From asking for it to a sampler."""
+    first_token: float
+    """Of the first request to that sampler, its prompt seen by nobody before."""
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """None where there is nothing to take it of."""
+    if len(values) < 2:
+        return values[0] if values else None
+    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
+
+
+class Traffic:
+    """The streams, and the clock of the phases."""
+
+    def __init__(self, load: Load, sampler: Sampler) -> None:
+        self.figures = {phase: Figures(phase) for phase in PHASES}
+        self.sampler = sampler
+        """Of the requests from now on."""
+        self.failures: list[str] = []
+        self._load = load
+        self._prefix = _tokens(random.Random(0), load.shared, load.vocabulary)
+        self._phase: Phase = "before"
+        self._since = time.perf_counter()
+        self._ended = False
+
+    def enter(self, phase: Phase) -> None:
+        """What is seen from now on belongs to that phase."""
+        now = time.perf_counter()
+        self.figures[self._phase].seconds += now - self._since
+        self._phase, self._since = phase, now
+
+    def end(self) -> None:
+        """No more requests; those in flight end."""
+        self.enter(self._phase)
+        self._ended = True
+
+    async def stream(self, salt: int) -> None:
+        """One request after the other."""
+        rng = random.Random(salt)
+        params = SamplingParams(max_tokens=self._load.new_tokens)
+        while not self._ended:
+            prompt = (*self._prefix, *_tokens(rng, self._load.own, self._load.vocabulary))
+            self.figures[self._phase].requests += 1
+            try:
+                await self._request(prompt, params)
+            except ClawError as error:
+                self.figures[self._phase].failed += 1
+                self.failures.append(str(error))
+                # What refuses at once would otherwise be asked without end.
+                await asyncio.sleep(_AFTER_FAILURE_S)
+
+    async def _request(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        before, first = time.perf_counter(), True
+        async with aclosing(self.sampler.stream(prompt, params)) as chunks:  # pyright: ignore
+            async for chunk in chunks:
+                now, seen = time.perf_counter(), self.figures[self._phase]
+                if chunk.tokens and not self._ended:
+                    # A chunk of several tokens came at once: each took its part.
+                    gaps = [(now - before) / len(chunk.tokens)] * len(chunk.tokens)
+                    (seen.first if first else seen.each).extend(gaps[:1])
+                    seen.each.extend(gaps[1:])
+                    before, first = now, False
+
+
+async def run(trainer: LocalTrainer, load: Load) -> tuple[Traffic, list[Published]]:
+    """Serve before, during and after steps and publications."""
+    traffic = Traffic(load, await trainer.publish())
+    published: list[Published] = []
+    async with asyncio.TaskGroup() as group:
+        for salt in range(load.streams):
+            group.create_task(traffic.stream(salt + 1))
+        await asyncio.sleep(load.seconds)
+        for number in range(load.steps):
+            published.append(await _improve(trainer, traffic, load, number))
+        traffic.enter("after")
+        await asyncio.sleep(load.seconds)
+        traffic.end()
+    return traffic, published
+
+
+async def _improve(trainer: LocalTrainer, traffic: Traffic, load: Load, number: int) -> Published:
+    """A step, a publication, and the swap."""
+    rng = random.Random(f"step {number}")
+    datums = _datums(rng, load)
+    traffic.enter("step")
+    started = time.perf_counter()
+    await trainer.train_step([LossPass("ppo", datums)], Adam(1e-5))
+    stepped = time.perf_counter()
+    traffic.enter("publish")
+    sampler = await trainer.publish()
+    there = time.perf_counter()
+    await sampler.sample(_tokens(rng, load.own, load.vocabulary), SamplingParams(max_tokens=1))
+    answered = time.perf_counter()
+    before, traffic.sampler = traffic.sampler, sampler
+    await before.aclose()
+    return Published(stepped - started, there - stepped, answered - there)
+
+
+def _datums(rng: random.Random, load: Load) -> tuple[Datum, ...]:
+    prefix = _tokens(random.Random(0), load.shared, load.vocabulary)
+    return tuple(
+        with_loss(
+            rng,
+            (*prefix, *_tokens(rng, load.own + load.new_tokens, load.vocabulary)),
+            load.vocabulary,
+        )
+        for _ in range(load.samples)
+    )
+
+
+def _tokens(rng: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(FIRST_ID, vocabulary) for _ in range(count))

@@ -1,0 +1,147 @@
+"""A pool over inference servers in this process, with the half that learns beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from backends import tiny_model
+from inference_servers import MODULES, InferenceServer, inference_servers
+
+from local_gpu.files import read_adapter, write_adapter
+from local_gpu.loading import load_base
+from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.parts import BASE_REF, Ask, Facts
+from local_gpu.servers.http import Deadlines
+from local_gpu.servers.sampler import PoolSampler
+from local_gpu.servers.serving import PoolOptions, PoolServing
+from local_gpu.servers.vllm import VllmServer
+from tinker_claw.types import Completion, TokenLogprobs
+
+SHAPE = LoraShape(rank=4, alpha=8)
+FAST = PoolOptions(first_wait_s=0.05, longest_wait_s=0.2, look_s=600)
+PATIENT = Deadlines(connect_s=10, answer_s=30, first_token_s=60, between_tokens_s=60)
+"""Many tests run beside these."""
+
+
+@cache
+def tiny_base() -> BaseModel:
+    with TemporaryDirectory() as folder:
+        source = str(tiny_model(Path(folder)))
+        return load_base(source, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def facts_of(base: BaseModel) -> Facts:
+    return Facts(base.fingerprint, base.vocabulary, base.context_tokens)
+
+
+def make_adapter(folder: Path, base: BaseModel, *, change: float, seed: int = 0) -> Path:
+    """An adapter that moves logprobs; `change` is the size of B's values, 0 for none."""
+    with MODULES:
+        adapter = fresh_adapter(base, SHAPE, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in adapter.items():
+        if ".lora_B." in name:
+            adapter[name] = change * torch.randn(tensor.shape, generator=generator)
+    folder.mkdir(parents=True)
+    with MODULES:
+        write_adapter(folder, base, SHAPE, adapter)
+    return folder
+
+
+class Trainer:
+    """The half that learns, as far as serving asks it: full logits, one sequence at a time."""
+
+    def __init__(self, base: BaseModel, adapters: Path) -> None:
+        self.base = base
+        self._adapters = adapters
+        self._built: dict[str, Any] = {BASE_REF: base.module}
+        self.busy: asyncio.Event | None = None
+        """Set in the end: scores come after it, as behind a training step."""
+        self.scored: list[str] = []
+        self._lock = threading.Lock()
+
+    async def score(self, ref: str, ask: Ask) -> TokenLogprobs:
+        if self.busy is not None:
+            await self.busy.wait()
+        self.scored.append(ref)
+        return await asyncio.to_thread(self.scores, ref, ask)
+
+    @torch.no_grad()
+    def scores(self, ref: str, ask: Ask) -> TokenLogprobs:
+        with self._lock:
+            if ref not in self._built:
+                with MODULES:
+                    saved = read_adapter(self._adapters / ref, self.base)
+                    self._built[ref] = with_lora(self.base, saved.shape, saved.tensors)
+            tokens = torch.tensor([ask.tokens])
+            logits = self._built[ref](tokens, use_cache=False).logits[0]
+        rows = logits[ask.start - 1 : -1].log_softmax(-1)
+        top = rows.topk(ask.top_k) if ask.top_k else None
+        chosen = rows.gather(1, tokens[0, ask.start :, None])[:, 0]
+        return TokenLogprobs(
+            ask.start,
+            tuple(chosen.tolist()),
+            topk_ids=tuple(map(tuple, top.indices.tolist())) if top else (),
+            topk_logprobs=tuple(map(tuple, top.values.tolist())) if top else (),
+        )
+
+
+@dataclass
+class Site:
+    """A pool over servers, with the half that learns beside it."""
+
+    pool: PoolServing
+    trainer: Trainer
+    servers: list[InferenceServer]
+    folder: Path
+
+    def adapter(self, ref: str, *, change: float = 0.05, seed: int | None = None) -> Path:
+        """A new adapter's folder; as large a change as some steps make."""
+        seed = sum(ref.encode()) if seed is None else seed
+        return make_adapter(self.folder / ref, self.trainer.base, change=change, seed=seed)
+
+    async def publish(self, ref: str, **made: Any) -> PoolSampler:
+        return await self.pool.open(ref, self.adapter(ref, **made))
+
+    def errors(self, ref: str, prompt: tuple[int, ...], drawn: Completion) -> float:
+        """Largest difference to a version's own logprobs, in nats."""
+        ask = Ask((*prompt, *drawn.tokens), len(prompt), None, 0)
+        scored = self.trainer.scores(ref, ask)
+        pairs = zip(scored.logprobs, drawn.logprobs, strict=True)
+        return max((abs(a - b) for a, b in pairs), default=0.0)
+
+
+@asynccontextmanager
+async def site(
+    folder: Path,
+    count: int = 2,
+    *,
+    options: PoolOptions = FAST,
+    deadlines: Deadlines = PATIENT,
+    **settings: Any,
+) -> AsyncGenerator[Site]:
+    base = tiny_base()
+    trainer = Trainer(base, folder)
+    with inference_servers(base, count, **settings) as servers:
+        connected = [VllmServer(server.url, deadlines=deadlines) for server in servers]
+        pool = await PoolServing.start(connected, facts_of(base), trainer.score, options)
+        try:
+            yield Site(pool, trainer, servers, folder)
+        finally:
+            await pool.aclose()
+
+
+async def eventually(check: Callable[[], bool], seconds: float = 20) -> None:
+    """Servers tell nobody what they do."""
+    async with asyncio.timeout(seconds):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -1,0 +1,89 @@
+"""A real vLLM on this machine's processor, as `make vllm` installs it, serving a tiny model.
+
+Rule: it runs in a process group of its own, which is gone when the tests are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+START_S = 600
+"""Half a minute on idle processors."""
+STOP_S = 30
+MAX_LOGPROBS = 20
+HEAD_DIM = 32
+"""vLLM's attention on CPU dies of the tiny model's usual 8."""
+
+
+@contextmanager
+def serving(environment: Path, model: Path, log: Path) -> Iterator[str]:
+    """Its URL, once it is well."""
+    port = _free_port()
+    flags = {
+        "host": "127.0.0.1",
+        "port": port,
+        "served-model-name": "tiny",
+        "dtype": "float32",
+        "max-loras": 3,
+        "max-lora-rank": 8,
+        "max-num-seqs": 8,
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": MAX_LOGPROBS,
+        "generation-config": "vllm",
+    }
+    command = [str(environment / "bin" / "vllm"), "serve", str(model)]
+    command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+    command += ["--enable-lora", "--enforce-eager", "--skip-tokenizer-init"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    surroundings = os.environ | {
+        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",  # it looks for ninja
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # it would compile for 20 s at the first logprobs
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=surroundings, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, url, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"vLLM ended while it started: {log.read_text()[-3000:]}")
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"vLLM was not well after {START_S} s: {log.read_text()[-3000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]

@@ -1,0 +1,65 @@
+"""The serving benchmark, tiny: streams go on through a step and a publication, and none fails."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from backends import VOCABULARY, start_local
+from rich.console import Console
+
+from benchmarks import serving
+from benchmarks.serving_run import Load, quantile, run
+
+LOAD = Load(
+    streams=2,
+    shared=24,
+    own=8,
+    new_tokens=6,
+    seconds=0.3,
+    steps=2,
+    samples=2,
+    vocabulary=VOCABULARY,
+)
+
+
+async def test_streams_go_on_while_versions_change(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path)
+    try:
+        traffic, published = await run(trainer, LOAD)
+    finally:
+        await trainer.aclose()
+    assert traffic.failures == []
+    assert len(published) == LOAD.steps
+    assert all(min(one.step, one.publish, one.first_token) > 0 for one in published)
+    for phase in ("before", "after"):
+        seen = traffic.figures[phase]
+        assert seen.requests > 0
+        assert 0.2 < seen.seconds < 30
+        assert len(seen.each) > len(seen.first) > 0
+    written = json.loads(json.dumps(serving.document(traffic, published)))
+    assert written["phases"]["before"]["first_token_s"]["p95"] > 0
+    out = io.StringIO()
+    shown = Console(width=120, file=out)
+    serving.show(traffic, published, shown)
+    assert "publish" in out.getvalue()
+
+
+async def test_a_failed_request_is_counted(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, context_tokens=32)
+    try:
+        traffic, _ = await run(trainer, replace(LOAD, steps=0))  # 24 + 8, and 6 that do not fit
+    finally:
+        await trainer.aclose()
+    assert traffic.figures["before"].failed > 0
+    assert traffic.failures
+
+
+def test_quantiles_of_few_values() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([3.0], 0.95) == 3.0
+    assert quantile([float(v) for v in range(101)], 0.95) == pytest.approx(95.0)
+    assert quantile([1.0, 3.0], 0.5) == pytest.approx(2.0)

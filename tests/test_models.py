@@ -1,0 +1,204 @@
+"""Families of models: each trains exactly, over a tree or one by one, or is refused in a sentence.
+
+The reference is peft's own model with full logits, one sequence at a time (`local_reference`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import VOCABULARY
+from families import FAMILIES, REFUSED, Family, tiny_of
+from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence
+from transformers import AutoModelForCausalLM
+
+from local_gpu.attention import SdpaKernel
+from local_gpu.config import LocalConfig
+from local_gpu.device import open_base
+from local_gpu.export import export_merged
+from local_gpu.files import write_adapter
+from local_gpu.learning.core import LearningCore
+from local_gpu.learning.optimizer import LoraOptimizer
+from local_gpu.learning.passes import Body
+from local_gpu.learning.records import records_of
+from local_gpu.model import BaseModel, LoraShape, fresh_adapter
+from local_gpu.parts import Ask
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import ConfigError
+from tinker_claw.types import Adam, Datum, LossPass
+
+# peft asks transformers by an old name.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+SHAPE = LoraShape(rank=4, alpha=8)
+STEM = sequence(24, 5)
+
+
+def datums() -> tuple[Datum, ...]:
+    """Of which the last three go on from one beginning that is longer than any window here."""
+    own = [rl_datum(20, 8, 1)]
+    for salt, length in ((2, 9), (3, 14), (4, 6)):
+        tokens = STEM + sequence(length, salt)
+        start = len(STEM) - 2
+        rows = len(tokens) - start
+        own.append(
+            Datum(tokens, start, (-4.0,) * rows, (0.1, -0.2) * (rows // 2) + (0.3,) * (rows % 2))
+        )
+    return tuple(own)
+
+
+def opened(family: Family, folder: Path) -> tuple[Path, BaseModel]:
+    model = tiny_of(family, folder / "model")
+    return model, open_base(str(model), device="cpu", dtype="float32", threads=1)
+
+
+def adapter_of(base: BaseModel) -> dict[str, torch.Tensor]:
+    """Both halves with values, so that both have gradients."""
+    draw = torch.Generator().manual_seed(5)
+    fresh = fresh_adapter(base, SHAPE, seed=0)
+    return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
+
+
+def core_of(model: Path, folder: Path, said: list[str], **settings: Any) -> LearningCore:
+    """After a step, so that its adapter says something."""
+    config = LocalConfig(model=str(model), root=folder, rank=4, alpha=8, threads=1, **settings)
+    base = open_base(
+        str(model),
+        device="cpu",
+        dtype=config.dtype,
+        threads=1,
+        quantization=config.quantization,
+    )
+    core = LearningCore(config, base, say=said.append)
+    core.step([LossPass("ppo", datums())], Adam(learning_rate=0.02))
+    return core
+
+
+def scores(core: LearningCore, adapter: Path | None, tokens: Sequence[int]) -> torch.Tensor:
+    (read,) = core.score(adapter, [Ask.of(core.facts, tokens, 1, None, 0)])
+    return torch.tensor(read.logprobs)
+
+
+@torch.no_grad()
+def plain(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    rows = full_logprobs(model, tokens).float()
+    return rows[torch.arange(len(rows)), torch.tensor(tokens[1:])]
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_gradients_of_every_family_are_those_of_peft_with_full_logits(
+    family: Family, tmp_path: Path
+) -> None:
+    model, base = opened(family, tmp_path)
+    assert base.packs == (family.why_not is None)
+    assert (family.why_not or "") in (base.obstacle or "")
+    learner = LoraOptimizer(
+        *(base, SHAPE, adapter_of(base)),
+        body=Body(SdpaKernel(), base.device, packs=base.packs),
+        context_tokens=base.context_tokens,
+        checkpointing=False,
+    )
+    passes = [LossPass("ppo", datums())]
+    (wanted,) = records_of(passes, vocabulary=VOCABULARY, context_tokens=256)
+    scored = learner.forward_backward(wanted)
+    got = learner._masters.gradient
+
+    write_adapter(tmp_path, base, SHAPE, learner.adapter())
+    peft_model = reference(model, tmp_path)
+    for datum, ours in zip(datums(), scored, strict=True):
+        rows = full_logprobs(peft_model, datum.tokens)[datum.start - 1 :]
+        reference_loss("ppo", rows, datum).backward()
+        picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
+        assert torch.allclose(ours.logprobs[:, 0], picked.detach(), atol=1e-4)
+    named = dict(peft_model.named_parameters())
+    theirs = torch.cat(
+        [
+            named[f"base_model.model.{name.replace('.weight', '.default.weight')}"].grad.flatten()
+            for name in learner.adapter()
+        ]
+    )
+    assert float((got - theirs).norm() / theirs.norm()) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_a_family_that_would_be_computed_wrongly_is_refused(
+    family: Family, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{sentence}.*Use a model such as Qwen3"):
+        fresh_adapter(opened(family, tmp_path)[1], SHAPE, seed=0)
+
+
+async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    model = tiny_of(FAMILIES["Qwen3.5, text"], tmp_path / "model")
+    core = core_of(model, tmp_path, said)
+    assert said == [
+        f"{model} has linear_attention layers: its samples are computed one by one, without "
+        "shared prefixes, which is correct and slower."
+    ]
+    core.write_adapter(tmp_path / "one")
+    told = scores(core, tmp_path / "one", STEM)
+    assert torch.allclose(told, plain(reference(model, tmp_path / "one"), STEM), atol=1e-4)
+    assert not torch.allclose(told, scores(core, None, STEM), atol=1e-2)
+    with pytest.raises(ConfigError, match=r"has linear_attention layers.*--sampler-urls"):
+        await LocalTrainer.start(LocalConfig(model=str(model), root=tmp_path, threads=1))
+
+
+def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = tiny_of(FAMILIES["Qwen3-MoE"], tmp_path / "model")
+    core_of(model, tmp_path, said).write_adapter(tmp_path / "one")
+    assert f"{model} is a mixture of experts: LoRA is on k_proj, o_proj, q_proj, v_proj;" in said[0]
+    config = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    assert sorted(config["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert not config["target_parameters"]
+
+
+HOME = ("Qwen3, tied", "Qwen2.5", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5, eyes")
+
+
+@pytest.mark.parametrize("name", HOME)
+def test_adapter_and_merged_model_score_elsewhere_as_they_did_here(
+    name: str, tmp_path: Path
+) -> None:
+    model = tiny_of(FAMILIES[name], tmp_path / "model")
+    core = core_of(model, tmp_path, [])
+    core.write_adapter(tmp_path / "one")
+    here = scores(core, tmp_path / "one", STEM)
+    assert not torch.allclose(here, scores(core, None, STEM), atol=0.05)
+    assert torch.allclose(plain(reference(model, tmp_path / "one"), STEM), here, atol=2e-4)
+    export_merged(str(model), tmp_path / "one", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert torch.allclose(plain(merged, STEM), here, atol=2e-4)
+
+
+def test_a_run_in_bfloat16_goes_home_in_bfloat16(tmp_path: Path) -> None:
+    model = tiny_of(FAMILIES["Qwen3"], tmp_path / "model")
+    core = core_of(model, tmp_path, [], dtype="bfloat16")
+    core.write_adapter(tmp_path / "one")
+    here = scores(core, tmp_path / "one", STEM)
+    export_merged(str(model), tmp_path / "one", tmp_path / "merged", dtype="bfloat16")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.dtype == torch.bfloat16
+    theirs = plain(reference(model, tmp_path / "one", torch.bfloat16), STEM)
+    moved = (here - scores(core, None, STEM)).abs().mean()
+    for there in (theirs, plain(merged, STEM)):
+        assert (there - here).abs().mean() < 0.1 * moved
+
+
+def test_the_adapter_says_all_that_a_server_asks_for(tmp_path: Path) -> None:
+    model = tiny_of(FAMILIES["Qwen3"], tmp_path / "model")
+    core_of(model, tmp_path, []).write_adapter(tmp_path / "one")
+    config = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["task_type"]) == ("LORA", "CAUSAL_LM")
+    assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 8, "none")
+    assert isinstance(config["target_modules"], list)
+    assert len(config["target_modules"]) == 7
+    for name in ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"):
+        assert not config[name]
