@@ -5,8 +5,8 @@ included; `tests/test_bench_training.py` compares with what PyTorch counts. With
 body, P pairs of a query and a key that it sees, R rows in the head:
 
     body forward    T (base + lora) per layer, base = sum 2 in out, lora = sum 2 r (in + out)
-    body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own; nothing
-                    flows below the first layer's input
+    body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own; the
+                    first layer's input takes one only with checkpointing, which asks for it
     attention       4 heads head_dim P forward, 10 backward (scores again, then four products)
     checkpointing   a second forward of body and attention
     head            2 hidden vocabulary R for each of `head_products`: forward, backward to the
@@ -52,10 +52,10 @@ def flops(work: Work, shape: Shape, rank: int) -> int:
     """Floating-point operations of a step, as the module's docstring counts them."""
     base = sum(2 * i * o for i, o in shape.linear)
     lora = sum(2 * rank * (i + o) for i, o in shape.linear)
-    # The first layer's input takes no gradient: three products of base and of A are not done.
-    unneeded = sum(2 * i * o + 2 * rank * i for i, o in shape.linear[:3])
+    # Where the first layer's input takes none, three products of base and of A are not done.
+    first = sum(2 * i * o + 2 * rank * i for i, o in shape.linear[:3])
     forward = shape.layers * (base + lora)
-    backward = shape.layers * (base + 2 * lora) - unneeded
+    backward = shape.layers * (base + 2 * lora) - (0 if work.checkpointing else first)
     again = 2 if work.checkpointing else 1
     body = work.tokens * (again * forward + backward)
     attention = work.pairs * shape.layers * shape.heads * shape.head_dim * (4 * again + 10)

@@ -117,6 +117,11 @@ class Serving(Protocol):
         """Prompt and reply together; at most what `Facts` says."""
         ...
 
+    @property
+    def rounds_otherwise(self) -> bool:
+        """The same weights give other logprobs here than in `Learning`, beyond float32 rounding."""
+        ...
+
     async def open(self, ref: str, folder: Path) -> Sampler:
         """A sampler of a published adapter. It answers at once: it is loaded wherever it must be.
 

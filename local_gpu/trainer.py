@@ -103,6 +103,7 @@ class LocalTrainer:
             two_d_targets=True,
             student_topk=True,
             context_tokens=self._serving.context_tokens,
+            score_fresh=self._serving.rounds_otherwise,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

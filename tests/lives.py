@@ -42,7 +42,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         "local_gpu.trainer:LocalTrainer.save_state",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.save_state",
     ),
-    "publishing": ("local_gpu.trainer:write_adapter",),
+    "publishing": ("local_gpu.learning.core:write_adapter",),
     "published": (
         "local_gpu.trainer:LocalTrainer.publish",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",

@@ -183,10 +183,12 @@ def exam(chance: random.Random, change: float) -> Exam:
 
 
 def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> list[Drawn]:
-    answers = []
+    """Noise is a place's own as much as a token's: the normaliser is rounded, too."""
+    answers, own = [], noise / math.sqrt(2)
     for place, row in enumerate(rows[0]):
         tokens = chance.choices(list(row), [math.exp(x) for x in row.values()], k=count)
-        answers += [Drawn(0, place, t, row[t] + chance.gauss(0, noise)) for t in tokens]
+        shared, off = chance.gauss(0, own), {t: chance.gauss(0, own) for t in row}
+        answers += [Drawn(0, place, t, row[t] + shared + off[t]) for t in tokens]
     return answers
 
 

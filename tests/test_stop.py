@@ -117,7 +117,7 @@ def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2])
 def test_stop_while_the_model_loads(tmp_path: Path, numbers: Sequence[int]) -> None:
     data = tmp_path / "data"
-    loads = Fate(slow={"local_gpu.trainer:_build": 600}, constants=BOUNDS)
+    loads = Fate(slow={"local_gpu.trainer:_learning": 600}, constants=BOUNDS)
     with life(data, *FLAGS, fate=loads) as running:
         until(lambda: (data / "ledger.sqlite3").exists())
         time.sleep(0.2)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import torch
+
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.files import read_adapter
@@ -33,6 +35,11 @@ class EmbeddedServing:
     @property
     def context_tokens(self) -> int:
         return self._size.context_tokens
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """A cache is filled in other pieces than a trainer's row, and bfloat16 shows it."""
+        return self._base.dtype != torch.float32
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))

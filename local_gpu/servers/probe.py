@@ -186,11 +186,13 @@ def _share(
     exam: Exam, other: Rows, drawn: Sequence[Drawn], d: Sequence[float], noise: float
 ) -> tuple[float, float]:
     """The share of the difference to `other` that is there, and its standard error."""
-    u = [_bounded(_at(exam.right, one) - _at(other, one)) for one in drawn]
-    square = math.fsum(x * x for x in u)
+    # A token drawn twice at one place says nothing more the second time.
+    once = {(one.prompt, one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
+    pairs = [(x, _bounded(_at(exam.right, one) - _at(other, one))) for one, x in once.values()]
+    square = math.fsum(u * u for _, u in pairs)
     if not square:
         return 1.0, math.inf
-    share = 1 + math.fsum(a * b for a, b in zip(d, u, strict=True)) / square
+    share = 1 + math.fsum(x * u for x, u in pairs) / square
     return share, max(noise, _LEAST_NOISE) / math.sqrt(square)
 
 

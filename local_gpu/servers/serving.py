@@ -101,6 +101,11 @@ class PoolServing:
     def context_tokens(self) -> int:
         return self._pool.context_tokens
 
+    @property
+    def rounds_otherwise(self) -> bool:
+        """Other kernels, whatever the number format."""
+        return True
+
     async def open(self, ref: str, folder: Path) -> PoolSampler:
         """Raises OutageError where no server answers, besides what `Serving` says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
