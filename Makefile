@@ -34,7 +34,7 @@ vllm:
 	@$(PYTHON) tests/install_vllm.py $(VLLM)
 
 test-vllm: $(READY)
-	$(BIN)/python -m pytest --vllm $(VLLM) -m vllm $(ARGS)
+	$(BIN)/python -m pytest --vllm=$(VLLM) tests/test_vllm.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

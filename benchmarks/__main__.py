@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import baseline, training, workload
@@ -80,7 +79,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    console = Console()
+    console = training.screen()
     rows = asyncio.run(measure(arguments.repeat, lambda line: console.print(line, style="dim")))
     table = Table("what", "ours", "beside", "its time", "ratio")
     for row in rows:

@@ -25,6 +25,7 @@ from rich.table import Table
 from transformers import AutoConfig
 
 from benchmarks.serving_run import PHASES, Load, Published, Traffic, quantile, run
+from benchmarks.training import screen
 from benchmarks.training_shapes import PRESETS, save
 from local_gpu import demo
 from local_gpu.config import LocalConfig
@@ -110,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Read flags, measure, print. 1: a request failed."""
-    arguments, console = parser().parse_args(), Console()
+    arguments, console = parser().parse_args(), screen()
     if arguments.preset and not arguments.folder:
         console.print("--preset needs --folder: where the random weights are to lie.", style="red")
         return 2

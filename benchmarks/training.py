@@ -218,6 +218,11 @@ def document(figures: Figures) -> dict[str, Any]:
     return asdict(figures) | {"cases": cases}
 
 
+def screen() -> Console:
+    """Where nobody says how wide it is, wide enough for the tables."""
+    return Console(width=None if sys.stdout.isatty() else 112)
+
+
 def show(figures: Figures, console: Console) -> None:
     """The tables, what they stand on, and what their columns mean."""
     console.print(
@@ -320,7 +325,7 @@ def main() -> int:
     # Long and short samples in turn would otherwise leave a GPU's memory in pieces.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     torch.set_num_threads(arguments.threads)
-    console = Console()
+    console = screen()
     try:
         options = options_of(arguments)
     except ConfigError as error:

@@ -21,7 +21,8 @@ from local_gpu.model import BaseModel
 from tinker_claw.errors import ConfigError
 
 _TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
-_OF_THE_MODEL = ("config.json", "manifest.json")
+_OF_THE_MODEL = ("config.json", "manifest.json", "model.safetensors.index.json")
+"""Written anew, or not true of the new files."""
 
 
 def export_merged(

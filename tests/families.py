@@ -95,8 +95,8 @@ REFUSED: Mapping[str, tuple[Family, str]] = {
 }
 
 
-def tiny_of(family: Family, folder: Path) -> Path:
-    """Write it to `folder`."""
+def tiny_of(family: Family, folder: Path, *, files_of: str = "1GB") -> Path:
+    """Write it to `folder`, in safetensors of at most that size."""
     make, text = CONFIG_MAPPING[family.kind], {**_SHAPE, **family.settings}
     if "vision_config" in make.sub_configs:
         config = make(text_config=text, vision_config={**_EYES, "out_hidden_size": 32})
@@ -112,5 +112,5 @@ def tiny_of(family: Family, folder: Path) -> Path:
                     weight.mul_(_LOUDER)
                 else:  # biases and sinks begin at 0, norms at 1 or 0
                     weight.add_(0.3 * torch.randn_like(weight))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=files_of)
     return folder

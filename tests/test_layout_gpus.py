@@ -100,7 +100,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--sampler-urls http://a:1 --rollout-tp 2 --vllm v", "--rollout-tp, --vllm is for"),
         ("--sampler-urls ,", "--sampler-urls is empty"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
-        ("--model-name demo --sampler-urls http://a:1", "the model demo needs no GPU"),
+        ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
         ("--model-name demo --gpus 2", "--gpus: the model demo"),
         ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from backends import VOCABULARY
 from families import FAMILIES, REFUSED, Family, tiny_of
-from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence
+from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence, warmed
 from transformers import AutoModelForCausalLM
 
 from local_gpu.attention import SdpaKernel
@@ -27,10 +27,11 @@ from local_gpu.learning.optimizer import LoraOptimizer
 from local_gpu.learning.passes import Body
 from local_gpu.learning.records import records_of
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
+from local_gpu.packing import cut
 from local_gpu.parts import Ask
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import ConfigError
-from tinker_claw.types import Adam, Datum, LossPass
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 # peft asks transformers by an old name.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -89,26 +90,21 @@ def plain(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
     return rows[torch.arange(len(rows)), torch.tensor(tokens[1:])]
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_gradients_of_every_family_are_those_of_peft_with_full_logits(
-    family: Family, tmp_path: Path
-) -> None:
-    model, base = opened(family, tmp_path)
-    assert base.packs == (family.why_not is None)
-    assert (family.why_not or "") in (base.obstacle or "")
+def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing: bool) -> None:
+    """Logprobs and gradients against the reference."""
     learner = LoraOptimizer(
         *(base, SHAPE, adapter_of(base)),
         body=Body(SdpaKernel(), base.device, packs=base.packs),
         context_tokens=base.context_tokens,
-        checkpointing=False,
+        checkpointing=checkpointing,
     )
     passes = [LossPass("ppo", datums())]
     (wanted,) = records_of(passes, vocabulary=VOCABULARY, context_tokens=256)
     scored = learner.forward_backward(wanted)
     got = learner._masters.gradient
 
-    write_adapter(tmp_path, base, SHAPE, learner.adapter())
-    peft_model = reference(model, tmp_path)
+    write_adapter(folder, base, SHAPE, learner.adapter())
+    peft_model = reference(model, folder)
     for datum, ours in zip(datums(), scored, strict=True):
         rows = full_logprobs(peft_model, datum.tokens)[datum.start - 1 :]
         reference_loss("ppo", rows, datum).backward()
@@ -122,6 +118,29 @@ def test_gradients_of_every_family_are_those_of_peft_with_full_logits(
         ]
     )
     assert float((got - theirs).norm() / theirs.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_gradients_of_every_family_are_those_of_peft_with_full_logits(
+    family: Family, tmp_path: Path
+) -> None:
+    model, base = opened(family, tmp_path)
+    assert base.packs == (family.why_not is None)
+    assert (family.why_not or "") in (base.obstacle or "")
+    learns_exactly(model, base, tmp_path, checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        Family("mistral", {"sliding_window": 8, "attention_dropout": 0.5}),
+        Family("mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.3}),
+    ],
+    ids=["dropout", "jitter"],
+)
+def test_checkpointing_brings_no_noise_of_training_with_it(family: Family, tmp_path: Path) -> None:
+    model, base = opened(family, tmp_path)
+    learns_exactly(model, base, tmp_path, checkpointing=True)
 
 
 @pytest.mark.parametrize(("family", "sentence"), REFUSED.values(), ids=REFUSED)
@@ -150,6 +169,27 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
         await LocalTrainer.start(LocalConfig(model=str(model), root=tmp_path, threads=1))
 
 
+def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
+    """Which shares nothing, so that two would take twice the memory."""
+    body = Body(SdpaKernel(), torch.device("cpu"), packs=False)
+    sequences = [torch.tensor(datum.tokens) for datum in datums()]
+    (passes,) = cut(sequences, ranks=1, tokens=body.tokens_at_once(65_536))
+    assert sorted(passes) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5", "Mistral", "Qwen3-MoE"])
+async def test_what_packs_is_sampled_in_this_process_as_it_is_scored(
+    name: str, tmp_path: Path
+) -> None:
+    model = tiny_of(FAMILIES[name], tmp_path / "model")
+    trainer = await LocalTrainer.start(LocalConfig(model=str(model), root=tmp_path, threads=1))
+    sampler = await (await warmed(trainer)).publish()
+    (drawn,) = await sampler.sample(STEM, SamplingParams(max_tokens=12, temperature=1.0, seed=1), 1)
+    read = await sampler.logprobs((*STEM, *drawn.tokens), start=len(STEM))
+    await trainer.aclose()
+    assert list(read.logprobs) == pytest.approx(list(drawn.logprobs), abs=1e-4)
+
+
 def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     model = tiny_of(FAMILIES["Qwen3-MoE"], tmp_path / "model")
@@ -167,13 +207,18 @@ HOME = ("Qwen3, tied", "Qwen2.5", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5, eyes")
 def test_adapter_and_merged_model_score_elsewhere_as_they_did_here(
     name: str, tmp_path: Path
 ) -> None:
-    model = tiny_of(FAMILIES[name], tmp_path / "model")
+    model = tiny_of(FAMILIES[name], tmp_path / "model", files_of="40KB")
     core = core_of(model, tmp_path, [])
     core.write_adapter(tmp_path / "one")
     here = scores(core, tmp_path / "one", STEM)
     assert not torch.allclose(here, scores(core, None, STEM), atol=0.05)
     assert torch.allclose(plain(reference(model, tmp_path / "one"), STEM), here, atol=2e-4)
     export_merged(str(model), tmp_path / "one", tmp_path / "merged")
+    # The base came in several files, and what tells of them would mislead a server.
+    assert (model / "model.safetensors.index.json").exists()
+    assert [file.name for file in (tmp_path / "merged").glob("*safetensors*")] == [
+        "model.safetensors"
+    ]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert torch.allclose(plain(merged, STEM), here, atol=2e-4)
 

@@ -196,7 +196,8 @@ async def test_the_next_turn_goes_where_the_last_one_was(tmp_path: Path) -> None
         sampler = await place.publish("v1")
         conversations = [prompt(520, salt) for salt in range(3)]
         for turn in range(3):
-            for i, tokens in enumerate(conversations):
+            for i in ((0, 1, 2), (2, 0, 1), (1, 2, 0))[turn]:  # not in turn
+                tokens = conversations[i]
                 drawn = await one(sampler, tokens, max_tokens=4)
                 assert turn == 0 or drawn.cached_tokens >= 512
                 conversations[i] = (*tokens, *drawn.tokens, *prompt(30, salt=turn + i))

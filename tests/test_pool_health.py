@@ -12,7 +12,7 @@ from inference_servers import InferenceServer, inference_servers
 from pools import FAST, Site, Trainer, eventually, facts_of, site, tiny_base
 
 from local_gpu.servers.http import Deadlines
-from local_gpu.servers.member import Member, Terms
+from local_gpu.servers.member import Member
 from local_gpu.servers.serving import PoolOptions, PoolServing
 from local_gpu.servers.vllm import VllmServer
 from tinker_claw.errors import BackendError, OutageError
@@ -63,14 +63,16 @@ async def test_another_server_takes_what_fails_before_the_first_token(
         sick.faults.hangs = ends == "hangs"
         sick.faults.breaks_after = 0 if ends == "cut" else None
         sick.faults.ends_after = 0 if ends == "ends early" else None
-        before = had(sick)
+        before, warmed = had(sick), len(sick.log.warmed)
         drawn = await streamed(sampler, tokens)
         assert len(drawn.tokens) == 12
         assert place.errors("v1", tokens, drawn) < 1e-4
         assert had(sick) == before + (ends != "gone")  # it was asked, and
-        for salt in range(4):  # left at once
-            await one(sampler, prompt(30, salt))
+        assert [url for url, _ in place.pool.away()] == [sick.url]
+        for salt in range(2, 6):  # left at once: these would spread over both
+            await one(sampler, prompt(520, salt), max_tokens=1)
         assert had(sick) == before + (ends != "gone")
+        assert not any(name == "v1" for name, _ in sick.log.warmed[warmed:])
         if ends == "gone":
             sick.start()
 
@@ -259,9 +261,7 @@ async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_pat
 
 def test_waits_double_up_to_the_longest() -> None:
     exams: Any = (None, None)
-    times = {"warm_s": 1.0, "ready_s": 1.0, "look_s": 1.0}
-    terms = Terms(exams, 0.2, 0, first_wait_s=1.0, longest_wait_s=30.0, **times)
-    member = Member(0, VllmServer("http://127.0.0.1:1"), terms)
+    member = Member(0, VllmServer("http://127.0.0.1:1"), exams, PoolOptions())
     member.leave("broken")
     assert member.away
     waits = []

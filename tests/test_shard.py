@@ -177,5 +177,7 @@ def test_a_pass_left_in_the_middle_ends_the_ranks(
 
     sequences = [torch.arange(9), torch.arange(20, 25)]  # 14 tokens
     with pytest.raises(OutOfStep) as told:
-        Lockstep(64).run([sequences], compute, sequences=[], undo=nothing, idle=nothing, most=1)
+        Lockstep(64).run(
+            [indices], compute, sequences=sequences, undo=nothing, idle=nothing, most=1
+        )
     assert told.value.halve == halve

@@ -90,11 +90,11 @@ class LoraOptimizer:
         if shards is not None:
             shards.cut(self.module)
         if checkpointing:
-            self.module.train()  # transformers checkpoints in training mode only
-            for layer in self.module.modules():
-                if isinstance(layer, torch.nn.Dropout):
-                    layer.eval()  # the sampler dropped nothing out either
             self.module.activation_checkpointing_enable()
+            for layer in self.module.modules():
+                # transformers checkpoints in training mode only. What is inside a layer stays in
+                # eval mode: the sampler dropped nothing out, and no noise moved its routers.
+                layer.training = bool(getattr(layer, "gradient_checkpointing", False))
         copies = adapter_parameters(self.module)
         for copy in copies.values():
             copy.requires_grad_(True)

@@ -23,6 +23,29 @@ from tinker_claw.types import SamplingParams, Tokens
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool serves."""
+
+    tolerance: float = 0.2
+    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
+    about 0.04, and another base model several."""
+    warm_prefixes: int = 4
+    """Computed for a new version before it serves; 0: none."""
+    warm_s: float = 20.0
+    """At most so long for that, on each server."""
+    score_s: float = 30.0
+    """At most so long until the trainer has scored what a version is compared on. A version that is
+    opened while a step runs serves uncompared instead of waiting for it."""
+    ready_s: float = 120.0
+    """At most so long until a server has loaded a version and answered with it, all told."""
+    first_wait_s: float = 1.0
+    """Until a server that failed is asked again; doubles each time."""
+    longest_wait_s: float = 30.0
+    look_s: float = 30.0
+    """How often a server that is not busy is asked whether it is well."""
+
+
 class Disagreement(BackendError):
     """A server answers with other weights than it was told to."""
 
@@ -63,33 +86,17 @@ class Away:
         return self.asked_at + self.wait_s
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What every server of a pool must fulfil."""
-
-    base_exams: tuple[Exam, Exam]
-    """At temperature 1, and at another."""
-    tolerance: float
-    """Of the mean difference to the trainer, in nats."""
-    warm_prefixes: int
-    warm_s: float
-    """At most so long for a version's prefixes, on each server."""
-    ready_s: float
-    """At most so long until a server has a version, or has shown that it is well again."""
-    first_wait_s: float
-    """Until a server that left is asked again; doubles each time."""
-    longest_wait_s: float
-    look_s: float
-    """How often a server that is not busy is asked whether it is well."""
-
-
 class Member:
     """One server of a pool."""
 
-    def __init__(self, number: int, server: Server, terms: Terms) -> None:
+    def __init__(
+        self, number: int, server: Server, base_exams: tuple[Exam, Exam], options: PoolOptions
+    ) -> None:
+        """`base_exams`: at temperature 1, and at another."""
         self.number = number
         self.server = server
-        self.terms = terms
+        self._base_exams = base_exams
+        self._options = options
         self.in_flight = 0
         self.away: Away | None = None
         self.epoch = 0
@@ -115,12 +122,12 @@ class Member:
         if self.away is None:
             _log.warning("The server %s leaves the rotation: %s", self.url, error)
             now = time.monotonic()
-            self.away = Away(now, error, self.terms.first_wait_s, now)
+            self.away = Away(now, error, self._options.first_wait_s, now)
 
     def failed_again(self, error: str) -> None:
         if away := self.away:
             away.error, away.asked_at = error, time.monotonic()
-            away.wait_s = min(2 * away.wait_s, self.terms.longest_wait_s)
+            away.wait_s = min(2 * away.wait_s, self._options.longest_wait_s)
 
     def come_back(self) -> None:
         if self.away:
@@ -135,13 +142,14 @@ class Member:
             OutageError: it does not answer.
             Disagreement: it answers otherwise.
         """
-        self.info = await self.server.info()
-        self.held &= self.info.adapters
-        self.ready &= self.info.adapters
-        plain, shaped = self.terms.base_exams
-        self.agreements[BASE_REF] = await self._sit(None, plain)
-        self._noise = self.agreements[BASE_REF].sd
-        await self._sit(None, shaped)
+        plain, shaped = self._base_exams
+        async with self._changing:
+            self.info = await self.server.info()
+            self.held &= self.info.adapters
+            self.ready &= self.info.adapters
+            self.agreements[BASE_REF] = await self._sit(None, plain)
+            self._noise = self.agreements[BASE_REF].sd
+            await self._sit(None, shaped)
 
     async def look(self) -> None:
         """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
@@ -167,7 +175,7 @@ class Member:
             self.held.add(name)  # before: nobody knows what a call that is broken off has done
             await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.terms.warm_s):
+                async with asyncio.timeout(self._options.warm_s):
                     await self._warm(name, warm)
             if (exam := await adapter.exam()) is not None:
                 self.agreements[name] = await self._sit(name, exam)
@@ -201,7 +209,7 @@ class Member:
             drawn,
             base=BASE_REF,
             noise=self._noise,
-            tolerance=self.terms.tolerance,
+            tolerance=self._options.tolerance,
         )
         if fault:
             raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")

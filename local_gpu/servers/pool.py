@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from local_gpu.servers.member import Adapter, Member, Terms
+from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
 from local_gpu.servers.together import together
@@ -43,10 +43,10 @@ class Pool:
     """The rotation."""
 
     def __init__(
-        self, members: Sequence[Member], terms: Terms, model: str, context_tokens: int
+        self, members: Sequence[Member], options: PoolOptions, model: str, context_tokens: int
     ) -> None:
         self._members = members
-        self._terms = terms
+        self._options = options
         self._model = model
         self.context_tokens = context_tokens
         self._wanted: dict[str, Adapter] = {}
@@ -170,13 +170,13 @@ class Pool:
         await together(self._leave(member) for member in self._members)
 
     def _prefixes(self) -> list[tuple[int, ...]]:
-        return self.hot.hottest(self._terms.warm_prefixes)
+        return self.hot.hottest(self._options.warm_prefixes)
 
     async def _prepare(
         self, member: Member, adapter: Adapter, warm: Sequence[Tokens]
     ) -> ClawError | None:
         try:
-            async with _in_time(member):
+            async with _in_time(member, self._options.ready_s):
                 await member.prepare(adapter, warm)
         except (BackendError, RequestError) as error:
             return error
@@ -196,7 +196,7 @@ class Pool:
             except (BackendError, RequestError) as error:
                 _log.warning("%s does not unload an adapter: %s", member.url, error)
         if member.away is None:
-            return self._terms.look_s
+            return self._options.look_s
         wait_s = member.away.next_at - time.monotonic()
         if wait_s > 0:
             return wait_s
@@ -208,7 +208,7 @@ class Pool:
         return 0.0  # what went out of use meanwhile is still there
 
     async def _bring_back(self, member: Member) -> None:
-        async with _in_time(member):
+        async with _in_time(member, self._options.ready_s):
             await member.check()
         if member.info is None or member.info.model != self._model:
             raise BackendError(f"{member.url} serves another model than {self._model!r}.")
@@ -233,9 +233,8 @@ class Pool:
 
 
 @asynccontextmanager
-async def _in_time(member: Member) -> AsyncGenerator[None]:
+async def _in_time(member: Member, seconds: float) -> AsyncGenerator[None]:
     """A server that hangs holds up nobody for long."""
-    seconds = member.terms.ready_s
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from local_gpu.parts import Facts, Score
 from local_gpu.servers.examiner import Examiner
-from local_gpu.servers.member import Adapter, Member, Terms
+from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.pool import Pool
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.sampler import PoolSampler
@@ -25,29 +24,6 @@ from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestEr
 
 _NEVER_LOADED: Final = "tinker-claw-never-loaded"
 """A name to unload: a server that does not take adapters while it runs says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
-    """How a pool serves."""
-
-    tolerance: float = 0.2
-    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
-    about 0.04, and another base model several."""
-    warm_prefixes: int = 4
-    """Computed for a new version before it serves; 0: none."""
-    warm_s: float = 20.0
-    """At most so long for that, on each server."""
-    score_s: float = 30.0
-    """At most so long until the trainer has scored what a version is compared on. A version that is
-    opened while a step runs serves uncompared instead of waiting for it."""
-    ready_s: float = 120.0
-    """At most so long until a server has loaded a version and answered with it, all told."""
-    first_wait_s: float = 1.0
-    """Until a server that failed is asked again; doubles each time."""
-    longest_wait_s: float = 30.0
-    look_s: float = 30.0
-    """How often a server that is not busy is asked whether it is well."""
 
 
 class PoolServing:
@@ -79,23 +55,14 @@ class PoolServing:
         options = options or PoolOptions()
         examiner = Examiner(facts, score, options.score_s)
         try:
-            terms = Terms(
-                await examiner.base(),
-                tolerance=options.tolerance,
-                warm_prefixes=options.warm_prefixes,
-                warm_s=options.warm_s,
-                ready_s=options.ready_s,
-                first_wait_s=options.first_wait_s,
-                longest_wait_s=options.longest_wait_s,
-                look_s=options.look_s,
-            )
-            members = [Member(i, server, terms) for i, server in enumerate(servers)]
+            exams = await examiner.base()
+            members = [Member(i, server, exams, options) for i, server in enumerate(servers)]
             await together(_admit(member) for member in members)
             model, context_tokens = _in_common(members, facts)
         except BaseException:
             await together(server.aclose() for server in servers)
             raise
-        return cls(Pool(members, terms, model, context_tokens), examiner, facts, score)
+        return cls(Pool(members, options, model, context_tokens), examiner, facts, score)
 
     @property
     def context_tokens(self) -> int:

@@ -6,8 +6,9 @@
 
 Without `processed_logprobs`, logprobs at other temperatures than 1 are not those of the
 distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are told.
-At temperature 0 they are untempered. An adapter that is unloaded while in use goes on serving the
-requests in flight, and its folder may be read again for them.
+At temperature 0 they are untempered; temperatures between 0 and 0.01 are taken as 0.01. An adapter
+that is unloaded while in use goes on serving the requests in flight, and its folder may be read
+again for them. One engine per address: of several data-parallel ones, one alone would load it.
 
 Rule: every setting that bears on sampling stands in every request, so that no default of the model
 or of whoever started the server leaks in.

@@ -117,13 +117,11 @@ def _demo(run: Run, local: Local) -> Iterator[str]:
         "--rollout-gpus": local.rollout_gpus is not None,
         "--prm-gpus": local.prm_gpus > 0,
         "--rollout-tp": local.rollout_tp > 1,
-        "--sampler-urls": local.sampler_urls is not None,
         "--base-quantization": local.base_quantization != "none",
     }
     if named := [flag for flag, given in for_others.items() if given]:
         yield (
-            f"{', '.join(named)}: the model demo needs no GPU, and is sampled by the process that "
-            "learns; leave it out, or name another model"
+            f"{', '.join(named)}: the model demo needs no GPU; leave it out, or name another model"
         )
 
 

@@ -1,0 +1,112 @@
+"""The product with inference servers: it serves through them, publishes to them, and never fails.
+
+The servers speak vLLM's dialect over the demo model (`inference_servers`); `make test-vllm` does
+the same with a real one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from inference_servers import InferenceServer, inference_servers
+
+from local_gpu.demo import MODEL_DIR
+from local_gpu.device import open_base
+from tests.processes import Running, product
+from tests.talk import HELLO, learn, rows
+
+pytestmark = pytest.mark.slow
+FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--batch-size", "4")
+
+
+@contextmanager
+def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
+    base = open_base(str(MODEL_DIR), device="cpu", dtype="float32", threads=1)
+    with inference_servers(base, count, model="demo-base", context=4096) as servers:
+        yield servers
+
+
+class Callers:
+    """Agents that ask without a pause, from threads of their own, and count what they get."""
+
+    def __init__(self, running: Running, count: int) -> None:
+        self.answers: list[int] = []
+        self._url = f"{running.url}/chat/completions"
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
+
+    def __enter__(self) -> Callers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        headers = {"X-Session-Id": f"caller-{number}", "X-Turn-Type": "side"}
+        body = {"model": "demo", "messages": [HELLO], "max_tokens": 12}
+        with httpx.Client(timeout=120, headers=headers) as client:
+            while not self._ended.is_set():
+                answer = client.post(self._url, json=body)
+                text = (
+                    answer.json()["choices"][0]["message"]["content"] if answer.is_success else ""
+                )
+                self.answers.append(answer.status_code if text else 0)
+
+
+def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with demo_servers(2) as servers:
+        urls = ",".join(server.url for server in servers)
+        with product(data, *FLAGS, "--sampler-urls", urls) as running:
+            with Callers(running, 3) as callers:
+                learn(running, 3, range(0, 60))
+                before = len(callers.answers)
+                servers[1].restart()  # it has no adapters now
+                learn(running, 4, range(100, 160))
+            assert before > 0
+            assert set(callers.answers) == {200}
+            health = running.health()
+            assert health["status"] == "ok"
+            assert running.stop() == 0
+        steps = [event for event in running.events() if event["event"] == "step"]
+        assert len(steps) >= 4
+        assert all(step["agrees"] is not False for step in steps)
+        refs = [ref for (ref,) in rows(data, "SELECT sampler_ref FROM versions ORDER BY id")]
+        for server in servers:
+            changes = server.log.changes
+            assert ("load", refs[-1]) in changes, "every server got the newest"
+            unloaded = {name for what, name in changes if what == "unload"}
+            assert unloaded >= set(refs[1:3]) or server is servers[1], "it forgot them by itself"
+            assert not any(server.log.most_running.values()), "none was unloaded while in use"
+            assert not server.adapters, "and none stays behind when the gateway stops"
+
+
+def test_a_gateway_whose_servers_are_away_waits_for_them(tmp_path: Path) -> None:
+    answers: list[int] = []
+
+    def ask(url: str) -> None:
+        body = {"model": "demo", "messages": [HELLO], "max_tokens": 5}
+        answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=120).status_code)
+
+    with (
+        demo_servers(1) as (server,),
+        product(tmp_path / "data", *FLAGS, "--sampler-urls", server.url) as running,
+    ):
+        server.stop()
+        caller = threading.Thread(target=ask, args=(running.url,))
+        caller.start()
+        caller.join(1.5)
+        assert caller.is_alive(), "it is neither refused nor failed"
+        server.start()
+        caller.join(60)
+        assert answers == [200]
+        assert running.stop() == 0
