@@ -1,6 +1,6 @@
 # demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
-# (others: python -m benchmarks.gateway, python -m benchmarks.cost, python -m benchmarks.ledger).
+# (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from benchmarks import baseline, training, workload
+from benchmarks import baseline, training, training_report, workload
 from local_gpu import demo
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    console = training.screen()
+    console = training_report.screen()
     rows = asyncio.run(measure(arguments.repeat, lambda line: console.print(line, style="dim")))
     table = Table("what", "ours", "beside", "its time", "ratio")
     for row in rows:
@@ -89,11 +89,11 @@ def main() -> None:
     figures = training.measure(
         training.tiny(arguments.repeat), lambda line: console.print(line, style="dim")
     )
-    training.show(figures, console)
+    training_report.show(figures, console)
     if arguments.json:
         document = {
             "sampling": [asdict(row) | {"ratio": row.ratio} for row in rows],
-            "training": training.document(figures),
+            "training": training_report.document(figures),
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 

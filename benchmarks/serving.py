@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import AutoConfig
 
 from benchmarks.serving_run import PHASES, Load, Published, Traffic, quantile, run
-from benchmarks.training import screen
+from benchmarks.training_report import screen
 from benchmarks.training_shapes import PRESETS, save
 from local_gpu import demo
 from local_gpu.config import LocalConfig

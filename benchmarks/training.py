@@ -18,16 +18,15 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.training_peers import LossRows, Padded, TrlFused, TrlTree
-from benchmarks.training_run import Make, Measurement, Row, Say, true_gradients
+from benchmarks.training_report import OURS, Figures, document, screen, show
+from benchmarks.training_run import Make, Measurement, Say, true_gradients
 from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
@@ -36,7 +35,7 @@ from local_gpu.model import LoraShape
 from tinker_claw.errors import ConfigError
 
 SIDES = {
-    "ours": "ours",
+    "ours": OURS,
     "tree-off": "ours, prefixes not shared",
     "packing-off": "ours, one at a time",
     "head-off": "ours, head everywhere",
@@ -46,12 +45,6 @@ SIDES = {
     "trl": "TRL, fused head",
     "trl-tree": "TRL, packed tree",
 }
-COLUMNS = ("tok/s", "ours is", "computed/s", "step s", "TFLOP", "ceiling", "GB", "grad error")
-LEGEND = (
-    "tok/s: of the samples as they came; ours is: so many times that; computed/s: tokens that the "
-    "body computed; step s: the median; TFLOP: executed by a step; ceiling: the share of it that "
-    "was reached; GB: {memory}; grad error: beside the reference"
-)
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -70,23 +63,6 @@ class Options:
     attention: Setting = "auto"
     cases: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Everything that one run has found."""
-
-    device: str
-    device_kind: str
-    dtype: str
-    torch: str
-    attention: str
-    """The kernel of ours."""
-    threads: int
-    parameters: int
-    ceiling: float
-    """Operations per second of a large square matrix product."""
-    cases: dict[str, list[Row]]
 
 
 def measure(options: Options, say: Say) -> Figures:
@@ -162,84 +138,6 @@ def _sides(settings: Settings, only: tuple[str, ...]) -> dict[str, Make]:
         for name, shown in SIDES.items()
         if not only or name in only
     }
-
-
-def tables(figures: Figures) -> list[Table]:
-    """One per case."""
-    drawn: list[Table] = []
-    for name, rows in figures.cases.items():
-        table = Table(title=_title(name, rows), title_justify="left")
-        table.add_column("side", no_wrap=True)
-        for column in COLUMNS:
-            table.add_column(column, justify="right", no_wrap=True)
-        ours = next((row.useful_per_s for row in rows if row.side == SIDES["ours"]), None)
-        for row in rows:
-            table.add_row(*_cells(row, ours))
-        drawn.append(table)
-    return drawn
-
-
-def _title(name: str, rows: list[Row]) -> str:
-    return f"{name}: {rows[0].useful_tokens:,} useful tokens" if rows else name
-
-
-def _cells(row: Row, ours: float | None) -> list[str]:
-    error = "" if row.gradient_error is None else f"{row.gradient_error:.1e}"
-    if row.failed is not None or row.median_s is None or row.flops is None:
-        return [row.side, *[""] * (len(COLUMNS) - 1), error]
-    useful, computed = row.useful_per_s or 0.0, row.computed_per_s or 0.0
-    return [
-        row.side,
-        f"{useful:,.0f}",
-        "" if ours is None else f"{ours / useful:.2f}x",
-        f"{computed:,.0f}",
-        f"{row.median_s:.2f}",
-        f"{row.flops / 1e12:,.3g}" if row.flops < 1e15 else f"{row.flops / 1e12:,.0f}",
-        f"{(row.share or 0.0):.0%}",
-        "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}",
-        error,
-    ]
-
-
-def document(figures: Figures) -> dict[str, Any]:
-    """For the JSON file: what was measured and what follows from it."""
-    cases = {
-        name: [
-            asdict(row)
-            | {
-                "median_s": row.median_s,
-                "useful_tokens_per_s": row.useful_per_s,
-                "computed_tokens_per_s": row.computed_per_s,
-            }
-            for row in rows
-        ]
-        for name, rows in figures.cases.items()
-    }
-    return asdict(figures) | {"cases": cases}
-
-
-def screen() -> Console:
-    """Where nobody says how wide it is, wide enough for the tables."""
-    return Console(width=None if sys.stdout.isatty() else 112)
-
-
-def show(figures: Figures, console: Console) -> None:
-    """The tables, what they stand on, and what their columns mean."""
-    console.print(
-        f"{figures.device}, {figures.dtype}, torch {figures.torch}, {figures.threads} threads; "
-        f"{figures.parameters / 1e6:,.1f} M parameters; "
-        f"attention by {figures.attention}; "
-        f"ceiling {figures.ceiling / 1e12:.3g} TFLOP/s, of a large matrix product",
-        highlight=False,
-    )
-    for rows, table in zip(figures.cases.values(), tables(figures), strict=True):
-        console.print(table)
-        for row in rows:
-            if row.failed is not None:
-                console.print(f"{row.side}: {row.failed}", highlight=False)
-    cuda = figures.device_kind == "cuda"
-    memory = "with weights and the side's own state" if cuda else "what a step adds"
-    console.print(LEGEND.format(memory=memory), style="dim", highlight=False)
 
 
 def _device_name(device: torch.device) -> str:

@@ -30,8 +30,8 @@ from tinker_claw.types import Datum
 Say = Callable[[str], None]
 Make = Callable[[], Side]
 
-_SHORT_S = 20.0
-"""A side whose first steps take longer is warm without a whole step."""
+_SHORT_S = 2.0
+"""A side whose gradients take longer is warm without a further step."""
 
 
 @dataclass

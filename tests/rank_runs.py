@@ -144,8 +144,8 @@ def _control(folder: Path) -> None:
     """A control process that says who its ranks are, and waits for its end."""
     with echoes(folder) as learning:
         pids = learning.score(None, ())
-        print(*pids, *map(_parent, pids[:1]), flush=True)
         try:
+            print(*pids, *map(_parent, pids[:1]), flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print(learning.step((), Adam(1.0)).losses[0], flush=True)

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import training
+from benchmarks import training, training_report
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_run import Measurement, true_gradients
 from benchmarks.training_shapes import Batches, Preset, Shape, adapter_of, batches, build
@@ -44,12 +44,12 @@ def settings(*, checkpointing: bool = False) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def figures() -> training.Figures:
+def figures() -> training_report.Figures:
     options = replace(training.tiny(repeat=1), preset=PRESET, rank=RANK)
     return training.measure(options, lambda line: None)
 
 
-def test_every_side_has_the_reference_s_gradients(figures: training.Figures) -> None:
+def test_every_side_has_the_reference_s_gradients(figures: training_report.Figures) -> None:
     assert list(figures.cases) == ["shared", "unshared", "long"]
     for rows in figures.cases.values():
         assert [row.side for row in rows] == list(training.SIDES.values())
@@ -59,7 +59,7 @@ def test_every_side_has_the_reference_s_gradients(figures: training.Figures) -> 
                 assert 0 < row.gradient_error < 1e-5, row
 
 
-def test_what_cannot_be_measured_here_says_why(figures: training.Figures) -> None:
+def test_what_cannot_be_measured_here_says_why(figures: training_report.Figures) -> None:
     failed = {row.side: row.failed for row in figures.cases["shared"] if row.failed}
     assert "CUDA" in failed.pop(training.SIDES["trl-tree"])
     if find_spec("trl") is None:
@@ -67,7 +67,7 @@ def test_what_cannot_be_measured_here_says_why(figures: training.Figures) -> Non
     assert not failed
 
 
-def test_work_is_what_each_side_computes(figures: training.Figures) -> None:
+def test_work_is_what_each_side_computes(figures: training_report.Figures) -> None:
     rows = {row.side: row for row in figures.cases["shared"]}
     work = {name: rows[shown].work for name, shown in training.SIDES.items()}
     apart, rest = 3 * 135, 3 * 14
@@ -85,12 +85,12 @@ def test_work_is_what_each_side_computes(figures: training.Figures) -> None:
     assert {row.useful_tokens for row in rows.values()} == {apart}
 
 
-def test_figures_are_printed_and_written(figures: training.Figures) -> None:
-    written = json.loads(json.dumps(training.document(figures)))
+def test_figures_are_printed_and_written(figures: training_report.Figures) -> None:
+    written = json.loads(json.dumps(training_report.document(figures)))
     assert written["cases"]["unshared"][0]["useful_tokens_per_s"] > 0
     out = io.StringIO()
     shown = Console(width=140, file=out)
-    training.show(figures, shown)
+    training_report.show(figures, shown)
     text = out.getvalue()
     assert text.count(training.SIDES["peft-rows"]) == 3
     assert "TRL, packed tree: left out" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,16 +11,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 from local_gpu.layout.gpus import names, visible
 from local_gpu.layout.plan import Layout, Wanted, plan
+from local_gpu.model import load_base
 from tests.backends import tiny_model
+from tests.inference_servers import inference_servers
 from tests.test_sampler_processes import gone, lives, starts, vllm
 from tinker_claw import cli, config
 from tinker_claw.config.gpus import VARIABLES
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.serve.arrange import arrange, nodes, why_not
 from tinker_claw.serve.local import check_fit, local_config, open_judge, open_local
+from tinker_claw.types import SamplingParams
 
 __all__ = ["vllm"]
 LOCAL = ("--backend", "local")
@@ -344,6 +349,23 @@ async def test_a_judge_of_its_own_answers_under_the_judges_name(
         assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
         assert all(map(lives, server["pids"]))
     assert gone(server["pids"])
+
+
+async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = load_base(model, device=torch.device("cpu"), dtype=torch.float32)
+    with inference_servers(base, 1) as (server,):
+        flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", server.url]
+        flags += ["--data-dir", str(tmp_path / "data"), "--lora-rank", "4", "--model-name", model]
+        async with open_local(config.load([*LOCAL, *flags]), model) as trainer:
+            published = await trainer.publish()
+            (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
+            assert len(drawn.tokens) <= 4
+            assert published.ref in server.adapters, "it was drawn there"
+        await asyncio.to_thread(doctor, *flags)
+        told = section(capsys.readouterr().out, "samplers")
+        assert told.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
 
 
 # The doctor

@@ -139,7 +139,7 @@ async def test_the_trainer_goes_on_after_a_rank_was_killed(tmp_path: Path) -> No
         os.kill(pids[1], signal.SIGSTOP)  # no step ends before it dies
         killer = threading.Timer(0.3, kill, [pids[1]])
         killer.start()
-        with pytest.raises(BackendError, match=r"died|closed by peer"):
+        with pytest.raises(BackendError, match=r"died|lost one another"):
             await trainer.train_step(PASSES, ADAM)
         killer.join()
         assert gone(list(pids.values()))
@@ -230,7 +230,7 @@ def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> No
     with echoes(tmp_path, command_s=2.0) as echo:
         pids = echo.score(None, ())
         began = time.monotonic()
-        with pytest.raises(BackendError, match=r"silent for 2 s \(write_state\)|Timed out"):
+        with pytest.raises(BackendError, match=r"silent for 2 s \(write_state\)|lost one another"):
             echo.write_state(tmp_path)
         assert time.monotonic() - began < 30
         assert gone(pids)

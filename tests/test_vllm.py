@@ -60,6 +60,12 @@ class Ground:
         return self.root / "adapters" / version.ref
 
 
+async def learn(trainer: LocalTrainer, salt: int) -> None:
+    """One step, so large that the versions have little in common."""
+    datum = Datum(tuple(sequence(40, salt)), 10, weights=((1.0,),) * 30)
+    await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
+
+
 @pytest.fixture
 async def ground(vllm_url: str, vllm_model: Path, tmp_path: Path) -> AsyncIterator[Ground]:
     root = tmp_path / "run"
@@ -68,9 +74,8 @@ async def ground(vllm_url: str, vllm_model: Path, tmp_path: Path) -> AsyncIterat
     )
     trainer = await LocalTrainer.start(config)
     versions: list[Sampler] = []
-    for salt in (1, 2):  # steps so large that the versions have little in common
-        datum = Datum(tuple(sequence(40, salt)), 10, weights=((1.0,),) * 30)
-        await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
+    for salt in (1, 2):
+        await learn(trainer, salt)
         versions.append(await trainer.publish())
     server = await connect(vllm_url)
     ground = Ground(server, root, *versions, await trainer.base())
@@ -275,3 +280,28 @@ async def test_it_says_what_it_is_and_refuses_in_our_words(ground: Ground) -> No
         await server.sample(name, [1], many, 1)
     with pytest.raises(RequestError, match="vocab"):
         await server.sample(name, [1], SamplingParams(max_tokens=1, stop_tokens=(999,)), 1)
+
+
+async def test_a_trainer_that_is_given_its_address_publishes_to_it(
+    vllm_url: str, vllm_model: Path, tmp_path: Path
+) -> None:
+    config = LocalConfig(
+        model=str(vllm_model),
+        root=tmp_path / "run",
+        rank=4,
+        alpha=8,
+        threads=1,
+        sampler_urls=(vllm_url,),
+    )
+    trainer = await LocalTrainer.start(config)
+    prompt, params = sequence(30, 17), SamplingParams(max_tokens=40, seed=5)
+    drawn: set[tuple[int, ...]] = set()
+    for salt in (1, 2):
+        await learn(trainer, salt)
+        version = await trainer.publish()
+        [completion] = await version.sample(prompt, params)
+        assert apart(completion.logprobs, await scored(version, prompt, completion)) < TOLERANCE
+        drawn.add(completion.tokens)
+        await version.aclose()
+    assert len(drawn) == 2
+    await trainer.aclose()

@@ -6,6 +6,8 @@ before anybody goes on to a call that it would never reach.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -108,11 +110,13 @@ class Distributed:
         self.sum(torch.ones(1, device=device))  # what keeps GPUs apart shows here
 
     def sum(self, flat: Tensor) -> None:
-        dist.all_reduce(flat)
+        with _together():
+            dist.all_reduce(flat)
 
     def most(self, count: int) -> int:
         largest = torch.tensor(count)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        with _together():
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
 
     def agree(self, failure: str | None) -> str | None:
@@ -122,12 +126,14 @@ class Distributed:
 
     def gather(self, mine: T) -> list[T]:
         everyone: list[T | None] = [None] * self.size
-        dist.all_gather_object(everyone, mine)
+        with _together():
+            dist.all_gather_object(everyone, mine)
         return cast(list[T], everyone)
 
     def share(self, value: T) -> T:
         box = [value if self.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        with _together():
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return cast(T, box[0])
 
     def mesh(self) -> DeviceMesh:
@@ -136,3 +142,12 @@ class Distributed:
 
     def leave(self) -> None:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _together() -> Generator[None]:
+    """A call that another rank did not reach, or left: none of them can go on."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OutOfStep(f"The ranks lost one another ({error}).", halve=None) from error

@@ -46,6 +46,7 @@ class PoolSampler:
             tried = set[Member]()
             while True:
                 async with self._server(adapter, prompt, tried) as lease:
+                    await self._load(lease.member, adapter)
                     chunks = lease.member.server.stream(self._name, prompt, params)
                     async with _closing(chunks):
                         async for chunk in chunks:
@@ -63,6 +64,7 @@ class PoolSampler:
             tried = set[Member]()
             while True:
                 async with self._server(adapter, prompt, tried) as lease:
+                    await self._load(lease.member, adapter)
                     return await lease.member.server.sample(self._name, prompt, params, n)
 
     async def logprobs(
@@ -98,8 +100,6 @@ class PoolSampler:
         lease = self._pool.lease(adapter, prompt, frozenset(tried))
         tried.add(lease.member)
         try:
-            if adapter is not None:
-                await self._load(lease.member, adapter)
             yield lease
         except OutageError as error:
             self._pool.sick(lease.member, error, lease.epoch)
@@ -108,10 +108,11 @@ class PoolSampler:
         finally:
             self._pool.give_back(lease)
 
-    async def _load(self, member: Member, adapter: Adapter) -> None:
+    async def _load(self, member: Member, adapter: Adapter | None) -> None:
         """Nothing to do, but for a request that comes after `aclose`."""
         try:
-            await member.prepare(adapter)
+            if adapter is not None:
+                await member.prepare(adapter)
         except OutageError:
             raise
         except BackendError as error:
