@@ -1,12 +1,14 @@
 # demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
-# vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
+# test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
+# vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
+BITS := .venv-4bit
 
-.PHONY: setup demo test check vllm test-vllm bench clean
+.PHONY: setup demo test check test-4bit vllm test-vllm bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -30,6 +32,12 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Beside the environment, not in it: peft imports bitsandbytes wherever it is installed.
+test-4bit: $(READY)
+	$(BIN)/pip install --quiet --progress-bar off --upgrade --no-deps --target $(BITS) \
+	  -c constraints.txt bitsandbytes
+	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/test_quantized.py $(ARGS)
+
 vllm:
 	@$(PYTHON) tests/install_vllm.py $(VLLM)
 
@@ -40,4 +48,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv $(VLLM) runs
+	rm -rf .venv $(VLLM) $(BITS) runs

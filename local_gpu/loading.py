@@ -120,6 +120,11 @@ def _notes(module: Any, source: str, against: str | None) -> Iterator[str]:
 
 def _check_values(module: Any, source: str) -> None:
     """Try a few tokens: NaN weights and heads that do more than one matrix product show here."""
+    if module.base_model is module:
+        raise ConfigError(
+            f"The model in {source!r} gives no hidden states apart from its logits, which the "
+            "local backend needs. Use a model such as Qwen3."
+        )
     tokens = torch.arange(4, device=module.device)[None]
     with torch.no_grad():
         logits = module(input_ids=tokens, use_cache=False).logits

@@ -33,6 +33,8 @@ class Facts:
     vocabulary: int
     context_tokens: int
     """What its positions were trained for, or the setting where that is less."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)

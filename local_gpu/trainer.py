@@ -75,6 +75,8 @@ class LocalTrainer:
         try:
             base, learning = await loop.run_in_executor(executor, _learning, config, say)
             started = cls(config, learning, executor)
+            for note in learning.facts.notes:
+                say(note)
             started._serving = await started._serve(base)
             return started
         except BaseException:

@@ -40,6 +40,21 @@ class Family:
 
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
 _LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -61,6 +76,7 @@ FAMILIES: Mapping[str, Family] = {
     "Mistral, window": Family("mistral", {"sliding_window": 8}, "the last 8 tokens only"),
     "Qwen3-MoE": Family("qwen3_moe", _EXPERTS),
     "Mixtral": Family("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "DeepSeek-V3": Family("deepseek_v3", _LATENT),
     "Qwen3-Next": Family(
         "qwen3_next", {**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 16}, _LINEAR_LAYERS
     ),
@@ -91,6 +107,7 @@ FAMILIES: Mapping[str, Family] = {
 REFUSED: Mapping[str, tuple[Family, str]] = {
     "Gemma 2": (Family("gemma2"), "transforms its logits after the head"),
     "Cohere": (Family("cohere"), "transforms its logits after the head"),
+    "Llama 4": (Family("llama4_text"), "no hidden states apart from its logits"),
     "Mamba": (Family("mamba"), "peft puts no adapter on"),
 }
 

@@ -15,7 +15,7 @@ import torch
 
 from local_gpu.layout.gpus import names, visible
 from local_gpu.layout.plan import Layout, Wanted, plan
-from local_gpu.model import load_base
+from local_gpu.loading import load_base
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
 from tests.test_sampler_processes import gone, lives, starts, vllm

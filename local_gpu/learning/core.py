@@ -80,9 +80,7 @@ class LearningCore:
         self._world = world or Alone()
         self._shape = LoraShape(config.rank, config.alpha)
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        self._facts = Facts(base.fingerprint, base.vocabulary, context)
-        for note in base.notes:
-            say(note)
+        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes)
         kernel = kernel_for(base, config.attention, say) if base.packs else SdpaKernel()
         body = Body(kernel, base.device, packs=base.packs)
         self._optimizer = LoraOptimizer(

@@ -52,6 +52,8 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
             f"loaded {config.offered} on {shop.base.device}: context {shop.size.context_tokens} "
             f"tokens, checkpoints in {config.root}"
         )
+        for note in shop.base.notes:
+            _say(note)
         key = "any key that starts with tml-" if config.api_key is None else "your --api-key"
 
         def started() -> None:
