@@ -184,9 +184,7 @@ class LocalTrainer:
             raise BackendError(f"torch failed: {error}") from error
 
 
-def _learning(
-    config: LocalConfig, say: Callable[[str], None]
-) -> tuple[BaseModel | None, Learning]:
+def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
     """The half that learns; and the base, where this process samples from it."""
     for folder in (config.root / "adapters", config.root / "states"):
         sweep(folder)
@@ -207,8 +205,6 @@ def _learning(
     assert base is not None
     learning = LearningCore(config, base, say=say)
     return None if config.sampler_urls else base, learning
-
-
 
 
 def _inside(folder: Path, ref: str) -> Path:

@@ -160,7 +160,9 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         price = price_in_force(settings)
         system = await wire(settings, source(settings), ledger, price, stack)
         sampler: Any = system.policy.current.sampler
-        sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+        sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(
+            float("nan")
+        )
         url = await stack.enter_async_context(in_background(system.app))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=60, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}

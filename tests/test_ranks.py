@@ -51,12 +51,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2", "3"])
-def ranks(
-    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RankedLearning]:
+@pytest.fixture(scope="module")
+def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLearning]:
+    """Three; two learn in the tests of two machines, of the trainer and of shards."""
     root = tmp_path_factory.mktemp("ranks")
-    learning = RankedLearning(config(root, request.param, model=str(model), micro_batch_tokens=90))
+    learning = RankedLearning(config(root, 3, model=str(model), micro_batch_tokens=90))
     yield learning
     learning.close()
 
