@@ -81,8 +81,7 @@ class LearningCore:
         self._shape = LoraShape(config.rank, config.alpha)
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes)
-        kernel = kernel_for(base, config.attention, say) if base.packs else SdpaKernel()
-        body = Body(kernel, base.device, packs=base.packs)
+        body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
         self._optimizer = LoraOptimizer(
             base,
             self._shape,
@@ -103,6 +102,19 @@ class LearningCore:
     @property
     def facts(self) -> Facts:
         return self._facts
+
+    def _kernel(self, setting: Setting, say: Callable[[str], None]) -> Kernel:
+        """One for all ranks: by their own clocks they might choose several."""
+        if not self._base.packs:
+            return SdpaKernel()
+        chosen: list[Kernel] = []
+
+        def choose() -> Setting:
+            chosen.append(kernel_for(self._base, setting, say))
+            return cast(Setting, chosen[0].name)
+
+        named = self._first_rank(choose)
+        return chosen[0] if chosen else kernel_for(self._base, named, say)
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         self._present = None

@@ -267,11 +267,6 @@ class LoraOptimizer:
 _FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
 
 
-def _sampled(scored: Scored) -> tuple[float, ...]:
-    """Column 0: the sampled tokens' own."""
-    return tuple(scored.logprobs[:, 0].tolist())
-
-
 def _jobs(wanted: RecordPass) -> list[_Job]:
     return [_Job(wanted.loss, wanted.config, record) for record in wanted.records]
 
