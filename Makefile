@@ -42,7 +42,7 @@ vllm:
 	@$(PYTHON) tests/install_vllm.py $(VLLM)
 
 test-vllm: $(READY)
-	$(BIN)/python -m pytest --vllm=$(VLLM) tests/test_vllm.py $(ARGS)
+	$(BIN)/python -m pytest --vllm=$(VLLM) tests/test_vllm.py tests/test_vllm_product.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -5,7 +5,8 @@
 
 It starts a helper of its own session, as engines do, and writes command line, environment and
 process ids to `started.jsonl` in the folder MODEL. A file `behave` in that folder says how it goes
-wrong: `dies` before it is ready, `stubborn` against SIGTERM, `refuses` its first request.
+wrong: `dies` before it is ready, `stubborn` against SIGTERM, `refuses` its first request,
+`falls` over it.
 """
 
 import json
@@ -37,6 +38,9 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         (model / "asked.json").write_text(json.dumps(asked))
+        if "falls" in behave:
+            print("RuntimeError: CUDA error: an illegal memory access", flush=True)
+            os._exit(3)
         self.answer(500 if "refuses" in behave else 200)
 
     def answer(self, status):

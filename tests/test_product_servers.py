@@ -13,11 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from callers import Callers
 from inference_servers import InferenceServer, inference_servers
 
 from local_gpu.demo import MODEL_DIR
 from local_gpu.device import open_base
-from tests.processes import Running, product
+from tests.processes import product
 from tests.talk import HELLO, learn, rows
 
 pytestmark = pytest.mark.slow
@@ -29,37 +30,6 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
     base = open_base(str(MODEL_DIR), device="cpu", dtype="float32", threads=1)
     with inference_servers(base, count, model="demo-base", context=4096) as servers:
         yield servers
-
-
-class Callers:
-    """Agents that ask without a pause, from threads of their own, and count what they get."""
-
-    def __init__(self, running: Running, count: int) -> None:
-        self.answers: list[int] = []
-        self._url = f"{running.url}/chat/completions"
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
-
-    def __enter__(self) -> Callers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self, number: int) -> None:
-        headers = {"X-Session-Id": f"caller-{number}", "X-Turn-Type": "side"}
-        body = {"model": "demo", "messages": [HELLO], "max_tokens": 12}
-        with httpx.Client(timeout=120, headers=headers) as client:
-            while not self._ended.is_set():
-                answer = client.post(self._url, json=body)
-                text = (
-                    answer.json()["choices"][0]["message"]["content"] if answer.is_success else ""
-                )
-                self.answers.append(answer.status_code if text else 0)
 
 
 def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_path: Path) -> None:

@@ -174,6 +174,16 @@ async def test_one_that_cannot_answer_is_not_ready(vllm: Path, model: Path) -> N
         await servers.ready(within_s=30)
 
 
+async def test_one_that_dies_of_its_first_request_was_never_ready(vllm: Path, model: Path) -> None:
+    (model / "behave").write_text("falls")
+    with (
+        running(launches(vllm, model, (0,))) as servers,
+        pytest.raises(ConfigError, match=r"status 3 before it was ready(.|\n)*illegal memory"),
+    ):
+        await servers.ready(within_s=30)
+    assert len(starts(model)) == 1, "it is not tried again"
+
+
 async def test_waiting_is_bounded_and_can_be_cancelled(model: Path, tmp_path: Path) -> None:
     silent = tmp_path / "vllm"
     silent.write_text("#!/bin/sh\necho compiling\nexec sleep 300\n")

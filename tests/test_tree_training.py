@@ -311,3 +311,24 @@ async def test_who_is_called_off_leaves_the_others_their_scores(tmp_path: Path) 
             assert task.result().logprobs == pytest.approx(alone.logprobs, abs=1e-5)
     assert sum(task.cancelled() for task in tasks) == 2
     await trainer.aclose()
+
+
+def test_masters_keep_what_bfloat16_would_lose(model: Path) -> None:
+    """Steps far below the format's resolution add up, and the copies follow when they can."""
+    base = open_base(str(model), device="cpu", dtype="bfloat16", threads=1)
+    rng = random.Random(2)
+    batch = [LossPass("ppo", (datum(rng, tuple(rng.choices(range(64), k=60)), "ppo"),))]
+    learner = optimizer(base)
+    name, copy = next(iter(learner._masters._copies.items()))
+    before, rounded = learner.adapter()[name], copy.detach().clone()
+    assert copy.dtype == torch.bfloat16
+    learner.step(batch, Adam(1e-5))
+    after = learner.adapter()[name]
+    moved = (after - before).abs()
+    assert after.dtype == torch.float32
+    assert 0.9e-5 < float(moved.median()) < 1.1e-5, "Adam's first step is the rate"
+    assert float((copy == rounded).float().mean()) > 0.9, "too little for most copies"
+    for _ in range(40):
+        learner.step(batch, Adam(1e-4))
+    assert float((copy == rounded).float().mean()) < 0.9, "and enough after many steps"
+    assert torch.equal(copy.detach(), learner.adapter()[name].to(torch.bfloat16))

@@ -49,7 +49,8 @@ class EmbeddedServing:
         return self._sampler(BASE_REF, self._base.module)
 
     def live(self) -> frozenset[str]:
-        return frozenset(sampler.ref for sampler in self._open)
+        # Asked in another thread: the copy is made in one go, while samplers open and close.
+        return frozenset([sampler.ref for sampler in tuple(self._open)])
 
     async def aclose(self) -> None:
         for sampler in list(self._open):

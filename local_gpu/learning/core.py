@@ -125,22 +125,24 @@ class LearningCore:
             return self._scorer.score(module, asks)
 
     def write_adapter(self, folder: Path) -> None:
-        adapter = self._optimizer.adapter()
-
         def write() -> None:
             with new_folder(folder) as draft:
-                write_adapter(draft, self._base, self._shape, adapter)
+                write_adapter(draft, self._base, self._shape, self._optimizer.adapter())
 
         self._first_rank(write)
         self._present = folder
 
     def export_adapter(self, folder: Path) -> None:
-        adapter = self._optimizer.adapter()
-        self._first_rank(lambda: export_adapter(folder, self._base, self._shape, adapter))
+        def write() -> None:
+            export_adapter(folder, self._base, self._shape, self._optimizer.adapter())
+
+        self._first_rank(write)
 
     def write_state(self, folder: Path) -> None:
-        state = self._optimizer.state()
-        self._first_rank(lambda: write_state(folder, self._base, self._shape, state))
+        def write() -> None:
+            write_state(folder, self._base, self._shape, self._optimizer.state())
+
+        self._first_rank(write)
 
     def read_state(self, folder: Path) -> None:
         self._optimizer.load(self._first_rank(lambda: read_state(folder, self._base)))

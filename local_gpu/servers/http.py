@@ -105,6 +105,7 @@ class Link:
         self, path: str, body: Mapping[str, object] | None = None, *, seconds: float
     ) -> Answer:
         """GET, or POST if there is a body."""
+        self._check_open()
         async with self._in_time(asyncio.get_running_loop().time() + seconds):
             method = "GET" if body is None else "POST"
             response = await self._client.request(method, path, json=body)
@@ -121,6 +122,7 @@ class Link:
         now = asyncio.get_running_loop().time
         end = now() + self.deadlines.request_s
         until = min(now() + self.deadlines.first_token_s, end)
+        self._check_open()
         async with self._in_time(until):
             request = self._client.build_request("POST", path, json=body)
             response = await self._client.send(request, stream=True)
@@ -154,6 +156,10 @@ class Link:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    def _check_open(self) -> None:
+        if self._client.is_closed:  # httpx would raise a RuntimeError
+            raise OutageError(f"The connections to the server {self.url} are closed.")
 
     def _event(self, line: bytes) -> Mapping[str, Any]:
         event: object = None

@@ -75,8 +75,7 @@ class Pool:
 
     def release(self, adapter: Adapter) -> None:
         adapter.users -= 1
-        if adapter.users == 0:
-            del self._wanted[adapter.name]
+        if adapter.users == 0 and self._wanted.pop(adapter.name, None):  # else it is closed
             self._routes.forget_name(adapter.name)
             for member in self._members:
                 self._wake(member)

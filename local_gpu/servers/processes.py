@@ -212,11 +212,11 @@ def _look(waiting: Sequence[_Kept]) -> None:
                 f"{_quoted(launch.log)}"
             )
         if _status(launch.port, "GET", "/health", None, 5.0) == http.HTTPStatus.OK:
-            _warm_up(launch)
-            kept.ready = True
+            kept.ready = _warm_up(launch)
 
 
-def _warm_up(launch: Launch) -> None:
+def _warm_up(launch: Launch) -> bool:
+    """Whether it has answered. If not, it has ended, which shows at the next look, or is slow."""
     body = {"model": launch.model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
     status = _status(launch.port, "POST", "/v1/completions", body, _WARM_UP_S)
     if status is not None and status != http.HTTPStatus.OK:
@@ -224,6 +224,7 @@ def _warm_up(launch: Launch) -> None:
             f"{launch.name} is up, but answers its first request with HTTP {status}."
             f"{_quoted(launch.log)}"
         )
+    return status is not None
 
 
 def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:

@@ -1,0 +1,45 @@
+"""The product with a real vLLM: it learns through it, and no request fails while it publishes.
+
+Not in the default suite: `make vllm` installs it, `make test-vllm` runs this.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from callers import Callers
+from real_vllm import serving
+
+from local_gpu.demo import MODEL_DIR
+from tests.processes import product
+from tests.talk import learn, rows
+
+pytestmark = pytest.mark.vllm
+FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "8", "--batch-size", "4")
+
+
+def test_it_learns_and_no_request_fails(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    environment = Path(request.config.getoption("vllm")).absolute()
+    data = tmp_path / "data"
+    with (
+        serving(environment, MODEL_DIR, tmp_path / "vllm.log") as url,
+        product(data, *FLAGS, "--sampler-urls", url) as running,
+    ):
+        with Callers(running, 2) as callers:
+            learn(running, 3, range(0, 60))
+        assert len(callers.answers) > 0
+        assert set(callers.answers) == {200}
+        assert running.health()["status"] == "ok"
+        newest = rows(data, "SELECT sampler_ref FROM versions ORDER BY id")[-1][0]
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+        assert newest in {model["id"] for model in models}
+        assert running.stop() == 0
+        left = httpx.get(f"{url}/v1/models").json()["data"]
+        assert len(left) == 1, "no adapter stays behind"
+    steps = [event for event in running.events() if event["event"] == "step"]
+    compared = [step for step in steps if step["agrees"] is not None]
+    assert len(steps) >= 3
+    assert compared, "at least the first batch was sampled by the version that it trains"
+    assert all(step["agrees"] for step in compared)
