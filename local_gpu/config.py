@@ -48,6 +48,8 @@ class LocalConfig:
     sampler_urls: tuple[str, ...] = ()
     """vLLM or SGLang servers that sample; () samples in this process."""
     sampler_kind: Literal["auto", "vllm", "sglang"] = "auto"
+    student_topk: int = 0
+    """Candidates per token that will be asked for: servers that give fewer are refused."""
     context_tokens: int | None = None
     """None: as many as the model has positions."""
     kv_cache_tokens: int | None = None

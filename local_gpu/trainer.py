@@ -26,6 +26,7 @@ from local_gpu.parts import BASE_REF, Ask, Learning, Serving
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.score_queue import ScoreQueue
 from local_gpu.servers.connect import connect_all
+from local_gpu.servers.member import PoolOptions
 from local_gpu.servers.serving import PoolServing
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
@@ -52,6 +53,8 @@ class LocalTrainer:
         self._executor = executor
         self._serving: Serving
         self._loaded_state: str | None = None
+        self._steps = 0
+        """In hand."""
 
     @classmethod
     async def start(
@@ -73,11 +76,19 @@ class LocalTrainer:
         loop = asyncio.get_running_loop()
         started: LocalTrainer | None = None
         try:
-            base, learning = await loop.run_in_executor(executor, _learning, config, say)
+            try:
+                base, learning = await loop.run_in_executor(executor, _learning, config, say)
+            except RuntimeError as error:  # no memory, say, because somebody else has taken it
+                raise BackendError(
+                    f"{config.model} cannot be loaded on device {config.device!r}: {error}"
+                ) from error
             started = cls(config, learning, executor)
             for note in learning.facts.notes:
                 say(note)
             started._serving = await started._serve(base)
+            offered, learned = started._serving.context_tokens, learning.facts.context_tokens
+            if offered < learned:
+                say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
             return started
         except BaseException:
             if started is not None:
@@ -89,7 +100,8 @@ class LocalTrainer:
         config, queue = self._config, ScoreQueue(self._score_all)
         if base is None:
             servers = await connect_all(config.sampler_urls, config.sampler_kind)
-            return await PoolServing.start(servers, self._learning.facts, queue.score)
+            options = PoolOptions(student_topk=config.student_topk, steps=lambda: self._steps > 0)
+            return await PoolServing.start(servers, self._learning.facts, queue.score, options)
         size = EngineSize.fit(
             base,
             context_tokens=config.context_tokens,
@@ -109,7 +121,11 @@ class LocalTrainer:
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        return await self._run(lambda: self._learning.step(passes, adam))
+        self._steps += 1
+        try:
+            return await self._run(lambda: self._learning.step(passes, adam))
+        finally:
+            self._steps -= 1
 
     async def publish(self) -> Sampler:
         def write() -> str:
@@ -209,6 +225,6 @@ def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseMode
 
 def _inside(folder: Path, ref: str) -> Path:
     """The entry of that name; a ref is never a path."""
-    if Path(ref).name != ref:
+    if Path(ref).name != ref or ref in ("", ".."):
         raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
     return folder / ref

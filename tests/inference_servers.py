@@ -63,6 +63,8 @@ class Faults:
     """Prompts that another version has answered are answered with that one's numbers."""
     raw: bool = False
     """Logprobs are those before temperature."""
+    most_candidates: int = 20
+    """Requests for more per token are refused."""
     static: bool = False
     """Was started without permission to load adapters."""
 
@@ -210,6 +212,8 @@ class InferenceServer:
             await self._hang(request)
         if self.faults.status is not None:
             return _error(self.faults.status, "EngineCore encountered an issue.")
+        if body["logprobs"] > self.faults.most_candidates:
+            return _error(400, f"{body['logprobs']} logprobs, which is greater than max allowed")
         if len(prompt) + 1 > self._context:
             return _error(400, f"This model's maximum context length is {self._context} tokens.")
         engine = self._engine_for(name, prompt)

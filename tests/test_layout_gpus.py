@@ -105,6 +105,10 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--sampler-urls http://a:1 --rollout-tp 2 --vllm v", "--rollout-tp, --vllm is for"),
         ("--sampler-urls ,", "--sampler-urls is empty"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
+        ("--sampler-urls http://a:1 --kv-cache-tokens 512", "--kv-cache-tokens is for"),
+        ("--sampler-kind vllm", "is for --sampler-urls"),
+        ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
+        ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
         ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
         ("--model-name demo --gpus 2", "--gpus: the model demo"),
         ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
@@ -366,6 +370,23 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
         await asyncio.to_thread(doctor, *flags)
         told = section(capsys.readouterr().out, "samplers")
         assert told.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
+        server.stop()
+        server.faults.static = True
+        server.start()
+        await asyncio.to_thread(doctor, *flags)
+        told = section(capsys.readouterr().out, "samplers")
+        assert told.startswith("FAIL samplers   --sampler-urls: ")
+        assert "start it with --enable-lora" in told
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_setting(
+    model: str, tmp_path: Path
+) -> None:
+    flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", "http://127.0.0.1:9"]
+    flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
+    with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
+        async with open_local(config.load([*LOCAL, *flags]), model):
+            pass
 
 
 # The doctor

@@ -354,6 +354,27 @@ async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) ->
         assert w.health.learner.state in ("waiting", "training")
 
 
+async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
+    tmp_path: Path,
+) -> None:
+    """A disk that is full for hours must not fill the samplers, attempt by attempt."""
+    async with world(tmp_path) as w:
+        with w.ledger.turns._db.transaction() as tx:
+            tx.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON versions "
+                "BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
+        for _ in range(4):
+            w.turn("YES")
+        await w.until(lambda: w.trainer.asked["publish"] > 3)
+        published = [s for ref, s in w.trainer.samplers.items() if ref != "base"]
+        assert [s.closed for s in published[1:-1]] == [True] * (len(published) - 2)
+        assert not published[0].closed, "it serves"
+        with w.ledger.turns._db.transaction() as tx:
+            tx.execute("DROP TRIGGER full")
+        await w.version(1)
+
+
 def has_token(token: int) -> Callable[[Sequence[LossPass]], bool]:
     return lambda passes: any(token in d.tokens for p in passes for d in p.datums)
 

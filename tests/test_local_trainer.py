@@ -304,6 +304,22 @@ async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) 
         await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
 
 
+async def test_a_device_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:
+    config = LocalConfig(model=str(tiny_model(tmp_path / "m")), root=tmp_path, device="meta")
+    with pytest.raises(BackendError, match="cannot be loaded on device 'meta'"):
+        await LocalTrainer.start(config)
+
+
+@pytest.mark.parametrize("ref", ["", "..", "../states", "/etc"])
+async def test_a_ref_is_never_a_path(tmp_path: Path, ref: str) -> None:
+    trainer = await start_local(tmp_path)
+    await trainer.publish()
+    for ask in (trainer.open, trainer.load_state):
+        with pytest.raises(BackendError, match="is not the name of anything"):
+            await ask(ref)
+    await trainer.aclose()
+
+
 async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     trainer = await start_local(tmp_path)
     (tmp_path / "run").mkdir()

@@ -16,6 +16,7 @@ from backends import VOCABULARY, start_local, start_tinker, tiny_model
 from safetensors.numpy import load_file
 
 from tinker_claw.config import Training
+from tinker_claw.learner.agreement import agreement
 from tinker_claw.learner.metrics import step_metrics
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.policy import Sampler, Trainer
@@ -147,7 +148,10 @@ async def test_gradients_adapters_and_metrics_are_the_same(
     for _ in range(2):
         reports = [await trainer.train_step(passes, ADAM) for trainer in pair]
         same_report(*reports)
-        one, other = (step_metrics(items, passes, report, 0) for report in reports)
+        one, other = (
+            step_metrics(items, passes, report, 0, agreement(items, passes, report, 0))
+            for report in reports
+        )
         assert other.pop("losses") == pytest.approx(one.pop("losses"), rel=1e-5, abs=1e-7)
         assert [k for k, v in other.items() if v is None] == [
             k for k, v in one.items() if v is None

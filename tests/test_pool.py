@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import CONTEXT, VOCABULARY
-from inference_servers import MODEL
+import torch
+from backends import CONTEXT, VOCABULARY, tiny_model
+from inference_servers import MODEL, inference_servers
 from pools import FAST, Site, eventually, site
 
+from local_gpu.config import LocalConfig
+from local_gpu.loading import load_base
 from local_gpu.servers.sampler import PoolSampler
 from local_gpu.servers.serving import PoolOptions
+from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Completion, SamplingParams
+from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams
 
 
 def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
@@ -254,6 +259,34 @@ async def test_the_pool_leaves_nothing_loaded_whoever_closes_it(tmp_path: Path) 
         async with asyncio.TaskGroup() as group:
             group.create_task(place.pool.aclose())
         assert not any(s.adapters for s in place.servers)
+
+
+async def test_a_version_that_is_asked_for_by_name_does_not_wait_for_a_step(tmp_path: Path) -> None:
+    folder, ended = tiny_model(tmp_path / "model"), threading.Event()
+    base = load_base(str(folder), device=torch.device("cpu"), dtype=torch.float32)
+    with inference_servers(base, 1) as (server,):
+        trainer = await LocalTrainer.start(
+            LocalConfig(
+                model=str(folder), root=tmp_path, rank=4, threads=1, sampler_urls=(server.url,)
+            )
+        )
+        try:
+            old = await trainer.publish()
+            await old.aclose()
+            async with asyncio.TaskGroup() as group:
+                trainer._executor.submit(ended.wait)  # the step is a long one
+                weights = ((1.0,),) * 2
+                passes = [LossPass("cross_entropy", (Datum((1, 2, 3), 1, weights=weights),))]
+                step = group.create_task(trainer.train_step(passes, Adam(0.1)))
+                await asyncio.sleep(0)
+                async with asyncio.timeout(20):  # a score would be waited for longer
+                    asked = await trainer.open(old.ref)
+                    assert len((await one(asked, prompt(20))).tokens) == 12
+                assert not step.done()
+                ended.set()
+        finally:
+            ended.set()
+            await trainer.aclose()
 
 
 async def test_serving_does_not_wait_for_a_trainer_that_is_busy(tmp_path: Path) -> None:

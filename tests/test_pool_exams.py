@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pools import FAST, Site, Trainer, eventually, facts_of, site, tiny_base
 from local_gpu.loading import load_base
 from local_gpu.parts import BASE_REF
 from local_gpu.servers.probe import PLACES, Agreement, Drawn, Exam, judge, tempered
-from local_gpu.servers.serving import PoolServing
+from local_gpu.servers.serving import PoolOptions, PoolServing
 from local_gpu.servers.vllm import VllmServer
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import SamplingParams
@@ -117,10 +118,12 @@ async def test_a_server_that_comes_back_wrong_stays_away(tmp_path: Path) -> None
         assert len(place.pool.agreements("v1")) == 2
 
 
-async def start(*servers: InferenceServer, folder: Path) -> PoolServing:
+async def start(
+    *servers: InferenceServer, folder: Path, options: PoolOptions = FAST
+) -> PoolServing:
     connected = [VllmServer(server.url) for server in servers]
     trainer = Trainer(tiny_base(), folder)
-    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, FAST)
+    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, options)
 
 
 async def test_logprobs_before_temperature_are_refused_with_the_flag_that_helps(
@@ -130,6 +133,15 @@ async def test_logprobs_before_temperature_are_refused_with_the_flag_that_helps(
         server.faults.raw = True
         with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
             await start(server, folder=tmp_path)
+
+
+async def test_too_few_candidates_are_refused_before_anybody_asks(tmp_path: Path) -> None:
+    with inference_servers(tiny_base(), 1) as (server,):
+        server.faults.most_candidates = 3
+        with pytest.raises(ConfigError, match="too small a --max-logprobs"):
+            await start(server, folder=tmp_path, options=replace(FAST, student_topk=4))
+        pool = await start(server, folder=tmp_path, options=replace(FAST, student_topk=3))
+        await pool.aclose()
 
 
 async def test_another_base_model_is_refused(tmp_path: Path) -> None:

@@ -271,6 +271,18 @@ async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_pat
             await place.pool.aclose()
 
 
+async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path) -> None:
+    async with site(tmp_path) as place:
+        sampler, folder = await place.publish("v1"), place.adapter("v2")
+        await place.pool.aclose()
+        with pytest.raises(OutageError, match="are closed"):
+            await one(sampler, prompt(20))
+        with pytest.raises(OutageError, match="can be asked"):
+            await place.pool.open("v2", folder)
+        await sampler.aclose()
+        assert place.pool.live() == frozenset()
+
+
 def test_waits_double_up_to_the_longest() -> None:
     exams: Any = (None, None)
     member = Member(0, VllmServer("http://127.0.0.1:1"), exams, PoolOptions())

@@ -14,7 +14,8 @@ from tinker_claw.learner import restore
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
 from tinker_claw.serve import guarded
-from tinker_claw.serve.backend import learning_rate, source
+from tinker_claw.serve.backend import learning_rate
+from tinker_claw.serve.model_files import source
 from tinker_claw.serve.versions import MOST_OPEN, Versions
 
 

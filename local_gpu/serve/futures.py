@@ -60,6 +60,8 @@ class Promises:
         promise = Promise(uuid4().hex, owner, cancellable)
         self._promises[promise.id] = promise
         promise.task = self._spawn(self._settle(promise, work))
+        # Not in the task: one that is cancelled before it begins runs none of its code.
+        promise.task.add_done_callback(lambda _: self._settled(promise, work))
         return promise.id
 
     async def wait(self, request_id: str, at_most_s: float) -> Answer | None:
@@ -102,20 +104,19 @@ class Promises:
         return len(self._promises)
 
     async def _settle(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
-        try:
-            promise.answer = await guarded(work)
-        except asyncio.CancelledError:
+        promise.answer = await guarded(work)
+
+    def _settled(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+        work.close()  # one that never began would warn
+        if promise.answer is None:
             sentence = "The request was cancelled: its session or the server ended."
             promise.answer = failure(sentence, by_user=False)  # nothing was wrong with it
-            raise
-        finally:
-            work.close()  # one that was cancelled before it began would warn
-            promise.task = None
-            promise.forget_at = time.monotonic() + self._keep_s
-            promise.ready.set()
-            self._held_bytes += promise.size
-            if self._held_bytes > self._keep_bytes:
-                self.sweep()
+        promise.task = None
+        promise.forget_at = time.monotonic() + self._keep_s
+        promise.ready.set()
+        self._held_bytes += promise.size
+        if self._held_bytes > self._keep_bytes:
+            self.sweep()
 
 
 async def guarded(work: Awaitable[Answer]) -> Answer:

@@ -72,5 +72,5 @@ async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Literal[
         return owner
     raise ConfigError(
         f"{url} is neither a vLLM nor an SGLang server, as far as /v1/models says: check the "
-        "address, or say which of both it is."
+        "address, or say by --sampler-kind which of both it is."
     )

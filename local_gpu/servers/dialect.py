@@ -161,6 +161,8 @@ class HttpServer(ABC):
             return NotLoaded(f"The server {self.url} does not have {what}: {told}.")
         if "context length" in told or "max_model_len" in told:
             return ContextLengthError(len(prompt), params.max_tokens, info.context_tokens)
+        if "logprobs" in told and "max allowed" in told:
+            told += ". It was started with too small a --max-logprobs"
         return RequestError(f"The server {self.url} refuses the request: {told}.")
 
     @abstractmethod

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from local_gpu.parts import BASE_REF, Facts, Score
+from local_gpu.servers.member import PoolOptions
 from local_gpu.servers.probe import PLACES, Exam, table, tempered
 from tinker_claw.errors import BackendError
 from tinker_claw.types import Tokens
@@ -41,10 +42,10 @@ _log = logging.getLogger(__name__)
 class Examiner:
     """Writes exams."""
 
-    def __init__(self, facts: Facts, score: Score, score_s: float) -> None:
+    def __init__(self, facts: Facts, score: Score, options: PoolOptions) -> None:
         self._facts = facts
         self._score = score
-        self._score_s = score_s
+        self._options = options
 
     async def base(self) -> tuple[Exam, Exam]:
         """On the base model: at temperature 1, and at another, where raw logprobs would show."""
@@ -52,7 +53,14 @@ class Examiner:
         rows = await table(self._score, self._facts, BASE_REF, prompts)
         shaped = tempered(rows, _TEMPERATURE, self._facts.vocabulary)
         return (
-            Exam(BASE_REF, prompts, rows, {}, advice=_OTHER_MODEL),
+            Exam(
+                BASE_REF,
+                prompts,
+                rows,
+                {},
+                advice=_OTHER_MODEL,
+                student_topk=self._options.student_topk,
+            ),
             Exam(
                 BASE_REF,
                 prompts,
@@ -73,7 +81,9 @@ class Examiner:
         """
         prompts = (self._fixed(), *(tuple(prefix[:_HOT_TOKENS]) for prefix in hot))
         try:
-            async with asyncio.timeout(self._score_s):
+            if self._options.steps():
+                raise TimeoutError
+            async with asyncio.timeout(self._options.score_s):
                 right = await table(self._score, self._facts, ref, prompts)
                 wrong = {BASE_REF: await table(self._score, self._facts, BASE_REF, prompts)}
                 if before is not None:

@@ -64,14 +64,14 @@ class Answer:
 
     @property
     def told(self) -> str:
-        """The server's own words, shortened, without the full stop."""
+        """The server's own words in one line, shortened, without the full stop."""
         words: object = self.body
         for _ in range(2):  # {"error": {"message": ...}}
             if isinstance(words, dict):
                 told = cast(dict[str, object], words)
                 names = ("error", "message", "error_message", "detail")
                 words = next((told[name] for name in names if told.get(name)), "")
-        return str(words).strip()[:300].rstrip(".")
+        return " ".join(str(words).split())[:300].rstrip(".")
 
 
 class Refusal(Exception):

@@ -34,14 +34,19 @@ class PoolOptions:
     """Computed for a new version before it serves; 0: none."""
     warm_s: float = 20.0
     """At most so long for that, on each server."""
+    steps: Callable[[], bool] = bool
+    """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
+    being compared once more: no request waits for a step."""
     score_s: float = 30.0
-    """At most so long until the trainer has scored what a version is compared on. A version that is
-    opened while a step runs serves uncompared instead of waiting for it."""
+    """At most so long until the trainer has scored what a version is compared on; it may be scoring
+    for others."""
     ready_s: float = 120.0
     """At most so long until a server has loaded a version and answered with it, all told."""
     first_wait_s: float = 1.0
     """Until a server that failed is asked again; doubles each time."""
     longest_wait_s: float = 30.0
+    student_topk: int = 0
+    """Candidates per token that requests will ask for: the most that a server must give."""
     look_s: float = 30.0
     """How often a server that is not busy is asked whether it is well."""
 

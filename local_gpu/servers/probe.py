@@ -84,6 +84,8 @@ class Exam:
     advice: str
     """What to look for where a server fails."""
     temperature: float = 1.0
+    student_topk: int = 0
+    """Candidates to ask for with each token: servers refuse more than they were started for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,9 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
 
 async def sit(server: Server, name: str | None, exam: Exam) -> list[Drawn]:
     """Let a server answer. Raises what the server raises."""
-    params = SamplingParams(max_tokens=1, temperature=exam.temperature)
+    params = SamplingParams(
+        max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
+    )
 
     async def draw(prompt: int, place: int) -> list[Drawn]:
         tokens = exam.prompts[prompt]

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from tinker_claw.errors import OutageError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+
+NEVER_LOADED: Final = "tinker-claw-never-loaded"
+"""A name to unload: a server that does not take adapters while it runs says so."""
 
 
 class NotLoaded(OutageError):

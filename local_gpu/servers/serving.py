@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from local_gpu.parts import Facts, Score
 from local_gpu.servers.examiner import Examiner
@@ -18,12 +17,9 @@ from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.pool import Pool
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.sampler import PoolSampler
-from local_gpu.servers.server import Server
+from local_gpu.servers.server import NEVER_LOADED, Server
 from local_gpu.servers.together import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
-
-_NEVER_LOADED: Final = "tinker-claw-never-loaded"
-"""A name to unload: a server that does not take adapters while it runs says so."""
 
 
 class PoolServing:
@@ -53,7 +49,7 @@ class PoolServing:
             OutageError: none answers.
         """
         options = options or PoolOptions()
-        examiner = Examiner(facts, score, options.score_s)
+        examiner = Examiner(facts, score, options)
         try:
             exams = await examiner.base()
             members = [Member(i, server, exams, options) for i, server in enumerate(servers)]
@@ -113,7 +109,7 @@ class PoolServing:
 async def _admit(member: Member) -> None:
     try:
         await member.check()
-        await member.server.unload(_NEVER_LOADED)
+        await member.server.unload(NEVER_LOADED)
     except OutageError as error:
         member.leave(str(error))
     except (BackendError, RequestError) as error:

@@ -48,8 +48,10 @@ class VllmServer(HttpServer):
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
         self._expect_route(answer)
+        unseen = " Does it see that folder by the same path, and may it read it?"
         raise BackendError(
             f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
+            f"{unseen if answer.status == HTTPStatus.NOT_FOUND else ''}"
         )
 
     async def unload(self, name: str) -> None:

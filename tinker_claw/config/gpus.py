@@ -38,6 +38,7 @@ def check_local(run: Run, judge: Judge, local: Local) -> None:
 
 
 def _wrong(run: Run, judge: Judge, local: Local) -> Iterator[str]:
+    yield from _service(run, local)
     yield from _counts(local)
     yield from _judge(judge, local)
     yield from _demo(run, local)
@@ -47,6 +48,23 @@ def _wrong(run: Run, judge: Judge, local: Local) -> Iterator[str]:
         shlex.split(local.torchrun or "")
     except ValueError as error:
         yield f"--torchrun cannot be split into arguments ({error}); mind its quotes"
+
+
+def _service(run: Run, local: Local) -> Iterator[str]:
+    """Whoever names his GPUs does not mean a service that bills him."""
+    given = {
+        "--gpus": local.gpus is not None,
+        "--actor-gpus": local.actor_gpus is not None,
+        "--rollout-gpus": local.rollout_gpus is not None,
+        "--prm-gpus": local.prm_gpus > 0,
+        "--sampler-urls": local.sampler_urls is not None,
+    }
+    named = [flag for flag, is_given in given.items() if is_given]
+    if run.backend == "tinker" and named:
+        yield (
+            f"{', '.join(named)}: with --backend tinker, the default, a service trains and "
+            "samples; add --backend local, or leave it out"
+        )
 
 
 def _counts(local: Local) -> Iterator[str]:
@@ -89,6 +107,8 @@ def _judge(judge: Judge, local: Local) -> Iterator[str]:
 
 def _servers(local: Local) -> Iterator[str]:
     if local.sampler_urls is None:
+        if local.sampler_kind != "auto":
+            yield f"--sampler-kind {local.sampler_kind} is for --sampler-urls; leave it out"
         return
     if not local.urls:
         yield "--sampler-urls is empty; name a server, or leave it out"
@@ -101,6 +121,7 @@ def _servers(local: Local) -> Iterator[str]:
         "--vllm": local.vllm is not None,
         "--sampler-memory": local.sampler_memory is not None,
         "--sampler-quantization": local.sampler_quantization is not None,
+        "--kv-cache-tokens": local.kv_cache_tokens is not None,
     }
     if unused := [flag for flag, given in started.items() if given]:
         yield (

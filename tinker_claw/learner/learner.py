@@ -247,13 +247,17 @@ class Learner:
         sampler = await deps.trainer.publish()
         metrics = step_metrics(items, passes, report, parent.version.step, agreed)
         metrics |= deps.spending.figures(account.usage)
-        version = deps.ledger.steps.commit(
-            step_id,
-            parent.version,
-            state_ref=state_ref,
-            sampler_ref=sampler.ref,
-            metrics=metrics | {"rule": step_rule(deps.method.name, deps.cfg)},
-        )
+        try:
+            version = deps.ledger.steps.commit(
+                step_id,
+                parent.version,
+                state_ref=state_ref,
+                sampler_ref=sampler.ref,
+                metrics=metrics | {"rule": step_rule(deps.method.name, deps.cfg)},
+            )
+        except LedgerError:  # the next attempt publishes anew
+            await sampler.aclose()
+            raise
         self.retire(deps.policy.swap(Policy(version, sampler)))
         self.suspect = False
         self._alarm.committed(agreed, step_id)

@@ -100,7 +100,11 @@ class Recovery:
     async def _go_back_to(self, saved: PolicyVersion) -> None:
         """Where states are saved every k steps, the steps since the last save are void, too."""
         sampler = await self._trainer.open(saved.sampler_ref)  # may fail: nothing is written before
-        lost = self._ledger.steps.unsaved(saved)
-        version = self._ledger.steps.restart_from(saved)
+        try:
+            lost = self._ledger.steps.unsaved(saved)
+            version = self._ledger.steps.restart_from(saved)
+        except LedgerError:  # the next attempt opens it anew
+            await sampler.aclose()
+            raise
         log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
         self._retire(self._policy.swap(Policy(version, sampler)))

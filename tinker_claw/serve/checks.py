@@ -110,14 +110,17 @@ async def samplers(patient: Patient) -> Found:
 
 async def _served_at(url: str, settings: Settings) -> str:
     from local_gpu.servers.connect import connect
+    from local_gpu.servers.server import NEVER_LOADED
 
-    server = await connect(url, settings.local.sampler_kind)
     try:
-        info = await server.info()
-    except BackendError as error:
+        server = await connect(url, settings.local.sampler_kind)
+        try:
+            info = await server.info()
+            await server.unload(NEVER_LOADED)
+        finally:
+            await server.aclose()
+    except (BackendError, ConfigError) as error:
         raise ConfigError(f"--sampler-urls: {error}") from error
-    finally:
-        await server.aclose()
     return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_claw.config import Settings
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ConfigError, OutageError
+from tinker_claw.methods import build, student_topk
 from tinker_claw.policy import Trainer
 from tinker_claw.serve.arrange import GET_VLLM, Arrangement, arrange, why_not
 from tinker_claw.serve.model_files import judge_folder
@@ -71,7 +72,16 @@ async def open_local(settings: Settings, folder: str) -> AsyncGenerator[Trainer]
         from local_gpu.trainer import LocalTrainer  # torch: only where it trains
 
         config = local_config(settings, folder, arranged, urls)
-        trainer = await LocalTrainer.start(config, say=lambda told: log.info("local", told=told))
+        try:
+            trainer = await LocalTrainer.start(
+                config, say=lambda told: log.info("local", told=told)
+            )
+        except OutageError as error:
+            if not settings.local.urls:
+                raise
+            raise ConfigError(
+                f"--sampler-urls: {error} Start a server there, or mend the address"
+            ) from error
         stack.push_async_callback(trainer.aclose)
         yield trainer
 
@@ -146,6 +156,7 @@ def local_config(
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
         sampler_kind=local.sampler_kind if local.urls else "vllm" if urls else "auto",
+        student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,
         kv_cache_tokens=local.kv_cache_tokens,
         threads=local.threads,
