@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from local_gpu.servers.connect import connect
+from local_gpu.servers.connect import connect, connect_all
 from local_gpu.servers.dialect import HttpServer
 from local_gpu.servers.http import Deadlines
 from local_gpu.servers.server import NotLoaded
@@ -659,6 +659,22 @@ async def test_a_server_is_known_by_what_it_says_of_itself(script: Scripted) -> 
         server = await connect(f"{script.url}/v1/")
         assert type(server) is kind
         assert server.url == script.url
+        await server.aclose()
+
+
+async def test_each_of_several_is_asked_what_it_is_but_one_that_is_away(script: Scripted) -> None:
+    script.replies["/v1/models"] = said({"data": [BASE | {"owned_by": "sglang"}]})
+    nobody = "http://127.0.0.1:9"
+    async with scripted() as other:
+        servers = await connect_all([nobody, script.url, other.url])
+        assert [type(server) for server in servers] == [SglangServer, SglangServer, VllmServer]
+        assert [server.url for server in servers] == [nobody, script.url, other.url]
+        other.replies["/v1/models"] = Reply(404)
+        with pytest.raises(ConfigError, match=other.url):
+            await connect_all([script.url, other.url])
+    with pytest.raises(OutageError, match="cannot be reached"):
+        await connect_all([nobody])
+    for server in servers:
         await server.aclose()
 
 

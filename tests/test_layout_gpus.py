@@ -265,6 +265,19 @@ def test_without_vllm_the_embedded_sampler_is_the_last_resort(
         arranged(model, "--vllm", "/no/vllm")
 
 
+def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
+    model: str, box: Callable[..., None], vllm: Path
+) -> None:
+    box()
+    flags = ["--model-name", model, "--sampler-urls", "http://a:1"]
+    flags += ["--prm-gpus", "1", "--prm-model-name", model]
+    with pytest.raises(ConfigError, match=r"--prm-gpus \(PRM_GPUS\) needs vLLM"):
+        check_fit(settings(*flags))
+    arranged = arrange(settings(*flags, "--vllm", str(vllm)))
+    assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
+    assert arranged.vllm == vllm
+
+
 def test_layout_goes_by_the_gpus_that_are_visible(
     model: str, box: Callable[..., None], vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,8 @@ async def test_a_server_that_answers_with_other_weights_leaves(tmp_path: Path, f
         new = await place.publish("v2", change=0.02)
         ((url, why),) = place.pool.away()
         assert url == place.servers[0].url
-        assert "what tells 'v2' from" in why
+        # On some draws so large a change is no longer along u, and the mean |d| tells it.
+        assert "what tells 'v2' from" in why or "'v2' that are" in why
         assert "prefix cache of older weights?" in why
         for salt in range(4):
             tokens = prompt(150, salt)

@@ -11,10 +11,12 @@ from typing import Any, Final, Literal
 from local_gpu.servers.dialect import HttpServer
 from local_gpu.servers.http import Deadlines, Link
 from local_gpu.servers.sglang import SglangServer
+from local_gpu.servers.together import together
 from local_gpu.servers.vllm import VllmServer
 from tinker_claw.errors import ConfigError, OutageError
 
-Kind = Literal["auto", "vllm", "sglang"]
+Known = Literal["vllm", "sglang"]
+Kind = Literal["auto"] | Known
 _DIALECTS: Final[Mapping[str, type[HttpServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
 
 
@@ -37,25 +39,34 @@ async def connect(
 
 
 async def connect_all(urls: Sequence[str], kind: Kind = "auto") -> list[HttpServer]:
-    """Servers of one kind. One that is away at the moment does not keep the others from starting.
+    """One that is away at the moment does not keep the others from starting.
+
+    It is taken for what the first that answers is.
 
     Raises:
         ConfigError: one is neither.
         OutageError: none answers.
     """
-    away: OutageError | None = None
-    for url in urls if kind == "auto" else ():
-        try:
-            kind = await _kind(url, Deadlines(), None)
-            break
-        except OutageError as error:
-            away = error
-    if kind == "auto" and away is not None:
-        raise away
-    return [await connect(url, kind) for url in urls]
+    if kind != "auto":
+        return [await connect(url, kind) for url in urls]
+    asked = await together(_kind_or_away(url) for url in urls)
+    kinds: list[Known] = [found for found in asked if not isinstance(found, OutageError)]
+    if not kinds:
+        raise next(away for away in asked if isinstance(away, OutageError))
+    return [
+        await connect(url, kinds[0] if isinstance(found, OutageError) else found)
+        for url, found in zip(urls, asked, strict=True)
+    ]
 
 
-async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Literal["vllm", "sglang"]:
+async def _kind_or_away(url: str) -> Known | OutageError:
+    try:
+        return await _kind(url, Deadlines(), None)
+    except OutageError as error:
+        return error
+
+
+async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Known:
     link = Link(url, deadlines, api_key)
     try:
         answer = await link.ask("/v1/models", seconds=deadlines.answer_s)

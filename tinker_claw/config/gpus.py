@@ -118,7 +118,7 @@ def _servers(local: Local) -> Iterator[str]:
     started = {
         "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
         "--rollout-tp": local.rollout_tp > 1,
-        "--vllm": local.vllm is not None,
+        "--vllm": local.vllm is not None and not local.prm_gpus,
         "--sampler-memory": local.sampler_memory is not None,
         "--sampler-quantization": local.sampler_quantization is not None,
         "--kv-cache-tokens": local.kv_cache_tokens is not None,

@@ -71,7 +71,7 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
             raise ConfigError(_ALONE)
         return Arrangement(Layout((), ()), (), 0, None, None, None, local.actor_gpus or 1)
     started = not local.urls and (vllm is not None or only_reckon)
-    if not started and not local.urls:
+    if vllm is None and not only_reckon:
         _refuse_without_vllm(settings)
     layout = plan(
         Wanted(
