@@ -58,14 +58,18 @@ class LocalTrainer:
 
     @classmethod
     async def start(
-        cls, config: LocalConfig, say: Callable[[str], None] = _unheard
+        cls,
+        config: LocalConfig,
+        say: Callable[[str], None] = _unheard,
+        away: Callable[[Sequence[str]], object] = len,
     ) -> LocalTrainer:
         """Load the base model, here or on ranks, and join it with what samples.
 
         Servers that are named must run already: they take their memory first.
 
         Args:
-            say: hears, in sentences, what is waited for and what was chosen.
+            say: hears, in sentences, what is waited for, what was chosen, and what goes wrong.
+            away: hears which servers are out of the rotation, and why, whenever that changes.
 
         Raises:
             ConfigError: a setting, the installed transformers or a server does not fit.
@@ -85,7 +89,7 @@ class LocalTrainer:
             started = cls(config, learning, executor)
             for note in learning.facts.notes:
                 say(note)
-            started._serving = await started._serve(base)
+            started._serving = await started._serve(base, say, away)
             offered, learned = started._serving.context_tokens, learning.facts.context_tokens
             if offered < learned:
                 say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
@@ -96,11 +100,21 @@ class LocalTrainer:
             executor.shutdown(wait=False)
             raise
 
-    async def _serve(self, base: BaseModel | None) -> Serving:
+    async def _serve(
+        self,
+        base: BaseModel | None,
+        say: Callable[[str], None],
+        away: Callable[[Sequence[str]], object],
+    ) -> Serving:
         config, queue = self._config, ScoreQueue(self._score_all)
         if base is None:
             servers = await connect_all(config.sampler_urls, config.sampler_kind)
-            options = PoolOptions(student_topk=config.student_topk, steps=lambda: self._steps > 0)
+            options = PoolOptions(
+                student_topk=config.student_topk,
+                steps=lambda: self._steps > 0,
+                say=say,
+                away=away,
+            )
             return await PoolServing.start(servers, self._learning.facts, queue.score, options)
         size = EngineSize.fit(
             base,

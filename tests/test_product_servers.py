@@ -7,9 +7,11 @@ the same with a real one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +20,8 @@ from inference_servers import InferenceServer, inference_servers
 
 from local_gpu.demo import MODEL_DIR
 from local_gpu.device import open_base
-from tests.processes import product
-from tests.talk import HELLO, learn, rows
+from tests.processes import Running, product
+from tests.talk import HELLO, ask, learn, rows
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--batch-size", "4")
@@ -30,6 +32,16 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
     base = open_base(str(MODEL_DIR), device="cpu", dtype="float32", threads=1)
     with inference_servers(base, count, model="demo-base", context=4096) as servers:
         yield servers
+
+
+def until(running: Running, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The health for which that is so; requests go on meanwhile, since they find out."""
+    for number in range(100):
+        ask(running, f"asking-{number}", [HELLO])
+        if come(health := running.health()):
+            return health
+        time.sleep(0.2)
+    raise AssertionError(health)
 
 
 def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_path: Path) -> None:
@@ -44,8 +56,15 @@ def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_p
                 learn(running, 4, range(100, 160))
             assert before > 0
             assert set(callers.answers) == {200}
-            health = running.health()
-            assert health["status"] == "ok"
+            assert until(running, lambda told: told["servers"] == "ok")["status"] == "ok"
+            servers[1].stop()
+            health = until(running, lambda told: told["servers"] == "away")
+            assert health["status"] == "degraded"
+            assert servers[1].url in health["servers_error"]
+            assert "the others do their work" in health["meaning"]
+            ask(running, "one-server", [HELLO])
+            servers[1].start()
+            assert until(running, lambda told: told["servers"] == "ok")["status"] == "ok"
             assert running.stop() == 0
         steps = [event for event in running.events() if event["event"] == "step"]
         assert len(steps) >= 4

@@ -17,6 +17,7 @@ from typing import Any
 from local_gpu.embedded.batching import Batcher
 from local_gpu.embedded.jobs import Feed, Job
 from local_gpu.model import BaseModel
+from local_gpu.together import together
 from tinker_claw.errors import ConfigError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
@@ -110,15 +111,12 @@ class Engine:
         ]
         async with aclosing(first):
             head = await anext(first)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(_collect(first, params, head))]
-                    tasks += [
-                        group.create_task(_collect(self.stream(prompt, p), p)) for p in others
-                    ]
-            except BaseExceptionGroup as failures:
-                raise _first_leaf(failures) from failures
-        return [task.result() for task in tasks]
+            return await together(
+                [
+                    _collect(first, params, head),
+                    *(_collect(self.stream(prompt, p), p) for p in others),
+                ]
+            )
 
     async def aclose(self) -> None:
         """End the thread when its requests have ended.
@@ -179,8 +177,3 @@ async def _collect(
 ) -> Completion:
     async with aclosing(stream):
         return Completion.collect([*head, *[chunk async for chunk in stream]], params)
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    leaf = group.exceptions[0]
-    return _first_leaf(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf

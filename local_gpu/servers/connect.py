@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 from local_gpu.servers.dialect import HttpServer
 from local_gpu.servers.http import Deadlines, Link
 from local_gpu.servers.sglang import SglangServer
-from local_gpu.servers.together import together
 from local_gpu.servers.vllm import VllmServer
+from local_gpu.together import together
 from tinker_claw.errors import ConfigError, OutageError
 
 Known = Literal["vllm", "sglang"]

@@ -8,7 +8,6 @@ version shows there, and an adapter's change shows best on what people really as
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -35,8 +34,6 @@ _NOT_APPLIED: Final = (
     "Was the adapter not applied, or with another alpha, or does the server answer from a prefix "
     "cache of older weights?"
 )
-
-_log = logging.getLogger(__name__)
 
 
 class Examiner:
@@ -90,7 +87,7 @@ class Examiner:
                     with suppress(BackendError):  # its files may be gone
                         wrong[before] = await table(self._score, self._facts, before, prompts)
         except TimeoutError:
-            _log.warning("%s serves without being compared: the trainer is busy.", ref)
+            self._options.say(f"{ref} serves without being compared: the trainer is busy.")
             return None
         return Exam(ref, prompts, right, wrong, advice=_NOT_APPLIED)
 

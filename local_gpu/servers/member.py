@@ -23,6 +23,10 @@ from tinker_claw.types import SamplingParams, Tokens
 _log = logging.getLogger(__name__)
 
 
+def _nobody_listens() -> None:
+    """Until it is in a pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """How a pool serves."""
@@ -49,6 +53,10 @@ class PoolOptions:
     """Candidates per token that requests will ask for: the most that a server must give."""
     look_s: float = 30.0
     """How often a server that is not busy is asked whether it is well."""
+    say: Callable[[str], None] = _log.warning
+    """Hears what befalls a server, in sentences."""
+    away: Callable[[Sequence[str]], object] = len
+    """Hears which servers are out of the rotation, and why, whenever that changes."""
 
 
 class Disagreement(BackendError):
@@ -117,6 +125,8 @@ class Member:
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
+        self.changed: Callable[[], None] = _nobody_listens
+        """Called when it leaves the rotation or comes back."""
 
     @property
     def url(self) -> str:
@@ -125,9 +135,10 @@ class Member:
     def leave(self, error: str) -> None:
         """Out of the rotation, until it is brought back."""
         if self.away is None:
-            _log.warning("The server %s leaves the rotation: %s", self.url, error)
+            self._options.say(f"The server {self.url} leaves the rotation: {error}")
             now = time.monotonic()
             self.away = Away(now, error, self._options.first_wait_s, now)
+            self.changed()
 
     def failed_again(self, error: str) -> None:
         if away := self.away:
@@ -137,8 +148,9 @@ class Member:
     def come_back(self) -> None:
         if self.away:
             seconds = time.monotonic() - self.away.since
-            _log.warning("The server %s is back after %.0f s.", self.url, seconds)
+            self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
             self.away, self.epoch = None, self.epoch + 1
+            self.changed()
 
     async def check(self) -> None:
         """Ask what it holds, and whether it answers as the base model does.
@@ -204,7 +216,7 @@ class Member:
             except (BackendError, RequestError) as error:
                 if isinstance(error, OutageError):
                     raise
-                _log.warning("%s did not compute a prefix for %s: %s", self.url, name, error)
+                self._options.say(f"{self.url} did not compute a prefix for {name}: {error}")
 
     async def _sit(self, name: str | None, exam: Exam) -> Agreement:
         drawn = await sit(self.server, name, exam)

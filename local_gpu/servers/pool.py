@@ -8,7 +8,6 @@ leaves the rotation at once and comes back by the same way that it came in.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,15 +17,13 @@ from typing import Final
 from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
-from local_gpu.servers.together import together
 from local_gpu.servers.watch import Watch
+from local_gpu.together import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
 from tinker_claw.types import Tokens
 
 _LEAVE_S: Final = 5.0
 """For unloading, when the pool is closed."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +51,9 @@ class Pool:
         self.hot = HotPrefixes()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
         for member in members:
+            member.changed = self._tell
             self._wake(member)
+        self._tell()
 
     def wanted(self) -> frozenset[str]:
         """Names in use."""
@@ -153,6 +152,9 @@ class Pool:
         """(url, why) of the servers that are not in the rotation."""
         return tuple((m.url, m.away.error) for m in self._members if m.away)
 
+    def _tell(self) -> None:
+        self._options.away([f"{url}: {why}" for url, why in self.away()])
+
     def nobody(self) -> OutageError:
         now = time.monotonic()
         said = "; ".join(
@@ -193,7 +195,7 @@ class Pool:
             except OutageError as error:
                 self.sick(member, error)
             except (BackendError, RequestError) as error:
-                _log.warning("%s does not unload an adapter: %s", member.url, error)
+                self._options.say(f"{member.url} does not unload an adapter: {error}")
         if member.away is None:
             return self._options.look_s
         wait_s = member.away.next_at - time.monotonic()

@@ -29,7 +29,7 @@ from typing import Final
 
 from local_gpu.parts import Ask, Facts, Score
 from local_gpu.servers.server import Server
-from local_gpu.servers.together import together
+from local_gpu.together import together
 from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
 
 PLACES: Final = 8

@@ -18,7 +18,7 @@ from local_gpu.servers.pool import Pool
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.sampler import PoolSampler
 from local_gpu.servers.server import NEVER_LOADED, Server
-from local_gpu.servers.together import together
+from local_gpu.together import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,13 +31,15 @@ class Health:
     """Written by judging, learner and gateway, read by the gateway.
 
     A part is `stalled` while it waits for the service: it goes on by itself. `agreement` is between
-    sampler and trainer, as far as anything has shown: `ok` or `alarm`.
+    sampler and trainer, as far as anything has shown: `ok` or `alarm`. `servers`, where others than
+    this process sample: `ok`, or `away` for those that are out of the rotation.
     """
 
     def __init__(self) -> None:
         self.learner = Part("waiting")
         self.judge = Part()
         self.agreement = Part()
+        self.servers = Part()
         self.backend = Outages()
         self.last_error: str | None = None
         self._next_try: float | None = None
@@ -62,6 +65,10 @@ class Health:
         self.agreement.enter(state, error)
         self.last_error = error or self.last_error
 
+    def servers_away(self, sentences: Sequence[str]) -> None:
+        """Which inference servers are not asked, and why; () when all are."""
+        self.servers.enter("away" if sentences else "ok", " ".join(sentences) or None)
+
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
         """The service is away; the learner asks again in so many seconds."""
         self.learner_is("stalled", str(error))
@@ -71,7 +78,8 @@ class Health:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
         well = self.learner.state in ("waiting", "training", "observing", "finished")
-        well = well and self.judge.state == "ok" and self.agreement.state == "ok" and not away
+        well = well and all(p.state == "ok" for p in (self.judge, self.agreement, self.servers))
+        well = well and not away
         left = self._next_try - time.monotonic() if self._next_try is not None else None
         return {
             "status": "ok" if well else "degraded",
@@ -83,6 +91,7 @@ class Health:
                 learner=self.learner.state,
                 judge=self.judge.state,
                 agreement=self.agreement.state,
+                servers=self.servers.state,
             ),
             "policy_version": version,
             "backend": "away" if away else "ok",
@@ -99,6 +108,9 @@ class Health:
             "agreement": self.agreement.state,
             "agreement_since": self.agreement.since,
             "agreement_error": self.agreement.error,
+            "servers": self.servers.state,
+            "servers_since": self.servers.since,
+            "servers_error": self.servers.error,
             "samples_waiting": waiting,
             "batch_size": batch_size,
             "last_error": self.last_error,

@@ -16,9 +16,14 @@ def meaning(
     learner: str,
     judge: str,
     agreement: str,
+    servers: str = "ok",
 ) -> str:
-    """What the state means to the user right now. The last three: states of their parts."""
-    found = (_judging(away, judge), _learning(away, learner) or _agreeing(agreement))
+    """What the state means to the user right now. The last four: states of their parts."""
+    found = (
+        _sampling(away, servers),
+        _judging(away, judge),
+        _learning(away, learner) or _agreeing(agreement),
+    )
     troubles = [told for told in found if told]
     if "serving" in away:
         replies = (
@@ -35,6 +40,12 @@ def meaning(
             queue = f"observing: nothing is trained, and {waiting} samples are queued"
         return f"Replies come from policy v{version}; {queue}."
     return "; ".join([replies, *troubles, _kept(waiting)]) + "."
+
+
+def _sampling(away: Set[Asking], servers: str) -> str | None:
+    if servers == "ok" or "serving" in away:
+        return None
+    return "some inference servers are away, and the others do their work"
 
 
 def _judging(away: Set[Asking], judge: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -57,14 +57,19 @@ def tinker_config(settings: Settings) -> TinkerConfig:
 
 
 @asynccontextmanager
-async def open_trainer(settings: Settings, folder: str) -> AsyncGenerator[Trainer]:
+async def open_trainer(
+    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+) -> AsyncGenerator[Trainer]:
     """The trainer that the settings ask for, closed at the end.
+
+    `away` hears which of the local backend's inference servers are out of the rotation, and why,
+    whenever that changes.
 
     Raises:
         ConfigError, BackendError: it cannot be opened.
     """
     if settings.run.backend == "local":
-        async with open_local(settings, folder) as local:
+        async with open_local(settings, folder, away) as local:
             yield local
         return
     from tinker_claw.backends.tinker import TinkerTrainer

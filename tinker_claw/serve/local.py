@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -54,8 +54,12 @@ def check_fit(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_local(settings: Settings, folder: str) -> AsyncGenerator[Trainer]:
+async def open_local(
+    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+) -> AsyncGenerator[Trainer]:
     """Servers first, then the trainer on the memory that they leave; ended in the other order.
+
+    `away` hears which servers are out of the rotation, and why, whenever that changes.
 
     Raises:
         ConfigError, BackendError: something does not start.
@@ -74,7 +78,7 @@ async def open_local(settings: Settings, folder: str) -> AsyncGenerator[Trainer]
         config = local_config(settings, folder, arranged, urls)
         try:
             trainer = await LocalTrainer.start(
-                config, say=lambda told: log.info("local", told=told)
+                config, say=lambda told: log.info("local", told=told), away=away
             )
         except OutageError as error:
             if not settings.local.urls:

@@ -76,7 +76,10 @@ async def wire(
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
     renderer = Renderer.load(model.folder, model.family)
-    trainer = await stack.enter_async_context(open_trainer(settings, model.folder))
+    health = Health()
+    trainer = await stack.enter_async_context(
+        open_trainer(settings, model.folder, health.servers_away)
+    )
     capabilities = await trainer.capabilities()
     method = build(settings.run.method)
     require(method, settings.training, capabilities)
@@ -90,7 +93,7 @@ async def wire(
         method=method,
         policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
         telemetry=telemetry,
-        health=Health(),
+        health=health,
         spending=_spending(settings, ledger, price, telemetry),
         redactor=Redactor(settings.privacy.kinds),
     )

@@ -15,6 +15,7 @@ _FINE = {
     "learner": ("waiting", "training", "observing", "finished", "paused"),
     "judge": ("ok", "paused"),
     "agreement": ("ok",),
+    "servers": ("ok",),
 }
 
 
