@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,8 @@ class LocalConfig:
     sampler_urls: tuple[str, ...] = ()
     """vLLM or SGLang servers that sample; () samples in this process."""
     sampler_kind: Literal["auto", "vllm", "sglang"] = "auto"
+    sampler_api_key: str | None = field(default=None, repr=False)
+    """For all of `sampler_urls`; None: they want none."""
     student_topk: int = 0
     """Candidates per token that will be asked for: servers that give fewer are refused."""
     context_tokens: int | None = None

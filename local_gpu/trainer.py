@@ -108,7 +108,9 @@ class LocalTrainer:
     ) -> Serving:
         config, queue = self._config, ScoreQueue(self._score_all)
         if base is None:
-            servers = await connect_all(config.sampler_urls, config.sampler_kind)
+            servers = await connect_all(
+                config.sampler_urls, config.sampler_kind, config.sampler_api_key
+            )
             options = PoolOptions(
                 student_topk=config.student_topk,
                 steps=lambda: self._steps > 0,

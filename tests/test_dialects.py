@@ -69,6 +69,8 @@ class Scripted:
     replies: dict[str, Reply] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    key: str | None = None
+    """What it wants to be sent; None: it does not ask."""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -77,6 +79,8 @@ class Scripted:
         body = json.loads(await reader.readexactly(int(length))) if length else None
         self.asked.append((path, body))
         reply = self.replies.get(path, said({"detail": "Not Found"}, 404))
+        if self.key is not None and f"authorization: bearer {self.key}\r\n" not in head:
+            reply = said({"error": "Unauthorized"}, 401)
         writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\n" % reply.status)
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
         for piece in reply.pieces:
@@ -676,6 +680,17 @@ async def test_each_of_several_is_asked_what_it_is_but_one_that_is_away(script: 
         await connect_all([nobody])
     for server in servers:
         await server.aclose()
+
+
+async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripted) -> None:
+    script.key = "of-the-box"
+    with pytest.raises(OutageError, match="401"):
+        await connect_all([script.url])
+    (server,) = await connect_all([script.url], api_key="of-the-box")
+    assert (await server.info()).model == BASE["id"]
+    script.replies["/v1/load_lora_adapter"] = Reply()
+    await server.load("v1", Path("/adapters/v1"))
+    await server.aclose()
 
 
 @pytest.mark.parametrize(

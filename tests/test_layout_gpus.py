@@ -107,6 +107,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
         ("--sampler-urls http://a:1 --kv-cache-tokens 512", "--kv-cache-tokens is for"),
         ("--sampler-kind vllm", "is for --sampler-urls"),
+        ("--sampler-api-key of-a-box", "is for --sampler-urls"),
         ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
         ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
         ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),

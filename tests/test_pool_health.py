@@ -49,6 +49,17 @@ async def home(place: Site, sampler: Sampler, tokens: tuple[int, ...]) -> Infere
     return next(s for s, n in zip(place.servers, before, strict=True) if had(s) > n)
 
 
+async def test_a_busy_server_passes_a_request_on_and_stays(tmp_path: Path) -> None:
+    async with site(tmp_path, options=SLOW_TO_RETURN) as place:
+        sampler, tokens = await place.publish("v1"), prompt(520)
+        busy = await home(place, sampler, tokens)
+        busy.faults.status = 429
+        assert len((await one(sampler, tokens)).tokens) == 12
+        busy.faults.status = None
+        assert len((await one(sampler, prompt(520, 2))).tokens) == 12
+        assert place.pool.away() == ()
+
+
 @pytest.mark.parametrize("ends", ["gone", "503", "hangs", "cut", "ends early"])
 async def test_another_server_takes_what_fails_before_the_first_token(
     tmp_path: Path, ends: str

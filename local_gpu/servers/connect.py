@@ -38,7 +38,9 @@ async def connect(
     return _DIALECTS[kind](url, deadlines=deadlines, api_key=api_key)
 
 
-async def connect_all(urls: Sequence[str], kind: Kind = "auto") -> list[HttpServer]:
+async def connect_all(
+    urls: Sequence[str], kind: Kind = "auto", api_key: str | None = None
+) -> list[HttpServer]:
     """One that is away at the moment does not keep the others from starting.
 
     It is taken for what the first that answers is.
@@ -48,20 +50,20 @@ async def connect_all(urls: Sequence[str], kind: Kind = "auto") -> list[HttpServ
         OutageError: none answers.
     """
     if kind != "auto":
-        return [await connect(url, kind) for url in urls]
-    asked = await together(_kind_or_away(url) for url in urls)
+        return [await connect(url, kind, api_key=api_key) for url in urls]
+    asked = await together(_kind_or_away(url, api_key) for url in urls)
     kinds: list[Known] = [found for found in asked if not isinstance(found, OutageError)]
     if not kinds:
         raise next(away for away in asked if isinstance(away, OutageError))
     return [
-        await connect(url, kinds[0] if isinstance(found, OutageError) else found)
+        await connect(url, kinds[0] if isinstance(found, OutageError) else found, api_key=api_key)
         for url, found in zip(urls, asked, strict=True)
     ]
 
 
-async def _kind_or_away(url: str) -> Known | OutageError:
+async def _kind_or_away(url: str, api_key: str | None) -> Known | OutageError:
     try:
-        return await _kind(url, Deadlines(), None)
+        return await _kind(url, Deadlines(), api_key)
     except OutageError as error:
         return error
 

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 import httpx
 
+from local_gpu.servers.server import Busy
 from tinker_claw.errors import ConfigError, OutageError, SamplerError
 
 _AWAY: Final = (
@@ -152,7 +153,8 @@ class Link:
 
     def outage(self, answer: Answer) -> OutageError:
         why = f": {answer.told}" if answer.told else ""
-        return OutageError(f"The server {self.url} answers HTTP {answer.status}{why}.")
+        kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
+        return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
 
     async def aclose(self) -> None:
         await self._client.aclose()

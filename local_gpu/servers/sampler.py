@@ -13,6 +13,7 @@ from typing import Final, cast
 from local_gpu.parts import BASE_REF, Ask, Facts, Score
 from local_gpu.servers.member import Adapter, Member
 from local_gpu.servers.pool import Lease, Pool
+from local_gpu.servers.server import Busy
 from tinker_claw.errors import (
     BackendError,
     ContextLengthError,
@@ -102,7 +103,8 @@ class PoolSampler:
         try:
             yield lease
         except OutageError as error:
-            self._pool.sick(lease.member, error, lease.epoch)
+            if not isinstance(error, Busy):
+                self._pool.sick(lease.member, error, lease.epoch)
             if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:
                 raise
         finally:

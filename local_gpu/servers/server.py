@@ -18,6 +18,10 @@ NEVER_LOADED: Final = "tinker-claw-never-loaded"
 """A name to unload: a server that does not take adapters while it runs says so."""
 
 
+class Busy(OutageError):
+    """It is well, and takes no more at the moment (429): another may, or this one later."""
+
+
 class NotLoaded(OutageError):
     """It is well, but lacks the adapter: it was started anew. Load it there, or ask another."""
 

@@ -109,6 +109,8 @@ def _servers(local: Local) -> Iterator[str]:
     if local.sampler_urls is None:
         if local.sampler_kind != "auto":
             yield f"--sampler-kind {local.sampler_kind} is for --sampler-urls; leave it out"
+        if local.sampler_api_key is not None:
+            yield "--sampler-api-key is for --sampler-urls; leave it out"
         return
     if not local.urls:
         yield "--sampler-urls is empty; name a server, or leave it out"

@@ -300,6 +300,9 @@ class Local(Section):
     sampler_kind: Literal["auto", "vllm", "sglang"] = Field(
         default="auto", description="what --sampler-urls are; auto asks them"
     )
+    sampler_api_key: SecretStr | None = Field(
+        default=None, description="key that --sampler-urls want, as vLLM's --api-key sets it"
+    )
     sampler_memory: float | None = Field(
         default=None,
         gt=0,

@@ -113,7 +113,10 @@ async def _served_at(url: str, settings: Settings) -> str:
     from local_gpu.servers.server import NEVER_LOADED
 
     try:
-        server = await connect(url, settings.local.sampler_kind)
+        key = settings.local.sampler_api_key
+        server = await connect(
+            url, settings.local.sampler_kind, api_key=key.get_secret_value() if key else None
+        )
         try:
             info = await server.info()
             await server.unload(NEVER_LOADED)

@@ -159,6 +159,7 @@ def local_config(
         shard=local.shard,
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
+        sampler_api_key=key.get_secret_value() if (key := local.sampler_api_key) else None,
         sampler_kind=local.sampler_kind if local.urls else "vllm" if urls else "auto",
         student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,
