@@ -127,3 +127,18 @@ def test_what_libraries_log_of_an_error_has_its_place_and_not_its_words() -> Non
     assert told.count("it broke") == 3
     assert words not in told
     assert all(kind in told for kind in ("KeyError", "ValueError", "ExceptionGroup", "in fail"))
+
+
+def test_errors_that_come_from_one_another_are_told_once() -> None:
+    """The first error of a group, raised from the group, is its own cause's part."""
+    stream = io.StringIO()
+    configure("json", stream)
+    first = ValueError("my secret plan")
+    try:
+        raise first from ExceptionGroup("several", [first, KeyError("another")])
+    except ValueError:
+        logging.getLogger("some.library").exception("it broke")
+    told = stream.getvalue()
+    assert told.count("it broke") == 1
+    assert "my secret plan" not in told
+    assert all(kind in told for kind in ("KeyError", "ValueError", "ExceptionGroup"))

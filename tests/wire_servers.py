@@ -165,15 +165,17 @@ class Raw:
         made = self.post("create_model", **where, base_model=base, lora_config=asked)
         return self.result(made["request_id"]).json()["model_id"]
 
-    def forward_backward(self, model: str, seq_id: int, copies: int = 1) -> str:
-        datum = tinker.Datum(
-            tinker.ModelInput.from_ints(RAW_TOKENS[:-1]),
-            {"target_tokens": RAW_TOKENS[1:], "weights": [1.0] * 29},
-        )
+    def forward_backward(self, model: str, seq_id: int, count: int = 1) -> str:
+        """`count` datums that share nothing: equal ones are computed once."""
+        datums = [
+            tinker.Datum(
+                tinker.ModelInput.from_ints([*head, *RAW_TOKENS[2:-1]]),
+                {"target_tokens": RAW_TOKENS[1:], "weights": [1.0] * 29},
+            )
+            for head in [RAW_TOKENS[:2], *((i % 60, i // 60) for i in range(count - 1))]
+        ]
         request = tinker.types.ForwardBackwardRequest(
-            forward_backward_input=tinker.types.ForwardBackwardInput(
-                [datum] * copies, "cross_entropy"
-            ),
+            forward_backward_input=tinker.types.ForwardBackwardInput(datums, "cross_entropy"),
             model_id=model,
             seq_id=seq_id,
         )

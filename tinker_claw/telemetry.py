@@ -87,13 +87,18 @@ def _without_words(record: logging.LogRecord) -> bool:
     return True
 
 
-def _place(error: BaseException) -> str:
-    """Types and lines of an error, and of those that it came from."""
+def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
+    """Types and lines of an error, and of those that it came from, each once.
+
+    They can be a circle: the first error of a group, raised from the group.
+    """
+    told_of |= {id(error)}
     inside: tuple[BaseException, ...] = ()
     if isinstance(error, BaseExceptionGroup):
         inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
     before = error.__cause__ or error.__context__
-    told = [_place(cause) for cause in ((before,) if before else ()) + inside]
+    causes = ((before,) if before else ()) + inside
+    told = [_place(cause, told_of) for cause in causes if id(cause) not in told_of]
     return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
 
 
