@@ -336,3 +336,18 @@ def test_beside_the_real_product(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert line_of(told, "port").endswith("is free")
     assert told.count("waits for a next state") == 1
     Ledger(data).close()  # free and whole, as if nobody had looked
+
+
+def test_a_reader_who_leaves_early_is_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} run.py doctor --model-name demo --backend local --data-dir"
+    done = subprocess.run(
+        f"{command} {tmp_path / 'run'} | head -n 1",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("ok   settings")
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,8 @@ from tinker_claw.errors import ClawError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
+"""As the shell tells SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has left
+        # Else Python writes the rest once more at its end, and says that it could not.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
     return 0
 
 
