@@ -33,7 +33,9 @@ from local_gpu.learning.passes import Body
 from local_gpu.learning.records import records_of
 from local_gpu.model import BaseModel, LoraShape, clone, fresh_adapter, with_lora
 from local_gpu.quantized import check_quantization
+from tinker_claw import config
 from tinker_claw.errors import ConfigError
+from tinker_claw.serve.backend import check_backend
 from tinker_claw.types import LossPass, SamplingParams
 
 # peft asks transformers by an old name.
@@ -68,6 +70,13 @@ def test_four_bits_are_not_split_over_gpus(tmp_path: Path) -> None:
 def test_what_is_missing_for_four_bits_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"pip install 'tinker-claw\[local,4bit\]'"):
         in_four_bits(tmp_path / "no model here")
+
+
+@pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
+async def test_what_is_missing_for_four_bits_is_said_before_a_sampler_starts() -> None:
+    flags = ("--backend", "local", "--model-name", "/m", "--base-quantization", "4bit")
+    with pytest.raises(ConfigError, match=r"bitsandbytes: pip install 'tinker-claw\[local,4bit\]'"):
+        await check_backend(config.load(flags))
 
 
 @installed

@@ -2,7 +2,8 @@
 
 from tinker_claw.config.access import DEFAULT_USER, User, is_loopback
 from tinker_claw.config.load import Flags, load, load_known, others_help, parser
-from tinker_claw.config.settings import Gateway, Judge, Keeping, Local, Run, Settings, Training
+from tinker_claw.config.local import Local
+from tinker_claw.config.settings import Gateway, Judge, Keeping, Run, Settings, Training
 
 __all__ = [
     "DEFAULT_USER",

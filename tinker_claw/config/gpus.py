@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from tinker_claw.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tinker_claw.config.settings import Judge, Local, Run
+    from tinker_claw.config.local import Local
+    from tinker_claw.config.settings import Judge, Run
 
 VARIABLES: Final = {
     "NUM_GPUS": "gpus",

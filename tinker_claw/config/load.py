@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.gpus import VARIABLES
-from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
+from tinker_claw.config.section import Section
+from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError
 
 USERS = "users"

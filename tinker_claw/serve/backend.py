@@ -36,6 +36,11 @@ async def check_backend(settings: Settings) -> None:
             f"--backend local needs {', '.join(missing)}: "
             "pip install 'tinker-claw[local]' -c constraints.txt"
         )
+    if settings.local.base_quantization == "4bit" and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "--base-quantization 4bit needs bitsandbytes: "
+            "pip install 'tinker-claw[local,4bit]' -c constraints.txt"
+        )
 
 
 def tinker_config(settings: Settings) -> TinkerConfig:
