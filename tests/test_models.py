@@ -168,8 +168,12 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
     told = scores(core, tmp_path / "one", STEM)
     assert torch.allclose(told, plain(reference(model, tmp_path / "one"), STEM), atol=1e-4)
     assert not torch.allclose(told, scores(core, None, STEM), atol=1e-2)
+    said: list[str] = []
     with pytest.raises(ConfigError, match=r"has linear_attention layers.*--sampler-urls"):
-        await LocalTrainer.start(LocalConfig(model=str(model), root=tmp_path, threads=1))
+        await LocalTrainer.start(
+            LocalConfig(model=str(model), root=tmp_path, threads=1), say=said.append
+        )
+    assert set(core.facts.notes) <= set(said), "the log says why"
 
 
 def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
