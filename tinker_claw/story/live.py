@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,11 +28,32 @@ Glance = Callable[[], tuple[bool, Sequence[str], Overview | None]]
 
 
 def watch(glance: Glance) -> None:
-    """Show what `glance` sees, again and again."""
-    with Live(console=Console(), auto_refresh=False) as live:
-        while True:
+    """Show what `glance` sees, again and again.
+
+    Raises:
+        KeyboardInterrupt: the reader has seen enough.
+    """
+    with _interrupted() as left, Live(console=Console(), auto_refresh=False) as live:
+        while not left.is_set():
             live.update(view(*glance()), refresh=True)
-            time.sleep(EVERY_S)
+            left.wait(EVERY_S)
+
+
+@contextmanager
+def _interrupted() -> Generator[threading.Event]:
+    """Set by Ctrl-C, which raises as ever, too: whoever swallows the exception does not keep the
+    view alive."""
+    event = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        event.set()
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def view(well: bool, said: Sequence[str], overview: Overview | None) -> RenderableType:
