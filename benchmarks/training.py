@@ -25,12 +25,14 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.training_peers import LossRows, Padded, TrlFused, TrlTree
+from benchmarks.training_reference import true_gradients
 from benchmarks.training_report import OURS, Figures, document, screen, show
-from benchmarks.training_run import Make, Measurement, Say, true_gradients
+from benchmarks.training_run import Make, Measurement, Say
 from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.attention.choice import Heads, Setting, choose
+from local_gpu.device import keep_memory_whole
 from local_gpu.model import LoraShape
 from tinker_claw.errors import ConfigError
 
@@ -220,8 +222,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
 def main() -> int:
     """Read flags, measure, print tables and, where asked, write a JSON file."""
     arguments = parser().parse_args()
-    # Long and short samples in turn would otherwise leave a GPU's memory in pieces.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     torch.set_num_threads(arguments.threads)
     console = screen()
     try:
@@ -229,6 +229,8 @@ def main() -> int:
     except ConfigError as error:
         console.print(str(error), style="red")
         return 2
+    if options.device.type == "cuda":
+        keep_memory_whole()
     figures = measure(options, lambda line: console.print(line, style="dim"))
     show(figures, console)
     if arguments.json:

@@ -5,7 +5,6 @@ Rule: a side that is fast and wrong must show, and one that fails is a row that 
 
 from __future__ import annotations
 
-import copy
 import gc
 import resource
 import statistics
@@ -14,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor
 
-from benchmarks.baseline import take_over, trained, with_peft
-from benchmarks.training_peers import LeftOut, checkpoint_layers
+from benchmarks.training_peers import LeftOut
 from benchmarks.training_shapes import Shape, useful_tokens
 from benchmarks.training_sides import Gradients, Settings, Side, distance
 from benchmarks.training_work import Work, clock, flops
+from local_gpu.learning.passes import out_of_memory
 from tinker_claw.errors import StepError
 from tinker_claw.types import Datum
 
@@ -116,8 +114,10 @@ class Measurement:
             for side_name, row in rows.items():
                 side = self._sides[side_name].side
                 if side is not None and row.failed is None:
-                    self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}")
                     self._measure(row, side, datums)
+                    # Said at once: a run that is ended from outside has given this much.
+                    taken = row.failed or f"{row.seconds[-1]:.2f} s"
+                    self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}: {taken}")
         for side_name, row in rows.items():
             self._conclude(row, self._sides[side_name])
         return list(rows.values())
@@ -172,43 +172,14 @@ class Measurement:
             row.peak_bytes += self._base_bytes + built.own_bytes
 
 
-def true_gradients(settings: Settings, datums: Sequence[Datum], dtype: torch.dtype) -> Gradients:
-    """One sample after the other through a copy of the model in `dtype`: nothing of ours in it."""
-    module = copy.deepcopy(settings.base.module).to(dtype)
-    module.set_attn_implementation("sdpa")
-    model: Any = with_peft(module, settings.lora.rank, settings.lora.alpha)
-    model.to(dtype)
-    take_over(model, settings.adapter)
-    if settings.checkpointing:
-        checkpoint_layers(model)
-    for datum in datums:
-        tokens = torch.tensor(datum.tokens, device=settings.base.device)
-        tail = len(datum.tokens) - datum.start
-        rows = model(input_ids=tokens[None], use_cache=False, logits_to_keep=tail + 1).logits
-        logprobs = rows[0, :-1].log_softmax(-1)
-        _plain_ppo(logprobs.gather(1, tokens[datum.start :, None])[:, 0], datum).backward()
-    found = trained(model)
-    return {name: cast(Tensor, p.grad).float().cpu() for name, p in found.items()}
-
-
-def _plain_ppo(chosen: Tensor, datum: Datum) -> Tensor:
-    """The loss a second time, so that not every side leans on one line."""
-    q = torch.tensor(datum.logprobs).to(chosen)
-    gain = torch.tensor(datum.advantages).to(chosen)
-    ratio = torch.exp(chosen - q)
-    return torch.maximum(-ratio * gain, -torch.clamp(ratio, min=0.8, max=1.28) * gain).sum()
-
-
 def _attempt(row: Row, run: Callable[[], None]) -> None:
     """Run it; running out of memory is a figure, too."""
     try:
         run()
-    except torch.OutOfMemoryError:
-        row.failed = "out of memory"
     except StepError as error:
         row.failed = str(error)
     except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):
+        if not out_of_memory(error):
             raise
         row.failed = "out of memory"
     if row.failed is not None:

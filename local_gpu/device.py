@@ -5,7 +5,11 @@ Rule: a device that cannot be used is a sentence before anything is loaded.
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final, Literal
 
 import torch
 
@@ -13,6 +17,8 @@ from local_gpu.config import Dtype
 from local_gpu.loading import load_base
 from local_gpu.model import BaseModel, Quantization
 from tinker_claw.errors import ConfigError
+
+_ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def open_base(
@@ -33,6 +39,8 @@ def open_base(
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(automatic if device == "auto" else device)
+        if place.type == "cuda":
+            keep_memory_whole()
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
@@ -46,6 +54,33 @@ def open_base(
         dtype=formats[fitting if dtype == "auto" else dtype],
         quantization=quantization,
     )
+
+
+def keep_memory_whole() -> None:
+    """Passes of many lengths would otherwise leave a GPU's memory in pieces that none of them fits.
+
+    Not by the variable, which servers that are started from here would inherit: those of vLLM that
+    share a model cannot exchange memory of this kind. Where a user has set it, it counts.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        torch_c: Any = import_module("torch._C")
+        torch_c._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Generator[None]:
+    """On a GPU, work of this thread beside that of others, which is done when this ends.
+
+    In the stream that all threads share, each copy from the host would wait for the kernels that a
+    training step has put there: seconds of them.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device, priority=-1)
+    with torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
 
 
 def checkpoints_activations(base: BaseModel, setting: Literal["auto", "on", "off"]) -> bool:

@@ -16,9 +16,9 @@ from torch import nn
 
 from local_gpu.config import Dtype
 from local_gpu.device import open_base
-from local_gpu.files import read_adapter
+from local_gpu.files import read_adapter, writing
 from local_gpu.model import BaseModel
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import BackendError, ConfigError
 
 _TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
 _OF_THE_MODEL = ("config.json", "manifest.json", "model.safetensors.index.json")
@@ -26,7 +26,13 @@ _OF_THE_MODEL = ("config.json", "manifest.json", "model.safetensors.index.json")
 
 
 def export_merged(
-    model: str, adapter: Path, target: Path, *, device: str = "cpu", dtype: Dtype = "auto"
+    model: str,
+    adapter: Path,
+    target: Path,
+    *,
+    tokenizer: str | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "auto",
 ) -> None:
     """Write `model` with a published adapter added to its weights, and its tokenizer.
 
@@ -34,12 +40,31 @@ def export_merged(
         model: the base model's folder.
         adapter: a folder in PEFT's format.
         target: does not exist yet.
+        tokenizer: its folder; the model's unless set.
         device, dtype: as in the run, which decided what the base's weights were rounded to.
 
     Raises:
-        BackendError: the adapter is missing, damaged, or of another base model.
+        BackendError: the adapter is missing, damaged, or of another base model; or the device has
+            no room for that.
         ConfigError: the adapter changes a layer that is not linear.
+        OSError: it cannot be written.
     """
+    try:
+        base = _merged(model, adapter, device, dtype)
+    except RuntimeError as error:  # a gateway that runs has taken the GPU, say
+        raise BackendError(
+            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu, and the "
+            "--dtype that the run has had."
+        ) from error
+    with writing(target):
+        base.module.save_pretrained(target)
+    for pattern in _TOKENIZER:
+        for file in Path(tokenizer or model).glob(pattern):
+            if file.name not in _OF_THE_MODEL and not (target / file.name).exists():
+                shutil.copy(file, target)
+
+
+def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
     base = open_base(model, device=device, dtype=dtype, threads=None)
     saved = read_adapter(adapter, base)
     scale = saved.shape.alpha / saved.shape.rank
@@ -48,11 +73,7 @@ def export_merged(
         if found:
             up = saved.tensors[f"{path}.lora_B.weight"]
             _add(base, path, scale * (up.float() @ down.float()))
-    base.module.save_pretrained(target)
-    for pattern in _TOKENIZER:
-        for file in Path(model).glob(pattern):
-            if file.name not in _OF_THE_MODEL and not (target / file.name).exists():
-                shutil.copy(file, target)
+    return base
 
 
 def _add(base: BaseModel, path: str, change: torch.Tensor) -> None:

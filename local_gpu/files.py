@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,8 +40,22 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class SavedAdapter:
+    name: str
     tensors: Adapter
     shape: LoraShape
+
+    def of(self, shape: LoraShape) -> SavedAdapter:
+        """Itself, if it has this shape: with another alpha the same tensors are other weights.
+
+        Raises:
+            BackendError: it has not.
+        """
+        if self.shape != shape:
+            raise BackendError(
+                f"{self.name!r} belongs to another rank or alpha: it has rank {self.shape.rank} "
+                f"and alpha {self.shape.alpha}, and here they are {shape.rank} and {shape.alpha}."
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +98,12 @@ def new_folder(folder: Path) -> Generator[Path]:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process left half written."""
-    for draft in folder.glob(f"{_DRAFT}*"):
-        shutil.rmtree(draft, ignore_errors=True)
+    remove(folder.glob(f"{_DRAFT}*"))
+
+
+def remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
@@ -122,7 +140,8 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
         raise BackendError(
             f"The adapter {folder.name!r} was trained on another base model than {base.source!r}."
         )
-    return SavedAdapter({n.removeprefix(_PREFIX): t for n, t in tensors.items()}, shape)
+    named = {n.removeprefix(_PREFIX): t for n, t in tensors.items()}
+    return SavedAdapter(folder.name, named, shape)
 
 
 def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedState) -> None:
@@ -137,14 +156,14 @@ def write_moments(folder: Path, state: SavedState) -> None:
     _write(folder / _MOMENTS, moments, {"format": "pt", "steps": str(state.steps)})
 
 
-def read_state(folder: Path, base: BaseModel) -> SavedState:
-    """Raises BackendError like `read_adapter`."""
+def read_state(folder: Path, base: BaseModel, shape: LoraShape) -> SavedState:
+    """Raises BackendError like `read_adapter`, and where the state has another shape."""
     if not (folder / _MOMENTS).is_file():
         raise BackendError(
             f"There is no saved state named {folder.name!r} in {folder.parent}; it may be older "
             "than the states that are kept."
         )
-    adapter = read_adapter(folder, base)
+    adapter = read_adapter(folder, base).of(shape)
     with _sentence(folder):
         moments, metadata = _read(folder / _MOMENTS)
         return SavedState(adapter.tensors, moments, int(metadata["steps"]))
@@ -153,21 +172,26 @@ def read_state(folder: Path, base: BaseModel) -> SavedState:
 def prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
     """Remove the oldest entries but `keep`, and those that `spare` names, never."""
     names = sorted(_entries(folder))
-    for name in names[: max(0, len(names) - keep)]:
-        if not spare(name):
-            shutil.rmtree(folder / name, ignore_errors=True)
+    remove(folder / n for n in names[: max(0, len(names) - keep)] if not spare(n))
 
 
 def _entries(folder: Path) -> list[str]:
     return [p.name for p in folder.glob("*") if not p.name.startswith(".")]
 
 
-def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn what safetensors cannot write into the OSError that it was."""
     try:
-        save_file(tensors, path, metadata)
+        yield
     except SafetensorError as error:  # it says what the system said in words only
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else EIO, str(error), str(path)) from error
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    with writing(path):
+        save_file(tensors, path, metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -180,7 +204,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _sentence(folder: Path) -> Generator[None]:
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise BackendError(f"The files in {folder} are corrupt or incomplete: {error}") from error
 
 

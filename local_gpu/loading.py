@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,10 @@ from local_gpu.tryout import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
 
 _SAMPLED_VALUES: Final = 64
+_WHOLE: Final = (
+    "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
+    "take the model that they were made from, on a small GPU with --base-quantization 4bit."
+)
 
 
 def load_base(
@@ -70,6 +75,9 @@ def load_base(
 
 
 def _load(source: str, dtype: torch.dtype) -> Any:
+    if (Path(source) / "adapter_config.json").exists():
+        # transformers would load its base, and put the adapter in.
+        raise ModelFileError(f"{source!r} is an adapter, no model: name its base.")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
@@ -79,12 +87,19 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             f"No model could be loaded from {source!r}: give a folder with config.json and "
             f"model.safetensors, or a Hugging Face id. ({_first_line(error)})"
         ) from error
+    except ImportError as error:
+        raise ConfigError(
+            f"The model in {source!r} needs more than is installed ({_first_line(error)}). {_WHOLE}"
+        ) from error
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
             f"again. ({_first_line(error)})"
         ) from error
     module, told = loaded
+    if getattr(module, "hf_quantizer", None) is not None:
+        # Some of their kernels know no gradients, and what peft puts on them nobody has compared.
+        raise ConfigError(f"The weights in {source!r} are quantised. {_WHOLE}")
     if missing := sorted(told["missing_keys"]):
         # transformers would have filled them with random numbers.
         raise ModelFileError(

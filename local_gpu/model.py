@@ -4,6 +4,8 @@ Every live version is a module tree of its own over the same base parameters and
 layers of its own; only the adapters take memory.
 
 Rule: base tensors are never written and torch's global random generator is never drawn from.
+Modules are built one at a time, in whatever thread: while peft puts layers in, it has changed for
+the whole process how parameters come into modules.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from threading import Lock
 from typing import Any, Final, Literal, cast
 
 import torch
@@ -28,6 +31,7 @@ Quantization = Literal["none", "4bit"]
 """Of the base's linear layers."""
 
 _ADAPTER: Final = "default"
+_BUILDING: Final = Lock()
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """In a mixture peft takes these for its experts and routers, where a linear layer has them, too."""
 
@@ -80,20 +84,14 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
     Raises:
         ConfigError: the adapter does not fit this base model or this rank.
     """
-    module = _injected(base, shape)
-    layers = dict(_lora_layers(module))
-    wanted = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
-    got = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
-    if wanted != got:
-        name = next(n for n in sorted(wanted | got) if wanted.get(n) != got.get(n))
-        raise ConfigError(
-            f"The adapter does not fit {base.source!r} at rank {shape.rank}: {name} is "
-            f"{got.get(name)} in the adapter and {wanted.get(name)} in the model."
-        )
-    for name, layer in layers.items():
-        value = adapter[name].detach().to(base.device, base.dtype, copy=True)
-        layer.weight = nn.Parameter(value, requires_grad=False)
-    return module.eval()
+    with _BUILDING:
+        module = _injected(base, shape)
+        layers = dict(_lora_layers(module))
+        _check_fit(base, shape, layers, adapter)
+        for name, layer in layers.items():
+            value = adapter[name].detach().to(base.device, base.dtype, copy=True)
+            layer.weight = nn.Parameter(value, requires_grad=False)
+        return module.eval()
 
 
 def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Tensor]:
@@ -103,7 +101,8 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
     own. A is (rank, in), B is (out, rank).
     """
     generator = torch.Generator().manual_seed(seed)
-    module = _injected(base, shape)
+    with _BUILDING:
+        module = _injected(base, shape)
     adapter: dict[str, Tensor] = {}
     for name, layer in _lora_layers(module):
         rows, columns = cast(Tensor, layer.weight).shape
@@ -158,6 +157,19 @@ def fused_experts(module: nn.Module) -> list[str]:
         if not isinstance(layer, nn.Conv1d)
         and any(weight.dim() == 3 for weight in layer.parameters(recurse=False))
     ]
+
+
+def _check_fit(
+    base: BaseModel, shape: LoraShape, layers: Mapping[str, nn.Module], adapter: Adapter
+) -> None:
+    wanted = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
+    got = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
+    if wanted != got:
+        name = next(n for n in sorted(wanted | got) if wanted.get(n) != got.get(n))
+        raise ConfigError(
+            f"The adapter does not fit {base.source!r} at rank {shape.rank}: {name} is "
+            f"{got.get(name)} in the adapter and {wanted.get(name)} in the model."
+        )
 
 
 def _injected(base: BaseModel, shape: LoraShape) -> Any:

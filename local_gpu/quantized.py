@@ -31,8 +31,8 @@ def check_quantization(device: torch.device) -> None:
     """
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "4-bit base weights need bitsandbytes: pip install 'tinker-claw[local,4bit]' "
-            "-c constraints.txt, or leave --base-quantization out."
+            "4-bit base weights need bitsandbytes: pip install -c constraints.txt -e "
+            "'.[local,4bit]' in the project's folder, or leave --base-quantization out."
         )
     if device.type not in _DEVICES:
         raise ConfigError(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from local_gpu.parts import Ask
-from tinker_claw.errors import BackendError, ClawError
+from tinker_claw.errors import BackendError, ClawError, SamplerError
 from tinker_claw.types import TokenLogprobs
 
 ScoreAll = Callable[[str, Sequence[Ask]], Awaitable[list[TokenLogprobs]]]
@@ -66,10 +66,17 @@ class ScoreQueue:
         return taken
 
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
-        """Where it is called off, the others ask for themselves."""
+        """Where it is called off, the others ask for themselves.
+
+        Where it fails, halves are asked about, so that one that cannot be scored fails alone.
+        """
         try:
             scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])
         except ClawError as error:
+            if isinstance(error, SamplerError) and (half := len(taken) // 2):
+                await self._answer(taken[:half])
+                await self._answer(taken[half:])
+                return
             for waiting in taken:
                 waiting.answer = error
         else:

@@ -1,14 +1,16 @@
 """The local trainer: a half that learns and a half that serves, behind one async rim.
 
 Rule: all torch work but sampling runs on one executor thread, in the order it was asked for, so
-the event loop never waits and no two operations meet in one module.
+the event loop never waits and no two operations meet in one module. A version that is opened is
+read from its files beside it: who asks for one waits for no step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +20,8 @@ from local_gpu.device import open_base
 from local_gpu.embedded.batching import check_version
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.embedded.serving import EmbeddedServing
-from local_gpu.files import prune, slug, stamp, sweep
+from local_gpu.files import slug, sweep
+from local_gpu.keeping import Keeping
 from local_gpu.learning.core import LearningCore
 from local_gpu.learning.losses import LOSSES
 from local_gpu.model import BaseModel
@@ -52,7 +55,8 @@ class LocalTrainer:
         self._learning = learning
         self._executor = executor
         self._serving: Serving
-        self._loaded_state: str | None = None
+        self._keeping = Keeping(config, lambda: self._serving.live())
+        self._closed = False
         self._steps = 0
         """In hand."""
 
@@ -124,7 +128,7 @@ class LocalTrainer:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        return EmbeddedServing(base, size, queue.score, self._run)
+        return EmbeddedServing(base, size, queue.score, self._aside)
 
     async def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -138,6 +142,7 @@ class LocalTrainer:
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         self._steps += 1
+        self._keeping.stepped()
         try:
             return await self._run(lambda: self._learning.step(passes, adam))
         finally:
@@ -145,36 +150,46 @@ class LocalTrainer:
 
     async def publish(self) -> Sampler:
         def write() -> str:
-            ref = stamp(self._adapters)
-            self._learning.write_adapter(self._adapters / ref)
-            serving = {ref, *self._serving.live()}
-            prune(self._adapters, self._config.keep_adapters, serving.__contains__)
+            ref = self._keeping.new_adapter()
+            self._learning.write_adapter(self._keeping.adapter(ref))
+            self._keeping.prune_adapters(ref)
             return ref
 
         ref = await self._run(write)
-        return await self._serving.open(ref, self._adapters / ref)
+        try:
+            sampler = await self.open(ref)
+        except BackendError:
+            self._keeping.not_published(ref)
+            raise
+        self._keeping.published()
+        return sampler
 
     async def open(self, ref: str) -> Sampler:
         if ref == BASE_REF:
             return await self.base()
-        return await self._serving.open(ref, _inside(self._adapters, ref))
+        folder = self._keeping.adapter(ref)
+        with self._keeping.opening(ref):
+            return await self._serving.open(ref, folder)
 
     async def base(self) -> Sampler:
         return await self._serving.base()
 
     async def save_state(self, name: str) -> str:
         def write() -> str:
-            ref = f"{stamp(self._states)}-{slug(name)}"
-            self._learning.write_state(self._states / ref)
-            prune(self._states, self._config.keep_states, {ref, self._loaded_state}.__contains__)
+            ref = f"{self._keeping.new_state()}-{slug(name)}"
+            self._learning.write_state(self._keeping.state(ref))
+            self._keeping.prune_states(ref)
             return ref
 
-        return await self._run(write)
+        ref = await self._run(write)
+        self._keeping.saved(ref)
+        return ref
 
     async def load_state(self, ref: str) -> None:
         def read() -> None:
-            self._learning.read_state(_inside(self._states, ref))
-            self._loaded_state = ref
+            self._learning.read_state(self._keeping.state(ref))
+            self._keeping.loaded(ref)
+            self._keeping.drop()
 
         await self._run(read)
 
@@ -183,21 +198,14 @@ class LocalTrainer:
 
     async def aclose(self) -> None:
         """Close every sampler that is still open, then the half that learns."""
+        self._closed = True
         await self._serving.aclose()
         # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
         await asyncio.to_thread(self._learning.close)
         await asyncio.to_thread(self._executor.shutdown)
 
-    @property
-    def _adapters(self) -> Path:
-        return self._config.root / "adapters"
-
-    @property
-    def _states(self) -> Path:
-        return self._config.root / "states"
-
     async def _score_all(self, ref: str, asks: Sequence[Ask]) -> list[TokenLogprobs]:
-        folder = None if ref == BASE_REF else _inside(self._adapters, ref)
+        folder = None if ref == BASE_REF else self._keeping.adapter(ref)
         return await self._run(lambda: self._learning.score(folder, asks))
 
     async def _run(self, call: Callable[[], T]) -> T:
@@ -206,8 +214,20 @@ class LocalTrainer:
             future = loop.run_in_executor(self._executor, call)
         except RuntimeError as error:
             raise BackendError("The trainer is closed.") from error
-        try:
+        with self._in_words():
             return await future
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """In another thread than the executor's."""
+        if self._closed:
+            raise BackendError("The trainer is closed.")
+        with self._in_words():
+            return await asyncio.to_thread(call)
+
+    @contextmanager
+    def _in_words(self) -> Generator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in _FULL:
                 raise OutageError(f"There is no room in {self._config.root}: {error}") from error
@@ -237,10 +257,3 @@ def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseMode
     assert base is not None
     learning = LearningCore(config, base, say=say)
     return None if config.sampler_urls else base, learning
-
-
-def _inside(folder: Path, ref: str) -> Path:
-    """The entry of that name; a ref is never a path."""
-    if Path(ref).name != ref or ref in ("", ".."):
-        raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
-    return folder / ref

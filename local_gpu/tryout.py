@@ -6,7 +6,7 @@ model that gives the same hidden states both ways shares rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -20,6 +20,9 @@ _OWN: Final = 6
 """Tokens: a beginning that two sequences share, and what each has of its own."""
 _AGREE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Relative error of a hidden state. Rounding stays below, a neighbour that leaks in does not."""
+_LENGTHENING: Final = "longrope"
+"""Other frequencies for all of a pass as soon as one position of it is beyond the first training's
+length; and transformers writes them into a buffer, which every version of a model shares here."""
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, KeyError)
 """What models raise that take no position_ids, or no attention but their own."""
 
@@ -57,6 +60,14 @@ def _told(text: Any) -> Iterator[str]:
         yield f"attends to the last {window} tokens only"
     if chunk := getattr(text, "attention_chunk_size", None):
         yield f"attends within chunks of {chunk} tokens"
+    if _LENGTHENING in _rotations(getattr(text, "rope_parameters", None) or {}):
+        yield f"turns its positions by the length of the longest sequence ({_LENGTHENING})"
+
+
+def _rotations(settings: Mapping[str, Any]) -> set[Any]:
+    """The kinds of rotary embedding: one for all layers, or one for each type of layer."""
+    each = [one for one in settings.values() if isinstance(one, Mapping)]
+    return {one.get("rope_type") for one in (settings, *each)}
 
 
 def _sequences(module: Any) -> tuple[Tensor, Tensor]:

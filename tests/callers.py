@@ -32,7 +32,7 @@ class Callers:
     def _ask(self, number: int) -> None:
         headers = {"X-Session-Id": f"caller-{number}", "X-Turn-Type": "side"}
         body = {"model": "demo", "messages": [HELLO], "max_tokens": 12}
-        with httpx.Client(timeout=120, headers=headers) as client:
+        with httpx.Client(timeout=180, headers=headers) as client:
             while not self._ended.is_set():
                 answer = client.post(self._url, json=body)
                 text = (

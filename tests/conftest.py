@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from local_gpu.demo import MODEL_DIR
 from tinker_claw.policy import Trainer
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
 
+
+# The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
+# new ones.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile("same")
 
 # A shell starts background jobs deaf to Ctrl-C, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -53,6 +53,8 @@ class Script:
     cached_tokens: int = 0
     away_after: int | None = None
     """Raise OutageError when so many tokens are out."""
+    holds_after: int | None = None
+    """When so many tokens are out and taken, wait until the sampler is told to go on."""
 
 
 class FakeSampler:
@@ -77,6 +79,7 @@ class FakeSampler:
         """So many calls of `logprobs` fail from now on."""
         self.away = 0
         """So many requests, of whatever kind, find the service away from now on."""
+        self.holding, self.go_on = asyncio.Event(), asyncio.Event()
         self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
         self._opinion = opinion
 
@@ -100,6 +103,9 @@ class FakeSampler:
                     raise SamplerError("the script says so")
                 if script.away_after is not None and at >= script.away_after:
                     raise OutageError("the service is away, as told")
+                if script.holds_after is not None and at >= script.holds_after:
+                    self.holding.set()
+                    await self.go_on.wait()
                 last = at + script.chunk >= len(tokens)
                 self._bill(Usage(sampled=len(tokens[at : at + script.chunk])))
                 yield self._chunk(tokens[at : at + script.chunk], params, script, last, reason)

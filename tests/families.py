@@ -64,6 +64,17 @@ _LINEAR = {
     "linear_conv_kernel_dim": 4,
 }
 _EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+_LONG = {
+    "sliding_window": None,
+    "original_max_position_embeddings": 24,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 24,
+    },
+}
 _LINEAR_LAYERS = "has linear_attention layers"
 _ANOTHER_WAY = "computes something else over a prefix tree"
 
@@ -91,6 +102,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         "has sliding_attention layers",
     ),
+    "Phi 3, long": Family("phi3", _LONG, "by the length of the longest sequence (longrope)"),
     # Nothing in these configurations tells; what the models compute does.
     "gpt-oss, no window": Family(
         "gpt_oss",

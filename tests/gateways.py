@@ -195,7 +195,7 @@ async def gateway(
     async with (
         in_background(app) as url,
         # verify=False: loading certificates would take longer than most tests.
-        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+        httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
     ):
         client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
         yield World(

@@ -13,6 +13,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from local_gpu.serve.server import Server, listen, url_of
 from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
-START_S = 60
+START_S = 180
 MODEL = "tiny-base"
 _BLOCK = 128
 """Tokens of a block of the prefix cache."""
@@ -45,7 +46,9 @@ class Faults:
     status: int | None = None
     """Completions answer with it."""
     hangs: bool = False
-    """Completions never answer."""
+    """Completions never answer, and nothing is computed."""
+    computes: bool = False
+    """Something is all the same, for others: what the engine counts goes up."""
     breaks_after: int | None = None
     """The connection is cut in the middle of a stream, after so many tokens."""
     ends_after: int | None = None
@@ -103,6 +106,7 @@ class InferenceServer:
         self._base_engine = Engine(self._base.module, self._size)
         self._answered: dict[tuple[int, ...], str] = {}
         self._busy: dict[str, int] = {}
+        self._steps = 0
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,))
         self._thread.start()
@@ -140,6 +144,7 @@ class InferenceServer:
         app.get("/health")(self._health)
         app.get("/v1/models")(self._models)
         app.get("/version")(self._version)
+        app.get("/metrics")(self._metrics)
         if not self.faults.static:
             app.post("/v1/load_lora_adapter")(self._load)
             app.post("/v1/unload_lora_adapter")(self._unload)
@@ -151,6 +156,14 @@ class InferenceServer:
 
     async def _version(self) -> dict[str, str]:
         return {"version": "0.32.0"}
+
+    async def _metrics(self) -> Response:
+        self._steps += self.faults.computes
+        return PlainTextResponse(
+            "# TYPE vllm:iteration_tokens_total histogram\n"
+            f'vllm:iteration_tokens_total_count{{engine="0"}} {self._steps}\n'
+            f"process_cpu_seconds_total {time.process_time()}\n"
+        )
 
     async def _models(self) -> dict[str, Any]:
         def entry(name: str, root: str, **more: Any) -> dict[str, Any]:
@@ -246,6 +259,7 @@ class InferenceServer:
             async with aclosing(engine.stream(prompt, params)) as chunks:
                 async for chunk in chunks:
                     await asyncio.sleep(self.faults.slow_s)
+                    self._steps += 1
                     done = chunk.stop_reason is not None
                     if self.faults.raw:
                         ids, values = chunk.topk_ids[0], chunk.topk_logprobs[0]

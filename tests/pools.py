@@ -140,7 +140,7 @@ async def site(
             await pool.aclose()
 
 
-async def eventually(check: Callable[[], bool], seconds: float = 20) -> None:
+async def eventually(check: Callable[[], bool], seconds: float = 60) -> None:
     """Servers tell nobody what they do."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110

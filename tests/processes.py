@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parent.parent
-START_S = 120
+START_S = 240
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Running:
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def health(self) -> dict[str, Any]:
-        return httpx.get(self.url.removesuffix("/v1") + "/healthz", timeout=30).json()
+        return httpx.get(self.url.removesuffix("/v1") + "/healthz", timeout=240).json()
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=240)
 
 
 LOCAL = ("--backend", "local", "--threads", "1")

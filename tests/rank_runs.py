@@ -37,6 +37,7 @@ class Echo:
         self._tokens = config.micro_batch_tokens
         differ = world.rank if config.model == "different" else 0
         self.facts = Facts(config.model, world.size, differ)
+        print(f"an echo of rank {world.rank}")
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)
 
@@ -94,10 +95,9 @@ def echoes(folder: Path, ranks: int = 2, **settings: Any) -> Iterator[RankedLear
         os.environ["PYTHONPATH"] = before
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+def listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def rank_pids(root: Path) -> dict[int, int]:
@@ -121,7 +121,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pids: Sequence[int], seconds: float = 20) -> bool:
+def gone(pids: Sequence[int], seconds: float = 60) -> bool:
     """Whether all of them end within that time."""
     until = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < until:
@@ -140,9 +140,9 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _control(folder: Path) -> None:
+def _control(folder: Path, *torchrun: str) -> None:
     """A control process that says who its ranks are, and waits for its end."""
-    with echoes(folder) as learning:
+    with echoes(folder, torchrun=torchrun) as learning:
         pids = learning.score(None, ())
         try:
             print(*pids, *map(_parent, pids[:1]), flush=True)
@@ -154,5 +154,5 @@ def _control(folder: Path) -> None:
 
 if __name__ == "__main__":
     if "RANK" not in os.environ:
-        _control(Path(sys.argv[1]))
+        _control(Path(sys.argv[1]), *sys.argv[2:])
     sys.exit(live(Echo))

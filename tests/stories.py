@@ -33,7 +33,7 @@ TEACHER = HintScores(
 
 
 def run(
-    *flags: str, directory: Path | None = None, timeout: float = 120
+    *flags: str, directory: Path | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """`run.py` as a user types it."""
     where = () if directory is None else ("--data-dir", str(directory))

@@ -13,6 +13,8 @@ import httpx
 from local_gpu.demo import grammar
 from tests.processes import Running
 
+DUE = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
+"""What waits for the judge."""
 HELLO = {"role": "user", "content": "Hello"}
 
 
@@ -21,7 +23,7 @@ def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
         f"{running.url}/chat/completions",
         json={"model": "demo", "messages": messages, "max_tokens": 100},
         headers={"X-Session-Id": session},
-        timeout=120,
+        timeout=240,
     )
     response.raise_for_status()
     return response.json()["choices"][0]["message"]["content"]
@@ -44,18 +46,20 @@ def converse(running: Running, seed: int) -> None:
 
 
 def learn(running: Running, version: int, seeds: range) -> None:
-    """Talk until the policy version is reached."""
+    """Talk until the policy version is reached, and no more than that takes on a slow machine."""
     for first in range(seeds.start, seeds.stop, 4):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda seed: converse(running, seed), range(first, first + 4)))
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            health = running.health()
-            if health["policy_version"] >= version:
-                return
-            if health["samples_waiting"] < health["batch_size"]:
+        deadline = time.monotonic() + 240
+        while (health := running.health())["policy_version"] < version:
+            enough = health["samples_waiting"] >= health["batch_size"]
+            judged = rows(Path(health["data_dir"]), DUE) == [(0,)]
+            if judged and not enough and health["learner"] != "training":
                 break
+            assert time.monotonic() < deadline, health
             time.sleep(0.2)
+        else:
+            return
     raise AssertionError(f"version {version} not reached: {running.health()}")
 
 

@@ -51,7 +51,7 @@ class Talkers:
     def talk(self, seed: int) -> None:
         """Hold conversations until it is over."""
         rng = random.Random(seed)
-        with httpx.Client(timeout=60) as http:
+        with httpx.Client(timeout=180) as http:
             while not self.over.is_set():
                 with self._lock:
                     self._sessions += 1
@@ -150,5 +150,5 @@ def talking(url: str, *, clients: int = 3, seed: int = 0, name: str = "s") -> It
     finally:
         talkers.over.set()
         for thread in threads:
-            thread.join(70)
+            thread.join(190)
     assert not failures, failures

@@ -292,7 +292,7 @@ class AllAtOnce(FakeSampler):
         self._asked = asyncio.Barrier(4)
 
     async def logprobs(self, tokens: Tokens, **how: Any) -> Any:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self._asked.wait()
         return await super().logprobs(tokens, **how)
 
@@ -437,7 +437,7 @@ class Small:
         for number in range(4):
             await self._sample(policy, number)
         self.learner.wake()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.policy.newest is policy:  # noqa: ASYNC110 - an observer
                 await asyncio.sleep(0.005)
         return json.loads(self.metrics.read_text().splitlines()[-1])

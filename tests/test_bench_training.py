@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import training, training_report
 from benchmarks.training_peers import LossRows, Padded
-from benchmarks.training_run import Measurement, true_gradients
+from benchmarks.training_reference import true_gradients
+from benchmarks.training_run import Measurement
 from benchmarks.training_shapes import Batches, Preset, Shape, adapter_of, batches, build
 from benchmarks.training_sides import Gradients, Ours, Settings, Side, distance, everywhere
 from benchmarks.training_work import Work, causal_pairs, flops

@@ -27,7 +27,7 @@ async def connect(world: World, said: bytes = b"") -> Ends:
 
 async def everything(ends: Ends) -> bytes:
     """What comes until the server closes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         try:
             return await ends[0].read()
         except ConnectionResetError:
@@ -51,7 +51,7 @@ async def test_who_never_finishes_the_headers_is_cut_off(
             if said:
                 ends[1].write(b"a")  # a byte now and then buys no time
             await asyncio.wait([cut], timeout=0.05)
-        assert 0.2 < time.monotonic() - started < 5
+        assert 0.2 < time.monotonic() - started < 20
         assert (await world.ask("hi")).status_code == 200
 
 
@@ -62,7 +62,7 @@ async def test_the_headers_of_a_second_request_have_their_limit_too(
     async with gateway(tmp_path, renderer) as world:
         whole = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
         ends = await connect(world, whole)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = await ends[0].readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length:")[2].split()[0]
             await ends[0].readexactly(int(length))
@@ -126,6 +126,6 @@ async def test_a_flood_of_silent_connections_keeps_nobody_out(
                 well = group.create_task(world.http.get(health, headers={"connection": "close"}))
                 reply = group.create_task(world.ask("hi", headers={"connection": "close"}))
             assert (well.result().status_code, reply.result().status_code) == (200, 200)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 20
         for _, writer in flood:
             writer.close()

@@ -314,6 +314,13 @@ def test_the_report_holds_the_curve_the_settings_and_the_seconds(tmp_path: Path)
     assert paths["picture"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_report_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    progress = reached(tmp_path)
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(DemoError, match=r"its report cannot be written .*report\.json"):
+        report.write(progress)
+
+
 def test_the_table_has_a_row_for_every_milestone_that_was_reached(tmp_path: Path) -> None:
     console = Console(width=100)
     with console.capture() as captured:
@@ -394,7 +401,7 @@ def test_ctrl_c_ends_the_server_too_and_shows_what_was_reached(tmp_path: Path) -
             assert line, "the demo ended early"
         time.sleep(2)
         os.kill(demo.pid, signal.SIGINT)
-        shown, _ = demo.communicate(timeout=120)
+        shown, _ = demo.communicate(timeout=240)
     assert demo.returncode == 130
     assert str(tmp_path / report.REPORT) in shown
     assert processes_that_name(tmp_path) == []

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks import gateway as benchmark
 from local_gpu.serve import __main__ as serve
+from tests import install_vllm
 from tests.openclaw import readme_block
 from tinker_claw import cli, config, openclaw_config, status
-from tinker_claw.serve import doctor
+from tinker_claw.serve import arrange, doctor
 from tinker_claw.story import explain, log
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.undo import export, forget
@@ -76,6 +77,11 @@ def test_metrics_that_are_named_exist() -> None:
     figures = Telemetry(None).exposition().decode()
     for name in re.findall(r"tinker_claw_[a-z_]+_(?:total|seconds)", README):
         assert name.removesuffix("_total") in figures
+
+
+def test_one_release_of_vllm_is_named_everywhere() -> None:
+    named = re.findall(r"vllm==([\d.]+)", README + arrange.GET_VLLM)
+    assert named == [install_vllm.VERSION] * 2
 
 
 def test_demo_settings_are_settings() -> None:

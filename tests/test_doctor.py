@@ -324,7 +324,7 @@ def test_beside_the_real_product(tmp_path: Path, capsys: pytest.CaptureFixture[s
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "a gateway of this project answers at" in line_of(done.stdout, "port")
@@ -346,7 +346,7 @@ def test_a_reader_who_leaves_early_is_no_traceback(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.stdout.startswith("ok   settings")
     assert len(done.stdout.splitlines()) == 1

@@ -120,12 +120,12 @@ async def test_hanging_up_while_a_broken_reply_waits_keeps_the_fragment(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     tokens = spell(renderer, WORDS)
-    sampler = FakeSampler(Script(tokens, fail_after=2), Script(tokens[2:], first_after_s=30))
+    sampler = FakeSampler(Script(tokens, fail_after=2), Script(tokens[2:], holds_after=0))
     async with gateway(tmp_path, renderer, sampler) as world:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.6):
-                await world.ask("hi", stream=True)
-        async with asyncio.timeout(1):
+        asking = asyncio.create_task(world.ask("hi", stream=True))
+        async with asyncio.timeout(60):
+            await sampler.holding.wait()
+            asking.cancel()
             while not world.observer.seen:  # noqa: ASYNC110 - nobody tells us of the hang-up
                 await asyncio.sleep(0.01)
         (turn,) = world.turns()
@@ -260,13 +260,13 @@ async def test_stand_ins_are_tried_once_and_shortly_when_the_service_is_away(
 ) -> None:
     learned(tmp_path, "p1")
     old = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
-    base = FakeSampler(Script(spell(renderer, "the base, slowly"), gap_s=0.15))
-    settings: dict[str, Any] = {"outage_patience_s": 0.2, "stand_in_s": 0.3}
+    base = FakeSampler(Script(spell(renderer, "the base, slowly"), gap_s=0.25))
+    settings: dict[str, Any] = {"outage_patience_s": 0.2, "stand_in_s": 0.6}
     async with gateway(tmp_path, renderer, versions={0: old}, base=base, **settings) as world:
         world.sampler.away = UNTIL_TOLD
         began = time.monotonic()
         assert await text(world, stream=True) == "the base, slowly"
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         assert old.aborted == 1
         assert world.health.backend.away == {"serving"}, "the version that should answer is away"
         base.away = UNTIL_TOLD

@@ -44,7 +44,7 @@ class Gate(FakeSampler):
             self.inside -= 1
 
     async def filled(self, number: int) -> None:
-        async with asyncio.timeout(10), self.entered:
+        async with asyncio.timeout(60), self.entered:
             await self.entered.wait_for(lambda: self.inside >= number)
 
 
@@ -173,7 +173,7 @@ async def test_slots_go_round_and_each_users_own_come_first() -> None:
             order.append(user)
             await release.wait()
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for user in ("a", "a", "a", "a", "b", "b", "c"):
             group.create_task(use(user))
         for _ in range(5):
@@ -191,7 +191,7 @@ async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() ->
         async with limits.slot("a"):
             done.append(name)
 
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         async with limits.slot("a"):
             called, before = group.create_task(use("called")), group.create_task(use("before"))
             group.create_task(use("last"))
@@ -199,7 +199,7 @@ async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() ->
             before.cancel()
         called.cancel()  # it has the slot, and has not run since
     assert done == ["last"]
-    async with asyncio.timeout(5), limits.slot("a"):
+    async with asyncio.timeout(60), limits.slot("a"):
         pass
 
 
@@ -208,7 +208,7 @@ async def test_a_body_that_does_not_come_is_a_408(
     chunked: bool, tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(
-        tmp_path, renderer, body_timeout_s=0.3, max_concurrent=1, max_queue=0
+        tmp_path, renderer, body_timeout_s=0.5, max_concurrent=1, max_queue=0
     ) as world:
         length = "transfer-encoding: chunked" if chunked else "content-length: 500"
         piece = b"1\r\n{\r\n" if chunked else b"{"
@@ -219,7 +219,7 @@ async def test_a_body_that_does_not_come_is_a_408(
         writer.close()
         assert head.startswith(b"HTTP/1.1 408")
         assert json.loads(body)["error"]["code"] == "request_timeout"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
         assert (await world.ask("there is room again")).status_code == 200
 
 
@@ -229,7 +229,7 @@ async def test_who_has_no_key_is_refused_before_the_body_is_read(
     async with gateway(tmp_path, renderer, users=USERS) as world:
         reader, writer = await _connect(world)
         writer.write(f"{_line('POST')}content-length: 5000000\r\n\r\n".encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await reader.readline()).startswith(b"HTTP/1.1 401")
         writer.close()
 
@@ -260,7 +260,7 @@ async def _connect(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Task[Any]]:
     """The tasks that are done, as soon as so many are."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(done := [task for task in tasks if task.done()]) < number:
             await asyncio.wait(
                 [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
@@ -278,6 +278,6 @@ async def _until_free(world: World) -> None:
 
 
 async def _until(world: World, status: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await world.http.post("/chat/completions", content=b"")).status_code != status:
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -59,29 +58,34 @@ async def sampler(trainer: LocalTrainer) -> LocalSampler:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_hanging_up_frees_the_cache_within_a_second(
+async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
     tmp_path: Path, renderer: Renderer, sampler: LocalSampler, stream: bool
 ) -> None:
-    # Seldom is not never: a machine that takes its time lets both replies become long.
-    stops = torch.tensor(list(renderer.stop_tokens))
-    head: Any = sampler._engine._module.get_output_embeddings()
-    head.register_forward_hook(lambda _, __, logits: logits.index_fill(-1, stops, -1e4))
+    stops, passes = torch.tensor(list(renderer.stop_tokens)), 0
+
+    def never_stop(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return logits.index_fill(-1, stops, -1e4)
+
+    sampler._engine._module.get_output_embeddings().register_forward_hook(never_stop)
     async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
         body = {"model": MODEL, "messages": chat("hi " * 200), "stream": stream}
         async with asyncio.TaskGroup() as group:
             clients = [
                 group.create_task(world.http.post("/chat/completions", json=body)) for _ in range(2)
             ]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while sampler.held_requests < 2:  # noqa: ASYNC110 - the thread tells nobody
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(0.4)  # some tokens
+                begun = passes
+                while passes < begun + 30:  # noqa: ASYNC110 - some tokens of each
+                    await asyncio.sleep(0.01)
             for client in clients:
                 client.cancel()
-        gone = time.monotonic()
-        while sampler.held_requests or len(world.observer.seen) < 2:
-            await asyncio.sleep(0.01)
-            assert time.monotonic() - gone < 1, "the generations go on"
+        async with asyncio.timeout(60):
+            while sampler.held_requests or len(world.observer.seen) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         fragments = world.turns()
         assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
         assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
@@ -168,7 +172,7 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
             float("nan")
         )
         url = await stack.enter_async_context(in_background(system.app))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=60, verify=False))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
         reply = await http.post(f"{url}/chat/completions", json=body)
         assert reply.status_code == 200, reply.text

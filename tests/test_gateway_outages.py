@@ -53,15 +53,15 @@ async def test_failing_sampler_is_given_up_although_the_service_was_away_before(
 async def test_patience_ends_with_a_503_that_says_when_to_come_back(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, outage_patience_s=0.3) as world:
+    async with gateway(tmp_path, renderer, outage_patience_s=1) as world:
         world.sampler.away = UNTIL_TOLD
         began = time.monotonic()
         response = await world.ask("hi")
-        assert 0.3 <= time.monotonic() - began < 5
+        assert 1 <= time.monotonic() - began < 20
         assert (response.status_code, response.headers["retry-after"]) == (503, "30")
         message = response.json()["error"]["message"]
         assert message == "The service that runs the model is away; try again in a few minutes."
-        assert len(world.sampler.prompts) >= 3
+        assert len(world.sampler.prompts) >= 2
         assert world.turns() == []
         health = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
         seen = health.json()
@@ -76,7 +76,7 @@ async def test_patience_ends_with_a_503_that_says_when_to_come_back(
 async def test_streamed_patience_ends_with_an_error_and_no_finish_reason(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, outage_patience_s=0.2, keepalive_s=0.05) as world:
+    async with gateway(tmp_path, renderer, outage_patience_s=1, keepalive_s=0.02) as world:
         world.sampler.away = UNTIL_TOLD
         events = await world.events("hi")
         assert events[-1]["error"]["type"] == "server_error"
@@ -91,13 +91,16 @@ async def test_client_that_hangs_up_ends_the_waiting(
     async with gateway(tmp_path, renderer, keepalive_s=0.02) as world:
         world.sampler.away = UNTIL_TOLD
         body = {"model": MODEL, "messages": chat("hi"), "stream": stream}
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await world.http.post("/chat/completions", json=body)
-        await asyncio.sleep(0.1)  # for the news to arrive
-        asked = len(world.sampler.prompts)
-        await asyncio.sleep(0.5)  # two of the longest waits
-        assert 0 < len(world.sampler.prompts) == asked
+        asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
+        asked = world.sampler.prompts
+        async with asyncio.timeout(60):
+            while len(asked) < 2:  # noqa: ASYNC110 - the gateway tells nobody
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            before = 0
+            while len(asked) > before:  # until the news has arrived
+                before = len(asked)
+                await asyncio.sleep(0.5)  # two of the longest waits
         assert world.turns() == []
 
 
@@ -106,12 +109,12 @@ async def test_outage_in_the_middle_of_a_reply_has_its_end_too(
 ) -> None:
     tokens = spell(renderer, "one two three four")
     broken = FakeSampler(Script(tokens, away_after=2), Script(tokens, away_after=0))
-    async with gateway(tmp_path, renderer, broken, outage_patience_s=0.3) as world:
+    async with gateway(tmp_path, renderer, broken, outage_patience_s=1) as world:
         events = await world.events("hi")
         assert text_of(events), "the first tokens were out"
         assert events[-1]["error"]["type"] == "server_error"
         assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
-        assert len(broken.prompts) >= 3
+        assert len(broken.prompts) >= 2
         assert world.health.backend.away == {"serving"}
         assert world.turns() == []
 

@@ -238,7 +238,7 @@ async def test_the_token_limit_ends_a_reply_with_length(tmp_path: Path, renderer
 async def test_empty_chunks_while_the_model_is_silent(tmp_path: Path, renderer: Renderer) -> None:
     tokens = spell(renderer, "ab", end="") + spell(renderer, "cd")
     slow = FakeSampler(Script(tokens, first_after_s=0.45, gap_s=0.35))
-    async with gateway(tmp_path, renderer, slow, keepalive_s=0.1) as world:
+    async with gateway(tmp_path, renderer, slow, keepalive_s=0.02) as world:
         events = await world.events("hi")
         deltas = [e["choices"][0]["delta"] for e in events if e]
         first = next(i for i, d in enumerate(deltas) if d.get("content"))
@@ -251,7 +251,7 @@ async def test_the_role_comes_before_the_first_token(tmp_path: Path, renderer: R
     async with gateway(tmp_path, renderer, slow) as world:
         body = {"model": MODEL, "messages": chat("hi"), "stream": True}
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(25),
             world.http.stream("POST", "/chat/completions", json=body) as response,
         ):
             assert response.headers["content-type"].startswith("text/event-stream")

@@ -118,15 +118,17 @@ async def test_removing_the_hint_gives_the_prompt_back(tmp_path: Path, renderer:
 
 
 async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:
-    slow = FakeSampler(Script(spell(renderer, "one two three"), gap_s=0.1))
+    slow = FakeSampler(Script(spell(renderer, "one two three"), holds_after=1))
     new = FakeSampler(spell(renderer, "new"), ref="fake:1")
     async with gateway(tmp_path, renderer, slow) as world:
 
         async def swap_and_ask() -> dict[str, Any]:
-            await asyncio.sleep(0.1)
+            await slow.holding.wait()
             version = world.ledger.steps.restart_from(world.policy.current.version)
             world.policy.swap(Policy(version, new))
-            return (await world.ask("hello")).json()
+            answer = (await world.ask("hello")).json()
+            slow.go_on.set()
+            return answer
 
         asked, after = await asyncio.gather(world.ask("hi"), swap_and_ask())
         assert after["system_fingerprint"] == "v1"

@@ -236,7 +236,7 @@ async def test_more_new_text_than_is_remembered_is_encoded_once_and_ends(
     laid = Format(renderer._tokenizer, Encoder(counting, capacity=2_000), config)
     messages = [user(LONG), assistant("So: " + LONG), user("user")]
     layout = laid.lay_out(messages, None, 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await layout.prepare()
     assert layout.prompt() == full_render(renderer._tokenizer, config, messages, [], 2)
     assert sum(LONG in text for text in counting.asked) == 2

@@ -86,7 +86,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
     assert settings().local.gpus == 9
     monkeypatch.setenv("NUM_GPUS", "many")
     monkeypatch.delenv("TINKER_CLAW_LOCAL__GPUS")
-    with pytest.raises(ConfigError, match=r"local\.gpus"):
+    with pytest.raises(ConfigError, match=r"local\.gpus \(NUM_GPUS\): .*integer"):
         settings()
     assert config.load([]).local.gpus is None, "the service has GPUs of its own"
     assert config.load([*LOCAL, "--model-name", "demo"]).local.gpus is None
@@ -218,7 +218,7 @@ def test_gpus_are_asked_of_nvidia_smi(tmp_path: Path, box: Callable[..., None]) 
     assert visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
     assert [gpu.device for gpu in visible({"CUDA_VISIBLE_DEVICES": "0,-1,1"})] == ["0"]
     chosen = visible({"CUDA_VISIBLE_DEVICES": "GPU-bb, GPU-aaaa"})
-    assert names(chosen, (0,))["CUDA_VISIBLE_DEVICES"] == "GPU-bb"
+    assert names(chosen, (0,))["CUDA_VISIBLE_DEVICES"] == "1", "vLLM knows no part of a UUID"
     assert names(both, (0, 1))["CUDA_VISIBLE_DEVICES"] == "0,1"
     for unknown in ("2", "MIG-1", "GPU-cc"):
         with pytest.raises(ConfigError, match=f"names {unknown!r}, which nvidia-smi does not list"):
@@ -229,9 +229,21 @@ def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> Non
     box("NVIDIA-SMI has failed because it couldn't communicate with the driver\n", 9)
     with pytest.raises(ConfigError, match=r"communicate with the driver.: mend the driver"):
         visible({})
-    box("0, Some GPU, [N/A], [N/A], GPU-a\n")
-    with pytest.raises(ConfigError, match="give --gpus and --gpu-memory-gb"):
+    box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
+    with pytest.raises(ConfigError, match="give --gpu-memory-gb"):
         visible({})
+
+
+def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
+    model: str, box: Callable[..., None]
+) -> None:
+    flags = ("--gpu-memory-gb", "96")
+    box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
+    (shared,) = arranged(model, *flags).gpus
+    assert (shared.name, shared.total, shared.used) == ("NVIDIA GB10", 96 << 30, 0)
+    box()
+    first, second = arranged(model, *flags, "--gpus", "2").gpus
+    assert (first.total, first.used, second.used) == (96 << 30, 7 << 20, 4 << 20)
 
 
 def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignore[no-untyped-def]
@@ -243,7 +255,9 @@ def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
     assert arranged(model).ranks == 1
     two = arranged(model, "--device", "cpu", "--actor-gpus", "2")
     assert (two.ranks, two.layout.serve, two.fit) == (2, (), None)
-    with pytest.raises(ConfigError, match=r"--gpus .NUM_GPUS.: nvidia-smi and .* show 0 GPUs here"):
+    with pytest.raises(
+        ConfigError, match=r"--gpus .NUM_GPUS.: nvidia-smi and .* show 0 GPUs here; .*CPU"
+    ):
         arranged(model, "--gpus", "2")
     with pytest.raises(ConfigError, match="--device cuda: nvidia-smi"):
         arranged(model, "--device", "cuda")
@@ -277,6 +291,31 @@ def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
     arranged = arrange(settings(*flags, "--vllm", str(vllm)))
     assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
     assert arranged.vllm == vllm
+
+
+async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
+    model: str, box: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the files of its environment, which is not ours to import."""
+    box()
+    vllm = tmp_path / "env" / "bin" / "vllm"
+    packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
+    old = packages / "vllm" / "model_executor" / "layers" / "quantization" / "bitsandbytes.py"
+    for folder in (vllm.parent, old.parent):
+        folder.mkdir(parents=True)
+    vllm.touch(0o755)
+    flags = ["--vllm", str(vllm), "--sampler-quantization", "bitsandbytes", "--gpus", "2"]
+    with pytest.raises(ConfigError, match=r"env/bin/python -m pip install vllm-bnb-plugin$"):
+        arranged(model, *flags)
+    await asyncio.to_thread(doctor, "--model-name", model, *flags)
+    told = section(capsys.readouterr().out, "samplers")
+    assert told.startswith("FAIL samplers   --sampler-quantization bitsandbytes: this vLLM needs")
+    assert arranged(model, *flags[:2], "--sampler-quantization", "fp8").vllm == vllm
+    (packages / "vllm_bnb_plugin").mkdir()
+    assert arranged(model, *flags).vllm == vllm
+    (packages / "vllm_bnb_plugin").rmdir()
+    old.touch()
+    assert arranged(model, *flags).vllm == vllm, "a vLLM before 0.28"
 
 
 def test_layout_goes_by_the_gpus_that_are_visible(

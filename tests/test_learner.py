@@ -139,7 +139,7 @@ class World:
         return turn_id
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not happened():  # noqa: ASYNC110 - an observer; events would change what is observed
                 await asyncio.sleep(0.005)
 
@@ -460,7 +460,7 @@ async def test_max_steps_ends_learning_not_judging(tmp_path: Path) -> None:
             w.turn("YES")
         await w.version(1)
         await w.settled()
-        assert w.health.learner.state == "finished"
+        await w.until(lambda: w.health.learner.state == "finished")
         assert w.ledger.samples.waiting() == 4
         assert len(w.trainer.steps) == 1
 

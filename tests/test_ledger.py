@@ -289,6 +289,26 @@ def test_ledger_of_another_run_is_refused_by_name(ledger: Ledger) -> None:
         ledger.bind({"model": "demo", "method": "binary"})
 
 
+_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger import Ledger
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    Ledger(Path(sys.argv[1]))
+except LedgerError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_at_the_start_is_told_from_a_file_that_is_no_ledger(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "see what is wrong with its disk or choose another --data-dir" in said
+    assert "move it away" not in said
+
+
 def test_second_process_on_the_same_directory_is_refused(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="in use by another process"):
         Ledger(ledger.path.parent)

@@ -270,10 +270,16 @@ async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: P
     await narrow.open(ref)
     with pytest.raises(BackendError, match="another rank"):
         await narrow.load_state(state)
+    louder = await start_local(tmp_path, alpha=16)
+    with pytest.raises(BackendError, match="rank 4 and alpha 8, and here they are 4 and 16"):
+        await louder.load_state(state)
+    await louder.aclose()
     weights = tmp_path / "run" / "adapters" / ref / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(BackendError, match="corrupt"):
-        await narrow.open(ref)
+    settings = weights.with_name("adapter_config.json")
+    for file, damaged in ((settings, b"null"), (weights, weights.read_bytes()[:100])):
+        file.write_bytes(damaged)
+        with pytest.raises(BackendError, match="corrupt"):
+            await narrow.open(ref)
     await narrow.aclose()
 
 
@@ -301,6 +307,13 @@ async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) 
     larger = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (folder / "config.json").write_text(json.dumps(config | larger))
     with pytest.raises(ModelFileError, match=r"layers\.2"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_an_adapter_is_not_taken_for_its_base(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with pytest.raises(ModelFileError, match="is an adapter, no model"):
         await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
 
 

@@ -110,6 +110,7 @@ class TestStaleSamples:
             (-1.0, -0.3, 0.0),  # 0.74 < 0.8
             (-1.0, 0.5, -math.exp(0.5)),
             (-1.0, 0.8, 0.0),  # 2.2 > 2: left out, nothing else bounds it
+            (-1.0, 9998.0, 0.0),  # a server that called the candidate impossible
         ],
     )
     def test_weight(self, advantage: float, drift: float, expected: float) -> None:

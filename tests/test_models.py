@@ -15,6 +15,7 @@ import torch
 from backends import VOCABULARY
 from families import FAMILIES, REFUSED, Family, tiny_of
 from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence, warmed
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from local_gpu.attention import SdpaKernel
@@ -153,6 +154,30 @@ def test_a_family_that_would_be_computed_wrongly_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"{sentence}.*Use a model such as Qwen3"):
         fresh_adapter(opened(family, tmp_path)[1], SHAPE, seed=0)
+
+
+def quantised(folder: Path, method: str) -> Path:
+    """As a checkpoint says it is; ternary ones (bitnet) transformers reads with nothing more."""
+    model = tiny_of(FAMILIES["Qwen3"], folder)
+    config = json.loads((model / "config.json").read_text())
+    settings = {"quant_method": method, "bits": 4, "group_size": 32}
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    if method == "bitnet":
+        packed = load_file(model / "model.safetensors")
+        for name in [n for n in packed if n.endswith("proj.weight")]:
+            rows, columns = packed[name].shape
+            packed[name] = torch.zeros(rows // 4, columns, dtype=torch.uint8)
+            packed[name.replace(".weight", ".weight_scale")] = torch.ones(1)
+        save_file(packed, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("method", ["awq", "bitnet"])
+def test_weights_that_are_quantised_already_are_refused(method: str, tmp_path: Path) -> None:
+    model = quantised(tmp_path / "model", method)
+    with pytest.raises(ConfigError, match=r"learns on whole weights.*AWQ.*were made from"):
+        open_base(str(model), device="cpu", dtype="float32", threads=1)
 
 
 async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(

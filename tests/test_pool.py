@@ -166,9 +166,30 @@ async def test_the_hottest_prefixes_are_computed_everywhere_before_a_version_ser
         drawn = await asyncio.gather(
             *(one(second, (*system, *prompt(50, salt))) for salt in range(6, 12))
         )
-        # Whole pages that the engine has gone past.
-        assert min(completion.cached_tokens for completion in drawn) >= 480
+        # Whole pages that the engine has gone past, as it cut its passes; else there are none.
+        assert min(completion.cached_tokens for completion in drawn) >= 256
         assert min(asked(place, "v2")) > 0
+
+
+async def test_a_conversation_is_computed_for_a_new_version_where_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with site(tmp_path, 3) as place:
+        old, system = await place.publish("v1"), prompt(600, salt=5)
+        talks = [(*system, *prompt(200, salt)) for salt in range(6)]
+        for salt in range(2):
+            asking = (one(old, (*tokens, *prompt(9, salt)), max_tokens=4) for tokens in talks)
+            await asyncio.gather(*asking)
+        new, wholes = await place.publish("v2"), {tokens[:768] for tokens in talks}
+        there = {s.url: {t[:768] for n, t in s.log.prompts if n == "v1"} for s in place.servers}
+        for server in place.servers:
+            computed = {tokens for name, tokens in server.log.warmed if name == "v2"}
+            assert len(there[server.url]) == 2
+            assert computed & wholes == there[server.url]
+        for tokens in talks:
+            await one(new, tokens, max_tokens=4)
+        for server in place.servers:
+            assert {t[:768] for n, t in server.log.prompts if n == "v2"} == there[server.url]
 
 
 async def test_no_prefix_is_computed_where_none_is_wanted(tmp_path: Path) -> None:
@@ -182,18 +203,16 @@ async def test_no_prefix_is_computed_where_none_is_wanted(tmp_path: Path) -> Non
 
 
 async def test_warming_ends_in_time(tmp_path: Path) -> None:
-    options = PoolOptions(warm_s=0.1, look_s=600)
+    options = PoolOptions(warm_s=0.5, look_s=600)
     async with site(tmp_path, options=options) as place:
         first, system = await place.publish("v1"), prompt(600, salt=5)
         for salt in range(2):
             await one(first, (*system, *prompt(50, salt)))
         for server in place.servers:
-            server.faults.slow_s = 0.3
-        began = asyncio.get_running_loop().time()
+            server.faults.slow_s = 1.0
         await place.publish("v2")
-        # The exam takes its own time: two prompts, eight places, side by side.
-        assert asyncio.get_running_loop().time() - began < 10
         assert all(("v2", system[:512]) in s.log.warmed for s in place.servers)
+        await eventually(lambda: all(server.log.aborted for server in place.servers))
 
 
 async def test_the_next_turn_goes_where_the_last_one_was(tmp_path: Path) -> None:
@@ -279,7 +298,7 @@ async def test_a_version_that_is_asked_for_by_name_does_not_wait_for_a_step(tmp_
                 passes = [LossPass("cross_entropy", (Datum((1, 2, 3), 1, weights=weights),))]
                 step = group.create_task(trainer.train_step(passes, Adam(0.1)))
                 await asyncio.sleep(0)
-                async with asyncio.timeout(20):  # a score would be waited for longer
+                async with asyncio.timeout(60):  # a score would be waited for longer
                     asked = await trainer.open(old.ref)
                     assert len((await one(asked, prompt(20))).tokens) == 12
                 assert not step.done()

@@ -95,7 +95,7 @@ async def test_the_cache_of_the_version_before_is_told_from_it(tmp_path: Path) -
 async def test_a_change_too_small_to_tell_does_no_harm_and_is_let_pass(tmp_path: Path) -> None:
     async with site(tmp_path, 1) as place:
         place.servers[0].faults.ignores_adapters = True
-        sampler = await place.publish("v1", change=1e-5)
+        sampler = await place.publish("v1", change=2e-6)
         (agreement,) = place.pool.agreements("v1")
         assert agreement.applied is None
         (drawn,) = await sampler.sample(prompt(100), SamplingParams(max_tokens=8))

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from local_gpu.demo import MODEL_DIR
-from tests.processes import ROOT, product
+from tests.lives import until
+from tests.processes import ROOT, Running, product
 from tests.talk import HELLO, ask, converse, learn, rows
 
 pytestmark = pytest.mark.slow
@@ -30,8 +31,16 @@ def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProces
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
+
+
+def listens(running: Running) -> bool:
+    try:
+        running.health()
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
@@ -99,7 +108,7 @@ def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Pa
     data = tmp_path / "data"
     with product(data, "--judge-url", "http://127.0.0.1:9/v1") as running:
         converse(running, 0)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while running.health()["judge"] != "failing":
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -110,7 +119,7 @@ def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Pa
         assert running.stop() == 0
     assert rows(data, "SELECT COUNT(*) FROM verdicts") == [(0,)]
     with product(data) as running:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while rows(data, "SELECT COUNT(*) FROM verdicts") != [(2,)]:
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -125,25 +134,25 @@ def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
     assert process.returncode == 0
     assert "Traceback" not in said
 
 
 def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
     with product(tmp_path / "data", "--batch-size", "4") as running:
-        versions, slowest = set[int](), 0.0
+        versions, slowest, deadline = set[int](), 0.0, time.monotonic() + 240
         with ThreadPoolExecutor(3) as pool:
             futures = [pool.submit(converse, running, i) for i in range(12)]
-            while not all(future.done() for future in futures):
+            while max(versions, default=0) < 1 or not all(future.done() for future in futures):
                 started = time.monotonic()
+                assert started < deadline, "it has learned meanwhile"
                 versions.add(running.health()["policy_version"])
                 slowest = max(slowest, time.monotonic() - started)
                 time.sleep(0.05)
             for future in futures:
                 future.result()
-        assert max(versions) >= 1, "it has learned meanwhile"
-        assert slowest < 10
+        assert slowest < 30
 
 
 @pytest.mark.parametrize(
@@ -174,19 +183,21 @@ def test_what_cannot_start_says_why_in_one_sentence(
 
 def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with product(data) as running, ThreadPoolExecutor(1) as pool:
+    with product(data, "--keepalive-s", "0.2") as running:
         ask(running, "a", [HELLO])
         slow = {"role": "user", "content": "a long letter " * 12_000}
-        body = {"model": "demo", "messages": [slow]}
+        body = {"model": "demo", "messages": [slow], "stream": True}
         url = f"{running.url}/chat/completions"
-        waiting = pool.submit(httpx.post, url, json=body, timeout=120)
-        time.sleep(1)
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert running.process.poll() is None, "the reply in flight may go on"
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(timeout=10) == 130
-        assert isinstance(waiting.exception(), httpx.TransportError)
+        with httpx.stream("POST", url, json=body, timeout=240) as answer:
+            lines = answer.iter_lines()
+            next(lines)  # it is in flight
+            running.process.send_signal(signal.SIGINT)
+            until(lambda: not listens(running))
+            assert running.process.poll() is None, "the reply in flight may go on"
+            running.process.send_signal(signal.SIGINT)
+            assert running.process.wait(timeout=120) == 130, "not because a reply was cut off"
+            with pytest.raises(httpx.TransportError):
+                list(lines)
     assert rows(data, "SELECT COUNT(*) FROM turns") == [(1,)]
     assert rows(data, "PRAGMA integrity_check") == [("ok",)]
 

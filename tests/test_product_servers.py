@@ -6,6 +6,7 @@ the same with a real one.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import httpx
 import pytest
 from callers import Callers
 from inference_servers import InferenceServer, inference_servers
+from stopped_servers import stoppable
 
 from local_gpu.demo import MODEL_DIR
 from local_gpu.device import open_base
@@ -84,7 +86,7 @@ def test_a_gateway_whose_servers_are_away_waits_for_them(tmp_path: Path) -> None
 
     def ask(url: str) -> None:
         body = {"model": "demo", "messages": [HELLO], "max_tokens": 5}
-        answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=120).status_code)
+        answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=180).status_code)
 
     with (
         demo_servers(1) as (server,),
@@ -96,6 +98,45 @@ def test_a_gateway_whose_servers_are_away_waits_for_them(tmp_path: Path) -> None
         caller.join(1.5)
         assert caller.is_alive(), "it is neither refused nor failed"
         server.start()
-        caller.join(60)
+        caller.join(180)
         assert answers == [200]
         assert running.stop() == 0
+
+
+def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_path: Path) -> None:
+    with stoppable("demo") as stands_still, demo_servers(1) as (other,):
+        urls = f"{stands_still.url},{other.url}"
+        flags = (*FLAGS, "--sampler-urls", urls, "--keepalive-s", "0.5")
+        with product(tmp_path / "data", *flags) as running:
+            with Callers(running, 4) as callers:
+                stands_still.stop()
+                began, before = time.monotonic(), len(callers.answers)
+                health = until(running, lambda told: told["servers"] == "away")
+                assert f"{stands_still.url} hangs" in health["servers_error"]
+                noticed_s = time.monotonic() - began
+            assert noticed_s < 60
+            assert len(callers.answers) >= before + 4
+            assert set(callers.answers) == {200}
+            other.stop()  # nobody is left
+            deltas: list[dict[str, Any]] = []
+            waiting = threading.Thread(target=stream, args=(running, deltas))
+            waiting.start()
+            deadline = time.monotonic() + 60
+            while deltas.count({}) < 4 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert deltas.count({}) >= 4, "it is kept alive"
+            stands_still.go_on()
+            waiting.join(180)
+            assert any(delta.get("content") for delta in deltas), "and answered"
+            other.start()
+            assert until(running, lambda told: told["servers"] == "ok")["status"] == "ok"
+            assert running.stop() == 0
+
+
+def stream(running: Running, deltas: list[dict[str, Any]]) -> None:
+    """What a streamed reply says, keep-alives included, as it comes."""
+    body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
+    with httpx.stream("POST", f"{running.url}/chat/completions", json=body, timeout=240) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                deltas.append(json.loads(line.removeprefix("data: "))["choices"][0]["delta"])

@@ -25,7 +25,7 @@ train = 3.0
 ENV = {"TINKER_API_KEY": "tml-test"}
 
 
-def wait_for(running: Running, key: str, seconds: float = 60) -> dict[str, Any]:
+def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]:
     """/healthz, once this entry says something."""
     deadline = time.monotonic() + seconds
     while not (health := running.health())[key]:
@@ -82,7 +82,7 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             version = running.health()["policy_version"]
             for seed in range(200, 206):
                 converse(running, seed)
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while running.health()["policy_version"] == version:
                 assert time.monotonic() < deadline, running.health()
                 time.sleep(0.2)

@@ -68,14 +68,14 @@ def test_four_bits_are_not_split_over_gpus(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 def test_what_is_missing_for_four_bits_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'tinker-claw\[local,4bit\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .* '.\[local,4bit\]'"):
         in_four_bits(tmp_path / "no model here")
 
 
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 async def test_what_is_missing_for_four_bits_is_said_before_a_sampler_starts() -> None:
     flags = ("--backend", "local", "--model-name", "/m", "--base-quantization", "4bit")
-    with pytest.raises(ConfigError, match=r"bitsandbytes: pip install 'tinker-claw\[local,4bit\]'"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes; .* pip install .* '.\[local,4bit\]'"):
         await check_backend(config.load(flags))
 
 

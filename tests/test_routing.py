@@ -101,6 +101,18 @@ def test_what_was_not_asked_for_in_a_long_time_is_forgotten() -> None:
     assert routes.choose("v1", keys_of(prompt), len(prompt), busy) != where
 
 
+def test_what_a_server_has_of_a_prefix_is_told_whatever_the_name() -> None:
+    routes, system = Routes(), text(4 * BLOCK)
+    here, there = ((*system, *text(2 * BLOCK, salt)) for salt in (3, 4))
+    prefixes = {talk: keys_of(talk) for talk in (here, there)}
+    for server, (talk, keys) in enumerate(prefixes.items()):
+        routes.note(f"v{server}", keys, len(talk), server)
+    assert routes.held(0, prefixes) == [here], "it has no more of the other than that"
+    assert routes.held(1, prefixes) == [system, there]
+    assert routes.held(2, prefixes) == [here], "it has nothing yet"
+    assert routes.held(2, {}) == []
+
+
 def hot(*prompts: tuple[int, ...]) -> HotPrefixes:
     prefixes = HotPrefixes()
     for prompt in prompts:

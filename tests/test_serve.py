@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
 from tinker_claw.serve import guarded
 from tinker_claw.serve.backend import learning_rate
-from tinker_claw.serve.model_files import source
+from tinker_claw.serve.model_files import Source, source
 from tinker_claw.serve.versions import MOST_OPEN, Versions
 
 
@@ -59,9 +60,57 @@ def test_automatic_rate_goes_by_the_models_hidden_size() -> None:
 
 def test_sources() -> None:
     demo = source(config.load(["--model-name", "demo"]))
-    assert (demo.folder, demo.family) == (str(MODEL_DIR), "qwen3")
+    assert (demo.tokenizer, demo.family) == (str(MODEL_DIR), "qwen3")
     mine = source(config.load(["--model-name", str(MODEL_DIR), "--renderer", "qwen3"]))
-    assert (mine.folder, mine.family) == (str(MODEL_DIR), "qwen3")
+    assert (mine.tokenizer, mine.weights, mine.family) == (str(MODEL_DIR), str(MODEL_DIR), "qwen3")
     for nowhere in ("/nowhere/model", "./nowhere", "~/nowhere"):
         with pytest.raises(ConfigError, match="there is no such folder"):
             source(config.load(["--model-name", nowhere]))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("Qwen3-8B", "qwen3"), ("qwen3-0.6b", "qwen3"), ("my-model", "auto")]
+)
+def test_a_folder_named_like_a_known_model_speaks_its_format(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(MODEL_DIR, folder)
+    assert mine(folder).family == family
+    assert mine(folder, "--renderer", "default").family == "default"
+
+
+def mine(folder: Path, *flags: str) -> Source:
+    return source(config.load(["--backend", "local", "--model-name", str(folder), *flags]))
+
+
+def test_a_tokenizer_from_elsewhere_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODEL_DIR / name, tmp_path)
+    with pytest.raises(ConfigError, match=r"has no tokenizer .*--tokenizer"):
+        mine(tmp_path)
+    found = mine(tmp_path, "--tokenizer", str(MODEL_DIR))
+    assert (found.tokenizer, found.weights) == (str(MODEL_DIR), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "has no config.json; name a model in the form of the Hugging Face hub"),
+        ({"qwen3-8b-q4.gguf": ""}, "has no config.json; .*GGUF files are not read"),
+        (
+            {"adapter_config.json": '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'},
+            r"is an adapter, no model; name its base \(Qwen/Qwen3-8B\)",
+        ),
+        ({"config.json": "{}", "adapter_config.json": "[]"}, "is an adapter, no model"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(
+    files: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    for name, text in {**files, "tokenizer.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        mine(tmp_path)
+    with pytest.raises(ConfigError, match="is a file, no folder"):
+        mine(tmp_path / "tokenizer.json")

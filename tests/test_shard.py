@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ from rank_checks import (
     write_warm,
 )
 from rank_runs import config
+from torch.distributed.fsdp import FSDPModule
 
 from local_gpu.device import open_base
 from local_gpu.learning.core import LearningCore
+from local_gpu.model import LoraShape, fresh_adapter, with_lora
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.ranks.shard import Lockstep, Shards
 from local_gpu.ranks.world import Distributed, OutOfStep
@@ -137,6 +140,29 @@ def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_p
         same_report(learning.step(PASSES, ADAM), one.step(PASSES, ADAM))
     finally:
         world.leave()
+
+
+def test_each_layer_is_let_go_of_before_the_next_is_cut(model: Path, tmp_path: Path) -> None:
+    """To be cut it stands whole on the GPU, which has no room for two of all."""
+    base = open_base(str(model), device="cpu", dtype="auto", threads=1)
+    shape = LoraShape(4, 8)
+    module = with_lora(base, shape, fresh_adapter(base, shape, 0))
+    cut: list[int] = []
+    for layer in base.module.model.layers:
+        weakref.finalize(layer.mlp.up_proj.weight, lambda: cut.append(_cut(module)))
+    world = Distributed(
+        torch.device("cpu"), torch.distributed.HashStore(), rank=0, size=1, timeout_s=30
+    )
+    try:
+        Shards(base, world).cut(module)
+        assert cut == [1, 2, 3]
+    finally:
+        world.leave()
+
+
+def _cut(module: Any) -> int:
+    """How many layers are."""
+    return sum(isinstance(layer, FSDPModule) for layer in module.base_model.layers)
 
 
 def nothing() -> None: ...

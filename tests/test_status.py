@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.gateways import World, gateway
+from tests.ports import deaf_port
 from tests.processes import ROOT
 from tinker_claw import cli, status
 from tinker_claw.errors import OutageError
@@ -89,14 +90,14 @@ async def test_outage_says_what_since_when_and_what_it_means(
 
 
 async def test_nobody_there_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    assert await ask(free) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"No gateway answers at {free.removesuffix('/v1')} (" in told.err
-    assert "Start one with `python run.py`, or name the port" in told.err
-    assert await ask(free, "--json") == 2
+    with deaf_port() as port:
+        free = f"http://127.0.0.1:{port}/v1"
+        assert await ask(free) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert f"No gateway answers at {free.removesuffix('/v1')} (" in told.err
+        assert "Start one with `python run.py`, or name the port" in told.err
+        assert await ask(free, "--json") == 2
     assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
     assert cli.main(["status", "--port", "0"]) == 2
     assert "the port that it chose" in capsys.readouterr().err

@@ -190,7 +190,7 @@ def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert [record["id"] for record in records(done.stdout)] == [0, 1]
     nowhere = run("log", "turns", directory=tmp_path)
@@ -208,7 +208,7 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["id"] == 1
@@ -231,7 +231,7 @@ def following(directory: Path, *flags: str) -> Iterator[tuple[Any, subprocess.Po
     )
     reader.start()
     try:
-        yield lambda: lines.get(timeout=60), process
+        yield lambda: lines.get(timeout=240), process
     finally:
         if process.poll() is None:
             process.kill()
@@ -258,7 +258,7 @@ def test_follow_shows_new_turns_and_again_what_has_changed(tmp_path: Path) -> No
         story.ledger.turns.add_next_state(first, NextState("tool", "42"))
         assert json.loads(line())["id"] == first, "an older turn that has changed"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
     story.ledger.close()
@@ -283,6 +283,6 @@ def test_reading_does_not_hold_up_a_writer(tmp_path: Path) -> None:
         began = time.monotonic()
         for _ in range(20):
             story.turn()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     story.ledger.close()
     Ledger(tmp_path).close()

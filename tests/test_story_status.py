@@ -7,10 +7,10 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.gateways import gateway
+from tests.ports import deaf_port
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tests.test_status import port_of
@@ -40,10 +41,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def free() -> str:
+def free() -> Iterator[str]:
     """A port on which nobody answers."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return str(taken.getsockname()[1])
+    with deaf_port() as port:
+        yield str(port)
 
 
 def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free: str) -> None:

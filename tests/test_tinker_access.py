@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,6 +23,7 @@ from faults import Fault
 from tinker import TinkerError
 from tinkers import KEY, NAME, served, start_tinker
 
+from tests.ports import deaf_port
 from tinker_claw.backends.sdk import check_sdk
 from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer, failures, offered
 from tinker_claw.backends.tinker.access import Served, choose
@@ -39,7 +40,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def config(**settings: Any) -> TinkerConfig:
-    return TinkerConfig(**({"model": NAME, "key": KEY, "start_timeout_s": 3.0} | settings))
+    return TinkerConfig(**({"model": NAME, "key": KEY, "start_timeout_s": 20.0} | settings))
 
 
 async def refusal(**settings: Any) -> str:
@@ -93,9 +94,8 @@ def test_model_that_can_only_be_sampled_is_told_apart() -> None:
 
 
 async def test_no_network_is_told_at_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    said = await refusal(base_url=f"http://127.0.0.1:{port}")
+    with deaf_port() as port:
+        said = await refusal(base_url=f"http://127.0.0.1:{port}")
     assert f"http://127.0.0.1:{port} cannot be reached" in said
     assert "--base-url" in said
     assert "no address" in await refusal(base_url="box:8000")
@@ -157,7 +157,8 @@ def test_another_release_of_the_sdk_or_none_is_one_sentence(
     where = ["--no-deps", "--quiet", "--target", str(tmp_path / "old")]
     if release is not None:
         pip = [sys.executable, "-m", "pip", "install", *where, f"tinker=={release}"]
-        subprocess.run(pip, check=True, capture_output=True)
+        if subprocess.run(pip, capture_output=True).returncode != 0:
+            pytest.skip("the old release cannot be had from the package index now")
     hide = (
         "import importlib.metadata as m, sys; sys.modules['tinker'] = None; found = m.version\n"
         "def version(name):\n"
@@ -263,10 +264,13 @@ async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Pa
 
 
 async def test_outage_during_the_probe_is_no_missing_ability(tmp_path: Path) -> None:
-    trainer = await start_tinker(tmp_path, sample_timeout_s=1.0)
+    trainer = await start_tinker(tmp_path)
+    patient = trainer._config
+    trainer._config = replace(patient, sample_timeout_s=1.0)
     served(tmp_path).faulty.spoil(Fault("retrieve_future", "again", of="Forward"))
     with pytest.raises(OutageError, match="probe"):
         await trainer.capabilities()
     served(tmp_path).faulty.behave()
+    trainer._config = patient
     assert "ppo" in (await trainer.capabilities()).losses
     await trainer.aclose()

@@ -43,7 +43,7 @@ async def test_session_that_is_still_being_made_is_given_up_without_blocking_the
         await asyncio.sleep(1.0)  # it is inside the SDK, which holds a lock there
         began = time.monotonic()
         await waiting.aclose()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         asked.cancel()
         with contextlib.suppress(asyncio.CancelledError, Deadline):
             await asked

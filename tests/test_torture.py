@@ -18,7 +18,8 @@ import httpx
 import pytest
 from wire_servers import wire_process
 
-from tests.lives import BOUND_S, BOUNDS, POINTS, Fate, Life, free_port, life, until
+from tests.lives import BOUND_S, BOUNDS, POINTS, Fate, Life, life, until
+from tests.ports import free_port
 from tests.talkers import Talkers, talking
 from tests.truths import check, one, read
 

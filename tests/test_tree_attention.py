@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from local_gpu.attention import Attend, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.attention.choice import Heads, Setting, choose
-from local_gpu.attention.flex import FlexKernel, block_mask
+from local_gpu.attention.flex import FlexKernel, block_mask, compiled
 from local_gpu.attention.varlen import VarlenKernel, layout_of, spelt
 from local_gpu.packing import PrefixTree, grow
 from tests.trees import SETTINGS, batches, tensors
@@ -145,6 +145,16 @@ def test_merging_stores_no_gathered_keys_and_no_mask() -> None:
     assert sum(stored.values()) == given_or_returned + rows_and_heads
 
 
+def test_keys_that_would_fill_the_memory_are_not_spelt_out() -> None:
+    """On the CPU, where the kernel for unequal lengths would raise."""
+    stem = torch.arange(9000)
+    tree = grow([torch.cat([stem, torch.tensor([i])]) for i in range(120)], least=1)
+    assert layout_of(tree).key_cuts[-1] > 1_000_000
+    query, key, value = random_rows(tree, (1, 1), torch.float32)
+    got = VarlenKernel().prepare(tree, CPU)(query, key, value, None)
+    assert torch.equal(got, MergedKernel().prepare(tree, CPU)(query, key, value, None))
+
+
 # FlexAttention's mask
 
 
@@ -182,6 +192,31 @@ def test_flex_attention_forward_is_the_reference(heads: tuple[int, int]) -> None
     got = FlexKernel(compiled=False).prepare(tree, CPU)(query, key, value, 0.3)
     expected = SdpaKernel().prepare(tree, CPU)(query, key, value, 0.3)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_flex_attention_is_compiled_for_rows_of_any_number_and_else_raises() -> None:
+    """PyTorch would compute all T x T scores where it has compiled too often."""
+    made: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        made.append(graph)
+        return graph.forward
+
+    flex = compiled(count)
+
+    def attend_over(rows: int, dtype: torch.dtype) -> None:
+        tree = grow([torch.arange(rows), torch.arange(rows // 2)])
+        query, key, value = random_rows(tree, (4, 2), dtype, width=16)
+        flex(query, key, value, block_mask=block_mask(tree, CPU), scale=0.25, enable_gqa=True)
+
+    for rows in (500, 129, 256, 300, 513, 640, 900, 1024):
+        attend_over(rows, torch.float32)
+    assert len(made) <= 3
+    with (
+        torch._dynamo.config.patch(recompile_limit=1),
+        pytest.raises(Exception, match="fullgraph"),
+    ):
+        attend_over(500, torch.bfloat16)
 
 
 # The choice of a kernel

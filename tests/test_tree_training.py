@@ -24,6 +24,7 @@ from local_gpu.attention import SdpaKernel
 from local_gpu.device import open_base
 from local_gpu.learning.optimizer import LoraOptimizer
 from local_gpu.learning.passes import Body
+from local_gpu.learning.passes import out_of_memory as no_room
 from local_gpu.learning.records import records_of
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
 from local_gpu.packing import grow
@@ -226,6 +227,17 @@ def test_a_pass_that_runs_out_of_memory_is_split_and_the_step_goes_on(
     assert max(seen[before:]) <= 250, "the smaller budget is kept"
 
 
+def test_libraries_that_find_no_memory_beside_pytorch_are_understood() -> None:
+    for found in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ):
+        assert no_room(found), found
+    assert not no_room(RuntimeError("CUDA error: an illegal memory access"))
+
+
 def test_a_sample_that_does_not_fit_alone_voids_the_step_in_words(base: BaseModel) -> None:
     rng = random.Random(1)
     learner = optimizer(base)
@@ -270,7 +282,7 @@ def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
         [sys.executable, "-c", SMALL_MEMORY, str(model), str(here), str(here.parent)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
     )
     assert done.stdout.split() == ["True", "12", "True"], done.stderr[-2000:]

@@ -110,13 +110,13 @@ async def test_rollback_during_a_step_answers_at_once_and_leaves_what_the_step_m
         trainer.stepping.clear()
         for _ in range(4):
             w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 5)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
         rolling = asyncio.create_task(undoing(w).roll_back(0))
         await w.until(lambda: w.policy.current.version.id == 0)
         assert not rolling.done(), "it waits for the step"
         assert "load_state" not in trainer.asked
         trainer.go_on.set()
-        new = await asyncio.wait_for(rolling, 5)
+        new = await asyncio.wait_for(rolling, 60)
         assert (new.id, new.parent) == (3, 0), "the step made version 2, which is left behind"
         assert w.policy.current.version == new
         assert trainer.weights == 0
@@ -131,7 +131,7 @@ async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_pa
         trainer.stepping.clear()
         for _ in range(4):
             w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 5)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
         rolling = asyncio.create_task(undoing(w).roll_back(0))
         await w.until(lambda: w.policy.current.version.id == 0)
         rolling.cancel()
@@ -151,7 +151,7 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
         trainer.stepping.clear()
         for _ in range(4):
             w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 5)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
         known = json.loads((tmp_path / "control.json").read_bytes())
         _, sender = await asyncio.open_connection("127.0.0.1", known["port"])
         order = {"do": "rollback", "version": 0, "token": known["token"]}
@@ -259,7 +259,7 @@ async def test_turn_that_is_forgotten_while_it_is_judged_is_not_judged(tmp_path:
 
         w.says.answers = slowly  # type: ignore[method-assign]
         turn = w.turn("YES")
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), 60)
         forgotten = await undoing(w).forget(from_turn(turn))
         assert forgotten.turns == (turn,)
         answer.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ from local_gpu.demo import MODEL_DIR
 from local_gpu.export import export_merged
 from local_gpu.trainer import LocalTrainer
 from tests.stories import SECRET, every_state, run
-from tinker_claw.errors import BackendError
+from tinker_claw.errors import BackendError, UndoError
 from tinker_claw.ledger import Ledger
 from tinker_claw.ledger.forget import from_turn
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Datum, LossPass
+from tinker_claw.undo.export import main as export
 
 PROMPTS = ((1, 5, 9, 33, 2, 60, 7), (40, 41, 42), (12, 3, 12, 3, 12))
 
@@ -114,6 +116,23 @@ async def test_adapter_of_another_base_model_is_not_merged(
     with pytest.raises(BackendError, match="trained on another base model"):
         export_merged(other, trained.data / "adapters" / trained.sampler.ref, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+async def test_a_model_that_cannot_be_merged_or_written_is_a_sentence_and_leaves_nothing(
+    trained: Trained, tmp_path: Path
+) -> None:
+    adapter = trained.data / "adapters" / trained.sampler.ref
+    with pytest.raises(BackendError, match=r"merged on device 'meta'.*--device cpu"):
+        export_merged(trained.model, adapter, tmp_path / "out", device="meta")
+    home, (soft, hard) = tmp_path / "home", resource.getrlimit(resource.RLIMIT_FSIZE)
+    flags = ("--model-name", "demo", "--backend", "local", "--data-dir", str(trained.data))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(UndoError, match=r"home/out cannot be written: "):
+            export(["--merged", str(home / "out"), *flags])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(home.iterdir()) == []
 
 
 async def test_version_that_is_not_there_any_more_is_named_with_those_that_are(

@@ -19,7 +19,7 @@ from wire_servers import RAW_TOKENS as TOKENS
 
 from local_gpu.serve.__main__ import main
 
-WAIT_S = 60
+WAIT_S = 180
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,10 @@ def test_a_session_that_has_ended_frees_its_memory(server: WireServer, raw: Raw)
     assert server.service.samplers.held_requests == 0
     assert server.service.samplers.open_count == 0
     assert not list(folder.glob("*/sampler_weights/_ephemeral*"))
-    assert held() is None
+    deadline = time.monotonic() + WAIT_S
+    while held() is not None:  # whoever was told last still holds it for an instant
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert raw.status("session_heartbeat", session_id=session) == 410
     assert raw.status("optim_step", model_id=model, seq_id=3) == 410
     assert raw.status("asample", **ask, seq_id=1) == 410
@@ -67,19 +70,20 @@ def test_a_session_that_has_ended_frees_its_memory(server: WireServer, raw: Raw)
 
 
 def test_a_silent_session_ends_and_old_answers_are_forgotten(tmp_path: Path) -> None:
-    settings = {"silence_s": 0.6, "sweep_s": 0.1, "keep_retrieved_s": 0.1, "keep_result_s": 0.4}
+    settings = {"silence_s": 3.0, "sweep_s": 0.1, "keep_retrieved_s": 1.0, "keep_result_s": 9.0}
     with wire_server(tmp_path, **settings) as server:
         raw = Raw(server.url)
         kept, silent = raw.session(), raw.session()
         model = raw.model(kept)
         request_id = raw.forward_backward(model, 1)
         assert raw.loss(request_id) == raw.loss(request_id)
-        for _ in range(8):
-            time.sleep(0.1)
+        deadline = time.monotonic() + WAIT_S
+        while silent in server.service.sessions or len(server.service.promises):
             raw.post("session_heartbeat", session_id=kept)
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         assert raw.status("session_heartbeat", session_id=silent) == 410
         assert raw.result(request_id).status_code == 410
-        assert len(server.service.promises) == 0
         raw.loss(raw.forward_backward(model, 2))
         raw.http.close()
 
@@ -125,6 +129,7 @@ def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> 
         assert 1 <= len(drawn.sequences[0].tokens) <= 3
         long = tinker.SamplingParams(max_tokens=1500, stop=[])
         going = sampler.sample(tinker.ModelInput.from_ints(words), 1, long)
+        sampler.sample(tinker.ModelInput.from_ints(words), 1, params).result(WAIT_S)  # and after it
         time.sleep(0.5)
         assert running.stop(signal.SIGTERM) == 0
         with pytest.raises(tinker.RequestFailedError, match="server ended"):
@@ -176,6 +181,6 @@ def test_help_answers_without_loading_torch() -> None:
         "from local_gpu.serve.__main__ import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=240
     )
     assert "--api-key" in done.stdout, done.stderr

@@ -19,7 +19,7 @@ from wire_servers import KEY, NAME, WireServer, wire_server
 
 from local_gpu.serve.store import Place
 
-WAIT_S = 60
+WAIT_S = 180
 ADAM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
 TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
@@ -129,6 +129,20 @@ def test_a_name_is_taken_once_unless_it_may_be_overwritten(client: Any, rest: An
     assert listed.size_bytes > 1000
 
 
+def test_a_name_that_is_overwritten_gives_its_new_weights_to_who_samples_next(client: Any) -> None:
+    training = lora(client)
+    prompt = tinker.ModelInput.from_ints(TOKENS)
+    path = training.save_state("anew").result(WAIT_S).path
+    sampler = client.create_sampling_client(model_path=path).result(WAIT_S)
+    before = sampler.compute_logprobs(prompt).result(WAIT_S)
+    step(training)
+    training.save_state("anew", overwrite=True).result(WAIT_S)
+    after = sampler.compute_logprobs(prompt).result(WAIT_S)
+    assert after != before
+    fresh = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    assert after == fresh.compute_logprobs(prompt).result(WAIT_S)
+
+
 def test_checkpoints_are_listed_described_and_deleted(client: Any, rest: Any) -> None:
     training = lora(client)
     saved = [
@@ -184,12 +198,12 @@ def test_an_export_is_downloaded_in_pefts_format(
 def test_what_has_expired_is_gone(server: WireServer, client: Any) -> None:
     training = lora(client)
     raw = httpx.Client(base_url=f"{server.url}/api/v1/", headers={"X-API-Key": KEY})
-    asked = {"model_id": training.model_id, "path": "brief", "ttl_seconds": 1}
+    asked = {"model_id": training.model_id, "path": "brief", "ttl_seconds": 2}
     request = raw.post("save_weights", json=asked).json()
     path = raw.post("retrieve_future", json=request).json()["path"]
     folder = server.shop.store.folder(Place.at(path))
     assert folder.exists()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     while folder.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -27,7 +27,7 @@ SCALE = 1e6
 PLAIN = tinker.AdamParams(learning_rate=SCALE, eps=SCALE, beta2=0.95)
 """A first step with it moves each weight by -g / (1 + |g| / SCALE): as good as by -g."""
 WARM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
-WAIT_S = 60
+WAIT_S = 180
 
 
 @pytest.fixture(scope="module")

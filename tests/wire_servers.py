@@ -35,7 +35,7 @@ from local_gpu.serve.training import Workshop
 ROOT = Path(__file__).parent.parent
 KEY = "tml-test"
 NAME = "tiny"
-START_S = 120
+START_S = 240
 RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
 
@@ -50,7 +50,7 @@ class WireServer:
 
     def call(self, work: Any) -> Any:
         """Run a coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class WireProcess:
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=240)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ class Raw:
     """A client that sends what it is told, and nothing else."""
 
     def __init__(self, url: str, key: str = KEY) -> None:
-        self.http = httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=60)
+        self.http = httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=240)
 
     def post(self, path: str, /, **body: Any) -> Any:
         answer = self.http.post(path, json=body)
@@ -149,7 +149,7 @@ class Raw:
 
     def result(self, request_id: str) -> httpx.Response:
         """Polls until the answer is there."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while b"try_again" in (answer := self.poll(request_id)).content:
             assert time.monotonic() < deadline
         return answer

@@ -18,6 +18,7 @@ matplotlib.use("Agg")  # before pyplot is imported: there may be no display
 import matplotlib.pyplot as plt
 from rich.table import Table
 
+from examples.demo import DemoError
 from examples.demo.options import Options
 from examples.demo.progress import Point, Progress
 
@@ -26,7 +27,20 @@ PICTURE = "curve.png"
 
 
 def write(progress: Progress) -> dict[str, Path]:
-    """Write what there is to write; returns the paths of everything the run left, by what it is."""
+    """Write what there is to write; returns the paths of everything the run left, by what it is.
+
+    Raises:
+        DemoError: there is no room, or no permission.
+    """
+    try:
+        return _write(progress)
+    except OSError as error:
+        raise DemoError(
+            f"its report cannot be written ({error}); see that there is room"
+        ) from error
+
+
+def _write(progress: Progress) -> dict[str, Path]:
     options = progress.options
     curve = progress.curve()
     report = options.out / REPORT

@@ -22,6 +22,8 @@ ATTENTION = "tinker_claw_causal"
 _QUERY_ROWS = 256
 """Query rows per masked call: bounds the mask to this many rows times the keys of a sequence."""
 
+_HALF = (torch.bfloat16, torch.float16)
+
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Causal attention of one sequence whose queries are its last n positions.
@@ -37,6 +39,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Te
         out = scaled_dot_product_attention(packed, key, value, scale=scale)
         return out.reshape(1, heads, 1, value.shape[3])
     gqa = heads != groups
+    if gqa and query.is_cuda and (n != m or query.dtype not in _HALF):
+        # With fewer key heads the fused kernels there take neither a mask nor float32, and PyTorch
+        # would compute all scores instead, without a word.
+        key, value = (t.repeat_interleave(heads // groups, dim=1) for t in (key, value))
+        gqa = False
     if n == m:
         return scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=gqa

@@ -76,7 +76,7 @@ class Trial:
         query, key, value = (t.requires_grad_() for t in inputs)
         attend = kernel.prepare(self.tree, query.device)
         with torch.enable_grad():
-            out = attend(query, key, value, None)
+            out = attend(query, key, value, query.shape[3] ** -0.5)
         return out.detach(), *torch.autograd.grad(out, (query, key, value), grad)
 
     def seconds(self, kernel: Kernel, dtype: torch.dtype) -> float:
@@ -120,12 +120,16 @@ def choose(
         return SdpaKernel()
     if kernels is None:
         kernels = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel())
-    if setting != "auto":
+    try:
+        if setting == "auto":
+            return _fastest(kernels, device, dtype, heads, say)
         kernel = next(k for k in kernels if k.name == setting)
         if problem := _judge(device, dtype, heads).problem(kernel):
             raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
         return kernel
-    return _fastest(kernels, device, dtype, heads, say)
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # a sampler may share the GPU
 
 
 def _fastest(

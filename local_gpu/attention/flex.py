@@ -10,18 +10,20 @@ Rule: forward and backward on CUDA, where the call is compiled; PyTorch has no b
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from local_gpu.attention.kernels import Attend
+from local_gpu.attention.kernels import Attend, SdpaKernel
 from local_gpu.packing import PrefixTree
 from tinker_claw.errors import ConfigError
 
 BLOCK = 128
 """Rows of a block, of queries as of keys."""
+_VARIANTS: Final = 64
 
 
 class FlexKernel:
@@ -35,8 +37,11 @@ class FlexKernel:
     def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
         if self._compiled and device.type == "cpu":
             raise ConfigError("FlexAttention has no backward pass on the CPU; use auto there.")
+        if self._compiled and len(tree.tokens) <= BLOCK:
+            # A mask of one block has shapes of its own to compile for, and nothing to skip.
+            return SdpaKernel().prepare(tree, device)
         mask = block_mask(tree, device)
-        flex: Any = _compiled() if self._compiled else flex_attention
+        flex: Any = compiled() if self._compiled else flex_attention
 
         def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
             gqa = query.shape[1] != key.shape[1]
@@ -87,6 +92,14 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _compiled() -> Any:
-    """Once for the process, for rows of any number."""
-    return torch.compile(flex_attention, dynamic=True)
+def compiled(backend: Any = "inductor") -> Any:
+    """Once for the process, for rows of any number.
+
+    A variant is compiled with and without gradients, and again where sizes that were equal by
+    chance, heads and blocks say, no longer are. Past PyTorch's limit of eight it would compute all
+    T x T scores from then on, and say so in a warning alone: the limit is raised, and past it, as
+    where something cannot be compiled, it raises.
+    """
+    settings: Any = import_module("torch._dynamo.config")
+    settings.recompile_limit = max(settings.recompile_limit, _VARIANTS)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)

@@ -7,14 +7,15 @@ them at the end, which is what a segment needs.
 Rule: CUDA, in half precision. The keys' gradients are summed in float32, segment after segment:
 indexing rows instead would add in bfloat16, in an order that changes from run to run.
 
-Memory: a copy of keys and values of as many rows as all segments see, a layer at a time.
+Memory: a copy of keys and values of as many rows as all segments see, a layer at a time. A tree of
+so many segments that this would be many GB is attended to by merging instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -22,11 +23,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import varlen_attn
 
 from local_gpu.attention.kernels import Attend
+from local_gpu.attention.merged import MergedKernel
 from local_gpu.packing import PrefixTree
 from local_gpu.packing.tree import Rows
 
 CAUSAL = (-1, 0)
 """As a window: everything to the left, nothing to the right."""
+_MOST_ROWS: Final = 1 << 20
+"""Of keys spelt out: 4 GB with the values, where a row has eight heads of 128 in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class VarlenKernel:
 
     def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
         layout = layout_of(tree)
+        if layout.key_cuts[-1] > _MOST_ROWS:
+            return MergedKernel().prepare(tree, device)
         query_cuts = torch.tensor(layout.query_cuts, dtype=torch.int32, device=device)
         key_cuts = torch.tensor(layout.key_cuts, dtype=torch.int32, device=device)
         longest = max(s.last - s.first for s in tree.segments)

@@ -30,6 +30,7 @@ from transformers.generation.continuous_batching.scheduler import (
     FIFOScheduler,
 )
 
+from local_gpu.device import own_stream
 from tinker_claw.errors import ConfigError
 
 SUPPORTED: Final = "5.23"
@@ -69,6 +70,7 @@ class Batcher(ContinuousBatchingManager):
 
     def __init__(self, module: Any, *, kv_cache_tokens: int, max_batch_tokens: int) -> None:
         check_version()
+        self._device: torch.device = module.device
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=-(-kv_cache_tokens // PAGE_TOKENS),
@@ -135,13 +137,18 @@ class Batcher(ContinuousBatchingManager):
 
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
+        if self._device.type == "cuda":
+            # It writes a pass's inputs in the thread's stream and computes in one of its own, which
+            # does not wait for the first: a busy GPU would compute with those of the pass before.
+            processor.inputs_and_outputs.compute_stream = torch.cuda.current_stream(self._device)
         processor.model_runner = _Runner(processor, self._events)
         processor.__class__ = _Processor
         return processor
 
     def _run_generation_loop(self) -> None:
         try:
-            super()._run_generation_loop()
+            with own_stream(self._device):
+                super()._run_generation_loop()
         finally:
             self.batch_processor = None
             error = self.background_thread_status.fatal_error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from local_gpu.device import own_stream
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.files import read_adapter
@@ -25,7 +26,7 @@ class EmbeddedServing:
     """Implements `local_gpu.parts.Serving`."""
 
     def __init__(self, base: BaseModel, size: EngineSize, score: Score, run: Run) -> None:
-        """`run`: runs torch work in the one thread that builds modules; peft needs that."""
+        """`run`: in a thread that no training step holds; what fails there comes in words."""
         self._base = base
         self._size = size
         self._score = score
@@ -59,7 +60,8 @@ class EmbeddedServing:
     def _read(self, folder: Path) -> object:
         saved = read_adapter(folder, self._base)
         try:
-            return with_lora(self._base, saved.shape, saved.tensors)
+            with own_stream(self._base.device):
+                return with_lora(self._base, saved.shape, saved.tensors)
         except ConfigError as error:
             raise BackendError(str(error)) from error
 

@@ -92,6 +92,7 @@ def _common(context_tokens: int, memory: float, size: int) -> tuple[str, ...]:
     return (
         *("--generation-config", "vllm"),  # the folder's would change how it samples
         "--enable-prefix-caching",
+        "--disable-uvicorn-access-log",  # a line for each request would fill the disk
         *("--dtype", "bfloat16"),
         *("--max-model-len", str(context_tokens)),
         *("--gpu-memory-utilization", str(memory)),

@@ -186,6 +186,9 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Part]
         base = Part(f"base, {'4 bits' if demand.quantization == '4bit' else kept}", held)
     parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
     if demand.embedded_tokens:
+        if ranks > 1:  # which are processes of their own, while the one that samples has none
+            whole = base_bytes(model, demand.quantization, demand.width)
+            parts.append(Part("base of the embedded sampler, on the first GPU", whole))
         tokens = demand.embedded_tokens * EMBEDDED_VERSIONS
         caches = f"{EMBEDDED_VERSIONS} KV caches of the embedded sampler: {tokens:,} tokens"
         parts.append(Part(caches, tokens * model.kv_bytes * demand.width / 2))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tinker_claw.errors import ConfigError
@@ -18,6 +18,7 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 """CUDA's own order is by speed, so that its GPU 0 need not be nvidia-smi's."""
 _MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
 _PATIENCE_S: Final = 30.0
 _COLUMNS: Final = ("index", "name", "memory.total", "memory.used", "uuid")
 
@@ -27,7 +28,7 @@ class Gpu:
     """One GPU that may be used."""
 
     device: str
-    """What CUDA_VISIBLE_DEVICES calls it: its number on this machine, or its UUID."""
+    """Its number on this machine, which CUDA_VISIBLE_DEVICES takes with `ORDER`."""
     name: str
     total: int
     """Bytes."""
@@ -35,13 +36,19 @@ class Gpu:
     """Bytes that other processes have taken."""
 
 
-def visible(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
+def visible(
+    environment: Mapping[str, str] | None = None, *, gib: float | None = None
+) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES allows, in its order; () where there is no nvidia-smi.
+
+    Args:
+        environment: where the variable stands; None: this process's.
+        gib: their memory, where nvidia-smi is not to be believed or does not know it.
 
     Raises:
         ConfigError: nvidia-smi fails, or does not know what the variable names.
     """
-    every = _ask()
+    every = _ask(None if gib is None else int(gib * _GIB))
     named = (os.environ if environment is None else environment).get(VISIBLE)
     if named is None or not every:
         return tuple(gpu for gpu, _ in every)
@@ -53,12 +60,9 @@ def visible(environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def sized(seen: Sequence[Gpu], count: int, gib: float) -> tuple[Gpu, ...]:
-    """As many GPUs with that much memory: those that were seen, or numbered ones."""
-    total = int(gib * (1 << 30))
-    if seen:
-        return tuple(replace(gpu, total=total) for gpu in seen)
-    return tuple(Gpu(str(number), "GPU", total) for number in range(count))
+def numbered(count: int, gib: float) -> tuple[Gpu, ...]:
+    """As many GPUs with that much memory, which nobody has asked for anything."""
+    return tuple(Gpu(str(number), "GPU", int(gib * _GIB)) for number in range(count))
 
 
 def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:
@@ -70,16 +74,17 @@ def _named(name: str, every: Sequence[tuple[Gpu, str]]) -> Gpu:
     for gpu, uuid in every:
         if gpu.device == name:
             return gpu
-        if name.startswith("GPU-") and uuid.startswith(name):  # CUDA takes the first letters, too
-            return Gpu(name, gpu.name, gpu.total, gpu.used)
+        # CUDA takes the first letters of a UUID, vLLM whole ones at most: both know the number.
+        if name.startswith("GPU-") and uuid.startswith(name):
+            return gpu
     raise ConfigError(
         f"{VISIBLE} names {name!r}, which nvidia-smi does not list (it has "
         f"{', '.join(gpu.device for gpu, _ in every)}); name whole GPUs by number or by UUID"
     )
 
 
-def _ask() -> list[tuple[Gpu, str]]:
-    """Every GPU of the machine with its UUID."""
+def _ask(memory: int | None) -> list[tuple[Gpu, str]]:
+    """Every GPU of the machine with its UUID; `memory` stands for what nvidia-smi says of it."""
     command = [
         "nvidia-smi",
         f"--query-gpu={','.join(_COLUMNS)}",
@@ -90,7 +95,9 @@ def _ask() -> list[tuple[Gpu, str]]:
     except FileNotFoundError:
         return []
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"nvidia-smi does not answer ({error}); give --gpu-memory-gb") from error
+        raise ConfigError(
+            f"nvidia-smi does not answer ({error}): mend the driver, or use --device cpu"
+        ) from error
     if done.returncode:
         told = (done.stdout + done.stderr).strip().splitlines()
         raise ConfigError(
@@ -98,13 +105,16 @@ def _ask() -> list[tuple[Gpu, str]]:
             "--device cpu"
         )
     try:
-        return [_parse(line) for line in done.stdout.splitlines() if line.strip()]
+        return [_parse(line, memory) for line in done.stdout.splitlines() if line.strip()]
     except ValueError as error:
         raise ConfigError(
-            f"nvidia-smi says what cannot be read ({error}); give --gpus and --gpu-memory-gb"
+            f"nvidia-smi says what cannot be read ({error}); give --gpu-memory-gb"
         ) from error
 
 
-def _parse(line: str) -> tuple[Gpu, str]:
+def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
+    """Where GPU and processor share their memory, nvidia-smi has no figures for either column."""
     index, name, total, used, uuid = (part.strip() for part in line.split(","))
-    return Gpu(index, name, int(total) * _MIB, int(used) * _MIB), uuid
+    if memory is None:
+        return Gpu(index, name, int(total) * _MIB, int(used) * _MIB), uuid
+    return Gpu(index, name, memory, int(used) * _MIB if used.isdecimal() else 0), uuid

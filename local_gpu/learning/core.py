@@ -145,7 +145,8 @@ class LearningCore:
         self._first_rank(write)
 
     def read_state(self, folder: Path) -> None:
-        self._optimizer.load(self._first_rank(lambda: read_state(folder, self._base)))
+        read = self._first_rank(lambda: read_state(folder, self._base, self._shape))
+        self._optimizer.load(read)
         self._present = None
 
     def close(self) -> None:
@@ -158,9 +159,7 @@ class LearningCore:
             yield self._module(adapter)
             return
         saved = None if adapter is None else self._first_rank(self._reading(adapter))
-        if saved is not None and saved.shape != self._shape:
-            raise BackendError(f"The adapter {saved.shape} does not fit {self._shape}.")
-        wear(self._optimizer.module, None if saved is None else saved.tensors)
+        wear(self._optimizer.module, None if saved is None else saved.of(self._shape).tensors)
         try:
             yield self._optimizer.module
         finally:

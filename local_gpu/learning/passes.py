@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,15 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 65_536
 """Of one pass: about 30 GB for an 8B model with checkpointed activations (arithmetic)."""
+
+
+_NO_ROOM: Final = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What the CPU's allocator says, CUDA's driver, and libraries that allocate beside PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,9 @@ class Body:
             use_cache=False,
             over_tree=self.kernel.prepare(tree, self.device),
         ).last_hidden_state[0]
-        return [rows[r[at:].to(self.device)] for r, at in zip(tree.rows, firsts, strict=True)]
+        wanted = [r[at:] for r, at in zip(tree.rows, firsts, strict=True)]
+        # Taken at once: the gradient of each taking is zeros as large as the whole row.
+        return list(rows[torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
 
     def tokens_at_once(self, budget: int) -> int:
         """Of one pass: 1 makes every sequence a pass of its own."""
@@ -134,5 +145,7 @@ class Budget:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class of its own for GPUs only."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in _NO_ROOM)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.device import open_base
+from local_gpu.device import keep_memory_whole, open_base
 from local_gpu.learning.core import LearningCore
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.shard import Shards
@@ -32,6 +32,8 @@ def build(config: LocalConfig, world: Distributed) -> LearningCore:
         )
         return LearningCore(config, base, world)
     cuda = torch.device(config.device).type == "cuda"
+    if cuda:
+        keep_memory_whole()
     dtype = "bfloat16" if config.dtype == "auto" and cuda else config.dtype
     # It does not fit on one GPU: it comes through this machine's memory, once for every rank.
     base = open_base(config.model, device="cpu", dtype=dtype, threads=config.threads)

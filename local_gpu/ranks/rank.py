@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import sys
 import threading
 import time
@@ -25,15 +24,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from local_gpu.config import LocalConfig
 from local_gpu.parts import Learning
+from local_gpu.ranks.leash import LEASH, when_let_go
 from local_gpu.ranks.talk import CLOSE, EXPECTED, Answer, Command, Failure, Lost, Ready, Start
 from local_gpu.ranks.world import Distributed, OutOfStep
 from tinker_claw.errors import ClawError, ConfigError
 
 Build = Callable[[LocalConfig, Distributed], Learning]
 """Makes this rank's part of what learns; `config.device` is this rank's."""
-
-LEASH = "TINKER_CLAW_LEASH"
-"""Set where standard input is the control process's pair of sockets: on its machine alone."""
 
 _TROUBLE = "tinker-claw-trouble"
 _LOOK_S = 0.1
@@ -50,7 +47,8 @@ def live(build: Build) -> int:
     rank = int(os.environ["RANK"])
     leashed = LEASH in os.environ
     if leashed:
-        _daemon(_end_with_the_control_process)
+        # Whatever this process is doing: what it writes appears whole or not at all.
+        when_let_go(lambda: os._exit(1))
     elif rank == 0:
         print(
             "Rank 0 is started by the control process. Start this machine with --node-rank 1 or "
@@ -117,7 +115,7 @@ class _Voice:
         self._store = store.clone()
         self._writing = threading.Lock()
         if link is not None:
-            _daemon(self._pass_on)
+            threading.Thread(target=self._pass_on, daemon=True).start()
 
     def __enter__(self) -> _Voice:
         return self
@@ -191,15 +189,3 @@ def _device(config: LocalConfig) -> torch.device:
         raise ConfigError(f"A rank found no GPU: this machine shows {count}, one for each rank.")
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def _end_with_the_control_process() -> None:
-    """Whatever this process is doing: what it writes appears whole or not at all."""
-    poll = select.poll()
-    poll.register(0, 0)  # a hang-up is reported without being asked for
-    poll.poll()
-    os._exit(1)
-
-
-def _daemon(call: Callable[[], None]) -> None:
-    threading.Thread(target=call, daemon=True).start()

@@ -26,7 +26,10 @@ _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
 """For the others to be ended, and the log to say why."""
 _POLITE_S = 10.0
-_NOT_OURS: Final = ("--rdzv", "--node-rank", "--node_rank", "--standalone")
+_NOT_OURS: Final = (
+    *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
+    "--max-restarts",  # new ranks would wait for what was said to the old ones
+)
 _NEEDS_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
 
 
@@ -65,8 +68,10 @@ class RankedLearning:
         self._fresh = True  # the weights are those that new ranks start with
         self._lost = False  # ... and were others when the ranks died
         self._closed = False
+        self._begun = False  # they have been ready once
         self._calling = threading.Lock()
         self.facts: Facts = self._start().facts
+        self._begun = True
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         self._fresh = False
@@ -123,7 +128,8 @@ class RankedLearning:
         told = f"Starting {config.ranks} ranks, which write to {self._log}."
         if config.torchrun:
             told += (
-                " On each other machine, with its own --node-rank: torchrun --nproc-per-node GPUS "
+                f" On each other machine, with the model in {config.model} as here, and its own "
+                "--node-rank: torchrun --nproc-per-node GPUS "
                 f"--node-rank 1 {' '.join(config.torchrun)} -m {self._module}"
             )
         if self._told is not None:
@@ -168,15 +174,15 @@ class RankedLearning:
                 tokens = max(1, reply.halve // 2)
                 self._config = replace(self._config, micro_batch_tokens=tokens)
                 reason += f" New ranks compute {tokens} tokens at once."
-            raise BackendError(f"{reason} {self._last_words(ranks)} See {self._log}.")
-        raise BackendError(f"{reason}. {self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
+            raise BackendError(f"{reason}{self._last_words(ranks)} See {self._log}.")
+        raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
     def _last_words(self, ranks: Torchrun) -> str:
         """Wait for them, end them all, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
         self._lost = self._lost or not self._fresh
-        return "They start anew when they are asked again."
+        return " They start anew when they are asked again." if self._begun else ""
 
     def _end(self) -> None:
         if self._ranks is not None:
@@ -193,9 +199,9 @@ def _check(config: LocalConfig) -> None:
         raise ConfigError(
             f"{len(config.train_gpus)} GPUs are to learn in {config.ranks} ranks: one GPU a rank."
         )
-    if config.ranks > 1 and ":" in config.device:
+    if ":" in config.device:
         raise ConfigError(f"device {config.device!r} is one GPU; ranks take one each: say cuda.")
-    if wrong := [flag for flag in config.torchrun if flag.startswith(_NOT_OURS)]:
+    if wrong := [flag for flag in config.torchrun if flag.replace("_", "-").startswith(_NOT_OURS)]:
         raise ConfigError(
             f"{wrong[0]} is not for this machine, which has rank 0: give torchrun --nnodes, "
             "--master-addr and --master-port, and the others their --node-rank."
@@ -207,10 +213,14 @@ def _environment(config: LocalConfig) -> dict[str, str]:
     threads = config.threads or max(1, (os.cpu_count() or 1) // config.ranks)
     code = str(Path(__file__).parents[2])
     paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+    env = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",  # what they say is in the log before they end, whatever ends them
+    }
     if config.train_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else None
+        names = [name for name in map(str.strip, visible.split(",")) if name] if visible else None
         if names is not None and max(config.train_gpus) >= len(names):
             raise ConfigError(
                 f"CUDA_VISIBLE_DEVICES shows {len(names)} GPUs; number {max(config.train_gpus)} "

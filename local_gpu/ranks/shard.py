@@ -38,18 +38,20 @@ class Shards:
     def cut(self, module: Any) -> None:
         """Cut the layers of a module over the base, in place, and empty the base's own module.
 
-        Layer by layer, so that the base never stands whole on a GPU.
+        Layer by layer, so that the base never stands whole on a GPU: a layer is moved there to be
+        cut, and the base's own module has the same tensors, so it must let go of each at once.
         """
         body, kept = module.base_model, set(adapter_parameters(module).values())
-        for layer in body.layers:
+        for layer, whole in zip(body.layers, self._base.module.base_model.layers, strict=True):
             fully_shard(layer, mesh=self._mesh, ignored_params=kept)
+            whole.to("meta")
         cut = {id(p) for layer in body.layers for p in layer.parameters()}
-        whole = kept | {p for p in module.parameters() if id(p) not in cut}
-        for tensor in chain(whole, module.buffers()):
+        uncut = kept | {p for p in module.parameters() if id(p) not in cut}
+        for tensor in chain(uncut, module.buffers()):
             tensor.data = tensor.data.to(self._base.device)
         # The root has nothing of its own; it lets a layer be gathered while another computes.
-        fully_shard(body, mesh=self._mesh, ignored_params=whole)
-        self._base.module.to("meta")  # it would keep the whole layers alive
+        fully_shard(body, mesh=self._mesh, ignored_params=uncut)
+        self._base.module.to("meta")  # nobody computes with it any more
 
 
 def wear(module: Any, adapter: Adapter | None) -> None:

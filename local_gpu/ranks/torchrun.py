@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from local_gpu.ranks.rank import LEASH
+from local_gpu.ranks import leash
 
 _TAIL_BYTES = 3000
 _KILLED_S = 10.0
@@ -47,14 +47,18 @@ class Torchrun:
         self._from = log.stat().st_size if log.exists() else 0
         # A free port of the loopback, unless several machines must find one another.
         place = ("--node-rank=0", *extra) if extra else ("--standalone", "--local-addr=127.0.0.1")
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, "-m", leash.__name__, f"--nproc-per-node={ranks}"]
+        # Ranks are started anew by us alone; and torchrun would leave an empty folder each time.
+        command += ["--max-restarts=0", f"--log-dir={os.devnull}"]
+        # A cluster's own defaults for torchrun, which are not about these ranks.
+        inherited = {name: value for name, value in os.environ.items() if name[:4] != "PET_"}
         with ours, theirs, log.open("ab") as out:
             self._process = subprocess.Popen(
                 [*command, *place, "-m", module],
                 stdin=theirs.fileno(),
                 stdout=out,
                 stderr=out,
-                env=os.environ | env | {LEASH: "stdin"},
+                env={**inherited, **env, leash.LEASH: "stdin"},
                 start_new_session=True,  # a terminal's Ctrl-C is for this process to hear
             )
             self.link = Connection(os.dup(ours.fileno()))

@@ -10,10 +10,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, ConfigError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -35,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(host: str, port: int, flags: dict[str, Any]) -> None:
+    if missing := [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]:
+        raise ConfigError(
+            f"this needs {', '.join(missing)}; in the project's folder: "
+            "pip install -c constraints.txt -e '.[local]'"
+        )
     from local_gpu.serve.config import WireConfig, check_exposure, source_of
 
     config = WireConfig(**flags)

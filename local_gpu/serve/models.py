@@ -123,6 +123,7 @@ class Models:
             moments=kind == "weights",
             facts={"ttl_seconds": _ttl(ask), "user_metadata": ask.user_metadata},
         )
+        await self._samplers.close(place)  # of what stood there before, overwritten or expired
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
 
     async def _save_nameless(self, run: Run, ask: asks.SaveForSampler) -> Answer:

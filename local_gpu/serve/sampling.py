@@ -1,7 +1,8 @@
 """Sampling from the base and from saved adapters.
 
-Rule: weights behind a path never change. A few adapters stay open; one that serves a request is
-never closed under it, and the base is always there.
+Rule: an open adapter never changes: a path that is overwritten is opened anew by the next request.
+A few adapters stay open; one that serves a request is never closed under it, and the base is always
+there.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Run:
             except ConfigError as error:
                 raise RequestError(str(error)) from error
             if with_optimizer:
-                optimizer.load(self._state(place))
+                optimizer.load(self._state(place, saved.shape))
             return optimizer, saved.shape
 
         self._optimizer, self._shape = await self._shop.torch.run(build)
@@ -95,13 +95,14 @@ class Run:
 
     async def load(self, path: str, *, with_optimizer: bool) -> Answer:
         """Legacy: onto a model that is there; without the optimizer its moments start anew."""
-        place, optimizer = Place.at(path), self._ready()
+        place, optimizer, shape = Place.at(path), self._ready(), self._shape
+        assert shape is not None
 
         def read() -> None:
             if with_optimizer:
-                optimizer.load(self._state(place))
+                optimizer.load(self._state(place, shape))
             else:
-                saved = read_adapter(self._folder(place), self._shop.base)
+                saved = read_adapter(self._folder(place), self._shop.base).of(shape)
                 optimizer.load(SavedState(saved.tensors, {}, 0))
 
         await self._shop.torch.run(read)
@@ -195,12 +196,12 @@ class Run:
         self._shop.store.read(place)
         return self._shop.store.folder(place)
 
-    def _state(self, place: Place) -> SavedState:
+    def _state(self, place: Place, shape: LoraShape) -> SavedState:
         if place.kind != "weights":
             raise RequestError(
                 f"{place.path} has no optimizer state; load a path of save_state, or without it."
             )
-        return read_state(self._folder(place), self._shop.base)
+        return read_state(self._folder(place), self._shop.base, shape)
 
     def _on_hole(self, sentence: str) -> None:
         self._void = self._void or sentence

@@ -57,6 +57,7 @@ class HttpServer(ABC):
     ) -> None:
         self._link = Link(url, deadlines or Deadlines(), api_key)
         self.url = self._link.url
+        self.pulse = self._link.pulse
         self._info: ServerInfo | None = None
 
     async def info(self) -> ServerInfo:
@@ -73,6 +74,9 @@ class HttpServer(ABC):
         except (KeyError, TypeError, ValueError) as error:
             raise SamplerError(f"The server {self.url} does not say what it serves.") from error
         return self._info
+
+    async def progress(self) -> str:
+        return ""
 
     @abstractmethod
     async def load(self, name: str, folder: Path) -> None: ...

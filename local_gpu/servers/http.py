@@ -17,12 +17,13 @@ from typing import Any, Final, cast
 
 import httpx
 
+from local_gpu.servers.pulse import Call, Pulse
 from local_gpu.servers.server import Busy
 from tinker_claw.errors import ConfigError, OutageError, SamplerError
 
+_KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _AWAY: Final = (
-    HTTPStatus.UNAUTHORIZED,  # nothing is wrong with what was asked
-    HTTPStatus.FORBIDDEN,
+    *_KEY,  # nothing is wrong with what was asked
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
@@ -40,6 +41,8 @@ class Deadlines:
     """For a question about itself. SGLang's health check waits for a token that it samples."""
     load_s: float = 120.0
     """To load or unload an adapter."""
+    stall_s: float = 30.0
+    """Of that: engines do nothing else while they read an adapter's files."""
     first_token_s: float = 300.0
     """A long prompt may wait behind others."""
     between_tokens_s: float = 60.0
@@ -87,8 +90,14 @@ class Link:
     """The connections to one server."""
 
     def __init__(self, url: str, deadlines: Deadlines, api_key: str | None) -> None:
+        if "@" in url:
+            raise ConfigError(
+                "The address of a server must not hold a name or a password: addresses are shown. "
+                "A key that it wants goes into --sampler-api-key."
+            )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.deadlines = deadlines
+        self.pulse = Pulse()
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
         # Given a transport, httpx does not look for proxies in the environment.
@@ -103,40 +112,58 @@ class Link:
         )
 
     async def ask(
-        self, path: str, body: Mapping[str, object] | None = None, *, seconds: float
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        seconds: float,
+        takes_s: float = 0.0,
     ) -> Answer:
-        """GET, or POST if there is a body."""
+        """GET, or POST if there is a body. `takes_s`: so long nothing else may come meanwhile."""
         self._check_open()
-        async with self._in_time(asyncio.get_running_loop().time() + seconds):
-            method = "GET" if body is None else "POST"
-            response = await self._client.request(method, path, json=body)
+        until = asyncio.get_running_loop().time() + seconds
+        with self.pulse.call(takes_s=takes_s) as call:
+            async with self._in_time(until, call):
+                method = "GET" if body is None else "POST"
+                response = await self._client.request(method, path, json=body)
         return _answer(response)
 
     async def events(
-        self, path: str, body: Mapping[str, object]
+        self, path: str, body: Mapping[str, object], tokens: int
     ) -> AsyncGenerator[Mapping[str, Any]]:
         """The JSON of each event of a stream. Closing the iterator hangs up.
+
+        Args:
+            tokens: that are computed before the first event, at most.
 
         Raises:
             Refusal: before the first event, or instead of the next one.
         """
+        self._check_open()
+        with self.pulse.call(tokens) as call:
+            async with aclosing(self._events(path, body, call)) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(
+        self, path: str, body: Mapping[str, object], call: Call
+    ) -> AsyncGenerator[Mapping[str, Any]]:
         now = asyncio.get_running_loop().time
         end = now() + self.deadlines.request_s
         until = min(now() + self.deadlines.first_token_s, end)
-        self._check_open()
-        async with self._in_time(until):
+        async with self._in_time(until, call):
             request = self._client.build_request("POST", path, json=body)
             response = await self._client.send(request, stream=True)
         try:
             if response.status_code != HTTPStatus.OK:
-                async with self._in_time(until):
+                async with self._in_time(until, call):
                     await response.aread()
                 raise self._refusal(_answer(response))
             rest = b""
             pieces = cast(AsyncGenerator[bytes], response.aiter_bytes())
             async with aclosing(pieces):
                 while True:
-                    async with self._in_time(until):
+                    async with self._in_time(until, call):
                         piece = await anext(pieces, None)
                     if piece is None:
                         raise OutageError(f"The server {self.url} broke off a completion.")
@@ -146,6 +173,7 @@ class Link:
                         if line.strip() == b"data: [DONE]":
                             return
                         if line.startswith(b"data:"):
+                            call.hear()
                             yield self._event(line)
                             until = min(now() + self.deadlines.between_tokens_s, end)
         finally:
@@ -153,6 +181,8 @@ class Link:
 
     def outage(self, answer: Answer) -> OutageError:
         why = f": {answer.told}" if answer.told else ""
+        if answer.status in _KEY:
+            why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
         kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
         return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
 
@@ -185,12 +215,14 @@ class Link:
         return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
 
     @asynccontextmanager
-    async def _in_time(self, until: float) -> AsyncGenerator[None]:
+    async def _in_time(self, until: float, call: Call) -> AsyncGenerator[None]:
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(until) as scope:
+                call.wait_in(scope)
                 yield
         except TimeoutError as error:
-            raise OutageError(f"The server {self.url} has not answered in time.") from error
+            late = f"The server {self.url} has not answered in time."
+            raise OutageError(call.cut or late) from error
         except httpx.ConnectError as error:
             raise OutageError(f"The server {self.url} cannot be reached.") from error
         except httpx.TimeoutException as error:
@@ -199,6 +231,8 @@ class Link:
             raise OutageError(
                 f"The connection to the server {self.url} broke ({type(error).__name__})."
             ) from error
+        finally:
+            call.scope = None
 
 
 def _answer(response: httpx.Response) -> Answer:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from local_gpu.parts import BASE_REF
 from local_gpu.servers.probe import Agreement, Exam, judge, sit
+from local_gpu.servers.pulse import ping
 from local_gpu.servers.server import Server, ServerInfo
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.types import SamplingParams, Tokens
@@ -35,7 +36,7 @@ class PoolOptions:
     """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
     about 0.04, and another base model several."""
     warm_prefixes: int = 4
-    """Computed for a new version before it serves; 0: none."""
+    """Computed for a new version before it serves, on each server; 0: none."""
     warm_s: float = 20.0
     """At most so long for that, on each server."""
     steps: Callable[[], bool] = bool
@@ -53,6 +54,10 @@ class PoolOptions:
     """Candidates per token that requests will ask for: the most that a server must give."""
     look_s: float = 30.0
     """How often a server that is not busy is asked whether it is well."""
+    quiet_s: float = 5.0
+    """After so long without a sign of life, a server that owes answers is asked for one token."""
+    still_s: float = 10.0
+    """After so long more it hangs; besides what it takes to compute the prompts that it has."""
     say: Callable[[str], None] = _log.warning
     """Hears what befalls a server, in sentences."""
     away: Callable[[Sequence[str]], object] = len
@@ -150,6 +155,7 @@ class Member:
             seconds = time.monotonic() - self.away.since
             self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
             self.away, self.epoch = None, self.epoch + 1
+            self.server.pulse.returned()
             self.changed()
 
     async def check(self) -> None:
@@ -171,6 +177,7 @@ class Member:
     async def look(self) -> None:
         """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
         before = frozenset(self.ready)
+        await ping(self.server)
         known = (await self.server.info()).adapters
         if lost := before & self.ready - known:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
@@ -189,6 +196,7 @@ class Member:
         async with self._changing:
             if name in self.ready:
                 return
+            await ping(self.server)  # one that hangs is found out sooner than by a load
             self.held.add(name)  # before: nobody knows what a call that is broken off has done
             await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):

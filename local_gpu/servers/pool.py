@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.probe import Agreement
+from local_gpu.servers.pulse import hangs
 from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
 from local_gpu.servers.watch import Watch
 from local_gpu.together import together
@@ -24,6 +25,9 @@ from tinker_claw.types import Tokens
 
 _LEAVE_S: Final = 5.0
 """For unloading, when the pool is closed."""
+_FEEL_S: Final = 0.5
+"""Between looks whether a server hangs."""
+_NONE: Final[Mapping[Member, str]] = {}
 
 
 @dataclass(eq=False, slots=True)
@@ -50,9 +54,11 @@ class Pool:
         self._routes = Routes()
         self.hot = HotPrefixes()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
+        self._pulses = [Watch(f"pulse {m.url}", lambda m=m: self._feel(m)) for m in members]
         for member in members:
             member.changed = self._tell
             self._wake(member)
+            self._pulses[member.number].wake()
         self._tell()
 
     def wanted(self) -> frozenset[str]:
@@ -103,8 +109,8 @@ class Pool:
         rotation = [m for m in self._members if m.away is None]
         if not rotation:
             raise self.nobody()
-        warm = self._prefixes()
-        failures = await together(self._prepare(member, adapter, warm) for member in rotation)
+        warm = self._warm(rotation)
+        failures = await together(self._prepare(m, adapter, warm[m]) for m in rotation)
         refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
         for member, failure in zip(rotation, failures, strict=True):
             if isinstance(failure, OutageError) or (failure and None in failures):
@@ -116,8 +122,13 @@ class Pool:
             raise BackendError(f"No server serves {adapter.name!r}: {sentences}") from refused[0]
         raise self.nobody()
 
-    def lease(self, adapter: Adapter | None, prompt: Tokens, without: frozenset[Member]) -> Lease:
+    def lease(
+        self, adapter: Adapter | None, prompt: Tokens, without: Mapping[Member, str]
+    ) -> Lease:
         """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
+
+        Args:
+            without: servers that are not asked again, and why.
 
         Raises:
             OutageError: no server is left.
@@ -126,7 +137,7 @@ class Pool:
             m.number: m.in_flight for m in self._members if m.away is None and m not in without
         }
         if not rotation:
-            raise self.nobody()
+            raise self.nobody(without)
         name, keys = (adapter.name if adapter else None), keys_of(prompt)
         if adapter:
             # A name that was let go is on no server or on some: it is loaded where it is not.
@@ -155,23 +166,27 @@ class Pool:
     def _tell(self) -> None:
         self._options.away([f"{url}: {why}" for url, why in self.away()])
 
-    def nobody(self) -> OutageError:
+    def nobody(self, without: Mapping[Member, str] = _NONE) -> OutageError:
         now = time.monotonic()
         said = "; ".join(
             f"{m.url} away for {now - m.away.since:.0f} s ({m.away.error})"
-            for m in self._members
             if m.away
+            else f"{m.url} has failed ({without.get(m, 'just now')})"
+            for m in self._members
         )
-        return OutageError(f"No server can be asked: {said or 'each has failed this request'}.")
+        return OutageError(f"No server can be asked: {said}.")
 
     async def aclose(self) -> None:
         """Unload what the servers hold, as far as they answer, and close the connections."""
-        await together(watch.aclose() for watch in self._watches)
+        await together(watch.aclose() for watch in (*self._watches, *self._pulses))
         self._wanted.clear()
         await together(self._leave(member) for member in self._members)
 
-    def _prefixes(self) -> list[tuple[int, ...]]:
-        return self.hot.hottest(self._options.warm_prefixes)
+    def _warm(self, members: Sequence[Member]) -> dict[Member, list[tuple[int, ...]]]:
+        """The prefixes that each computes for a new version, the most useful first."""
+        most = self._options.warm_prefixes
+        hot = {prefix: keys_of(prefix) for prefix in self.hot.hottest(most * len(self._members))}
+        return {m: self._routes.held(m.number, hot)[:most] for m in members}
 
     async def _prepare(
         self, member: Member, adapter: Adapter, warm: Sequence[Tokens]
@@ -195,7 +210,7 @@ class Pool:
             except OutageError as error:
                 self.sick(member, error)
             except (BackendError, RequestError) as error:
-                self._options.say(f"{member.url} does not unload an adapter: {error}")
+                self._options.say(f"{member.url} does not do as it is told: {error}")
         if member.away is None:
             return self._options.look_s
         wait_s = member.away.next_at - time.monotonic()
@@ -208,6 +223,17 @@ class Pool:
             return member.away.wait_s
         return 0.0  # what went out of use meanwhile is still there
 
+    async def _feel(self, member: Member) -> float:
+        """Let what a server has that hangs be done by others; returns when to look again."""
+        server, options = member.server, self._options
+        if member.away is None and await hangs(
+            server, quiet_s=options.quiet_s, still_s=options.still_s
+        ):
+            error = OutageError(f"The server {member.url} hangs: it says nothing any more.")
+            self.sick(member, error)
+            server.pulse.cut(str(error))
+        return _FEEL_S
+
     async def _bring_back(self, member: Member) -> None:
         async with _in_time(member, self._options.ready_s):
             await member.check()
@@ -217,7 +243,8 @@ class Pool:
             raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
         while missing := [a for a in self._wanted.values() if a.name not in member.ready]:
             for adapter in missing:
-                failure = await self._prepare(member, adapter, self._prefixes())
+                warm = self._warm([member])
+                failure = await self._prepare(member, adapter, warm[member])
                 if failure and adapter.users:
                     raise failure
         member.come_back()

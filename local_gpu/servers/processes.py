@@ -1,15 +1,14 @@
 """Inference servers that are started here, each in a process group and an environment of its own.
 
-Rule: a server that was ready once is started again on its port whenever it ends; one that ends
-before is an error with the last lines of its log. None outlives this process, whatever kills it
-(see `child`).
+Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
+it hangs; one that ends before is an error with the last lines of its log. None outlives this
+process, whatever kills it (see `child`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
+import http
 import os
 import socket
 import subprocess
@@ -17,12 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from local_gpu.servers import child
+from local_gpu.servers.questions import HOST, ask_for_one_token, ask_health, hangs
 from tinker_claw.errors import ConfigError
 
 Tell = Callable[[str], None]
@@ -39,8 +39,11 @@ _LONGEST_DELAY_S: Final = 60.0
 _HEALTHY_S: Final = 300.0
 """After so long a run the next failure counts as the first one."""
 _LAST_LINES: Final = 15
-_HOST: Final = "127.0.0.1"
 _WARM_UP_S: Final = 300.0
+_ASK_S: Final = 30.0
+"""Between requests for one token, which tell whether it hangs."""
+_HANGS_S: Final = 120.0
+"""Without an answer, and without any progress in what its engine counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ class Launch:
 
     @property
     def url(self) -> str:
-        return f"http://{_HOST}:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
 
 def free_ports(count: int) -> list[int]:
@@ -67,7 +70,7 @@ def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         bound = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:
-            each.bind((_HOST, 0))
+            each.bind((HOST, 0))
         return [int(each.getsockname()[1]) for each in bound]
 
 
@@ -153,7 +156,7 @@ class _Kept:
         delay_s, mode = self._first_delay_s, "wb"
         while (process := self._start(mode)) is not None:
             began = time.monotonic()
-            status = process.wait()
+            status = self._wait(process)
             self._close_pipe()
             if self._stopping.is_set():
                 return
@@ -169,6 +172,20 @@ class _Kept:
             if self._stopping.wait(delay_s):
                 return
             delay_s, mode = min(2 * delay_s, _LONGEST_DELAY_S), "ab"
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Its status, when it has ended by itself or because it hung."""
+        within_s = _WARM_UP_S
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_ASK_S)
+            if not self.ready:
+                continue
+            if hangs(self.launch.port, self.launch.model, within_s):
+                self._tell(f"{self.launch.name} hangs for {within_s:.0f} s, and is ended")
+                self._close_pipe()
+                return process.wait()
+            within_s = _HANGS_S
 
     def _close_pipe(self) -> None:
         with self._lock:
@@ -211,36 +228,19 @@ def _look(waiting: Sequence[_Kept]) -> None:
                 f"{launch.name} ended with status {kept.ended} before it was ready."
                 f"{_quoted(launch.log)}"
             )
-        if _status(launch.port, "GET", "/health", None, 5.0) == http.HTTPStatus.OK:
+        if ask_health(launch.port) == http.HTTPStatus.OK:
             kept.ready = _warm_up(launch)
 
 
 def _warm_up(launch: Launch) -> bool:
     """Whether it has answered. If not, it has ended, which shows at the next look, or is slow."""
-    body = {"model": launch.model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
-    status = _status(launch.port, "POST", "/v1/completions", body, _WARM_UP_S)
+    status = ask_for_one_token(launch.port, launch.model, _WARM_UP_S)
     if status is not None and status != http.HTTPStatus.OK:
         raise ConfigError(
             f"{launch.name} is up, but answers its first request with HTTP {status}."
             f"{_quoted(launch.log)}"
         )
     return status is not None
-
-
-def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:
-    """The HTTP status of a request; None where nobody answers."""
-    connection = http.client.HTTPConnection(_HOST, port, timeout=within_s)
-    try:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        content = json.dumps(body) if body is not None else None
-        connection.request(method, path, content, headers)
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
 
 
 def _quoted(log: Path) -> str:

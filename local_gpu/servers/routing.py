@@ -76,6 +76,25 @@ class Routes:
         while len(known) > self._most_keys:
             known.popitem(last=False)
 
+    def held(
+        self, server: int, prefixes: Mapping[tuple[int, ...], Sequence[int]]
+    ) -> list[tuple[int, ...]]:
+        """As much of each prefix as the server has computed, under whatever name: a conversation
+        where it goes on, and of others what they share with those there. All of the first, if it
+        has nothing. Prefixes come with their keys."""
+        found, covered = list[tuple[int, ...]](), set[int]()
+        for prefix, keys in prefixes.items():
+            blocks = len(keys)
+            while blocks and not self._holds(server, keys[blocks - 1]):
+                blocks -= 1
+            if blocks and keys[blocks - 1] not in covered:
+                found.append(prefix[: blocks * BLOCK])
+                covered.update(keys[:blocks])
+        return found or list(prefixes)[:1]
+
+    def _holds(self, server: int, key: int) -> bool:
+        return any(server in known.get(key, ()) for known in self._known.values())
+
     def forget_server(self, server: int) -> None:
         """It may have started anew."""
         for known in self._known.values():
@@ -137,23 +156,22 @@ class HotPrefixes:
         """
         users = Counter(key for seen in self._seen.values() for key in seen.keys)
         ends = {
-            key: seen
+            key: (seen, blocks)
             for seen in self._seen.values()
-            for key, following in zip(seen.keys, [*seen.keys[1:], 0], strict=True)
-            if users[key] > max(1, users[following])
+            for blocks, key in enumerate(seen.keys, 1)
+            if users[key] > max(1, users[seen.keys[blocks]] if blocks < len(seen.keys) else 0)
         }
         warm, chosen = set[int](), list[tuple[int, ...]]()
 
         def gain(key: int) -> int:
-            keys = ends[key].keys
-            return sum(users[k] for k in keys[: keys.index(key) + 1] if k not in warm)
+            seen, blocks = ends[key]
+            return sum(users[k] for k in seen.keys[:blocks] if k not in warm)
 
         for _ in range(min(most, len(ends))):
             best = max(ends, key=gain)
             if not gain(best):
                 break
-            seen = ends[best]
-            blocks = seen.keys.index(best) + 1
+            seen, blocks = ends[best]
             warm.update(seen.keys[:blocks])
             chosen.append(tuple(seen.prompt[: blocks * BLOCK]))
         return chosen

@@ -44,7 +44,7 @@ class PoolSampler:
     ) -> AsyncGenerator[TokenChunk, None]:
         self._check(prompt, params)
         with self._pool.using(self._adapter) as adapter:
-            tried = set[Member]()
+            tried = dict[Member, str]()
             while True:
                 async with self._server(adapter, prompt, tried) as lease:
                     await self._load(lease.member, adapter)
@@ -62,7 +62,7 @@ class PoolSampler:
         if n < 1:
             raise RequestError(f"n is {n}, not at least 1.", param="n")
         with self._pool.using(self._adapter) as adapter:
-            tried = set[Member]()
+            tried = dict[Member, str]()
             while True:
                 async with self._server(adapter, prompt, tried) as lease:
                     await self._load(lease.member, adapter)
@@ -95,14 +95,14 @@ class PoolSampler:
 
     @asynccontextmanager
     async def _server(
-        self, adapter: Adapter | None, prompt: Tokens, tried: set[Member]
+        self, adapter: Adapter | None, prompt: Tokens, tried: dict[Member, str]
     ) -> AsyncGenerator[Lease]:
         """A server for one attempt; swallows its failure where another one may be tried."""
-        lease = self._pool.lease(adapter, prompt, frozenset(tried))
-        tried.add(lease.member)
+        lease = self._pool.lease(adapter, prompt, tried)
         try:
             yield lease
         except OutageError as error:
+            tried[lease.member] = str(error)
             if not isinstance(error, Busy):
                 self._pool.sick(lease.member, error, lease.epoch)
             if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tinker_claw.errors import OutageError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+
+if TYPE_CHECKING:  # which imports this
+    from local_gpu.servers.pulse import Pulse
 
 NEVER_LOADED: Final = "tinker-claw-never-loaded"
 """A name to unload: a server that does not take adapters while it runs says so."""
@@ -49,9 +52,14 @@ class Server(Protocol):
     """
 
     url: str
+    pulse: Pulse
 
     async def info(self) -> ServerInfo:
         """Ask what is there; also the health check."""
+        ...
+
+    async def progress(self) -> str:
+        """What is another one whenever its engine has done something; "" if it does not tell."""
         ...
 
     async def load(self, name: str, folder: Path) -> None:

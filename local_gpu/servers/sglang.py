@@ -51,7 +51,10 @@ class SglangServer(HttpServer):
             raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
 
     async def _change(self, path: str, body: Mapping[str, object]) -> Answer:
-        answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
+        deadlines = self._link.deadlines
+        answer = await self._link.ask(
+            path, body, seconds=deadlines.load_s, takes_s=deadlines.stall_s
+        )
         # It fails with 500 on some damaged files; whether it is well, `info` finds out.
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
@@ -62,7 +65,7 @@ class SglangServer(HttpServer):
     ) -> AsyncGenerator[Piece]:
         readers = [_Events(params) for _ in range(n)]
         body = _request(name, prompt, params, n)
-        async with aclosing(self._link.events("/generate", body)) as events:
+        async with aclosing(self._link.events("/generate", body, len(prompt))) as events:
             async for event in events:
                 index: int = event.get("index", 0) if n > 1 else 0
                 yield replace(readers[index].piece(event), index=index)

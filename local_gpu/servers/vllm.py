@@ -30,16 +30,24 @@ from tinker_claw.types import SamplingParams, Tokens
 
 _ID: Final = "token_id:"
 """Before a token's number where a text would stand."""
+_METRICS_S: Final = 3.0
 _NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
 
 
 class VllmServer(HttpServer):
     """Implements `Server` over vLLM's HTTP routes."""
 
+    async def progress(self) -> str:
+        # Its counters move with each step of the engine, also one that computes part of a prompt.
+        answer = await self._link.ask("/metrics", seconds=_METRICS_S)
+        return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
+
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": absolute(folder)}
-        seconds = self._link.deadlines.load_s
-        answer = await self._link.ask("/v1/load_lora_adapter", body, seconds=seconds)
+        deadlines = self._link.deadlines
+        answer = await self._link.ask(
+            "/v1/load_lora_adapter", body, seconds=deadlines.load_s, takes_s=deadlines.stall_s
+        )
         if answer.ok:
             return
         # It answers 500 to a damaged file, too, and 400 to a name that it has: look at it.
@@ -76,7 +84,7 @@ class VllmServer(HttpServer):
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[Piece]:
         body = _request(name or info.model, prompt, params, n)
-        async with aclosing(self._link.events("/v1/completions", body)) as events:
+        async with aclosing(self._link.events("/v1/completions", body, len(prompt))) as events:
             async for event in events:
                 for choice in event["choices"]:
                     yield _piece(choice)

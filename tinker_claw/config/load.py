@@ -172,10 +172,15 @@ def _build(values: Mapping[str, Any]) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'])}: {_reason(e)}"
-            for e in error.errors(include_input=False)
+            f"{_named(e['loc'])}: {_reason(e)}" for e in error.errors(include_input=False)
         )
         raise ConfigError(f"settings: {problems}") from error
+
+
+def _named(location: tuple[int | str, ...]) -> str:
+    dotted = ".".join(str(part) for part in location)
+    variable = next((v for v, field in VARIABLES.items() if dotted == f"local.{field}"), None)
+    return f"{dotted} ({variable})" if variable else dotted
 
 
 def _reason(problem: Mapping[str, Any]) -> str:

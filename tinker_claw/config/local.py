@@ -71,7 +71,9 @@ class Local(Section):
         description="share of a GPU's memory that its sampler takes; by the layout unless set",
     )
     sampler_quantization: str | None = Field(
-        default=None, description="of the sampler's weights, as vllm names it, e.g. bitsandbytes"
+        default=None,
+        description="of the sampler's weights, as vllm names it, e.g. bitsandbytes (which is a "
+        "package beside vllm: vllm-bnb-plugin)",
     )
     base_quantization: Literal["none", "4bit"] = Field(
         default="none", description="of the base that learns (bitsandbytes nf4); GPU only"

@@ -56,7 +56,8 @@ class Run(Section):
     )
     renderer: str = Field(
         default="auto",
-        description="chat format from the renderers package; auto goes by the model's name",
+        description="chat format from the renderers package; auto goes by the name of the model or "
+        "of its folder",
     )
     context_tokens: int | None = Field(
         default=None, ge=16, description="context, at most the model's; the model's unless set"
@@ -140,7 +141,7 @@ class Judge(Section):
 
 
 class Training(Section):
-    """How samples become steps (METHOD in the README's reference part)"""
+    """How samples become steps (the README's part "Methods")"""
 
     batch_size: int = Field(default=16, ge=1, description="trainable samples per optimizer step")
     observe: bool = Field(default=False, description="judge and queue samples, and train nothing")

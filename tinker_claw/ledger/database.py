@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
@@ -25,6 +25,12 @@ _MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
 
 _LARGE_BYTES = 200_000_000
 """Of a ledger whose check at the start takes long enough to say so."""
+
+_DISK: Final = {
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
+}
+"""What helps where the file itself may be as it should."""
 
 
 class Database(Rows):
@@ -44,9 +50,10 @@ class Database(Rows):
             self._prepare()
         except sqlite3.Error as error:
             os.close(self._lock)
+            code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
+            cure = _DISK.get(code & 0xFF, "move it away")
             raise LedgerError(
-                f"{path} cannot be used as a ledger ({error}); "
-                "move it away or choose another --data-dir"
+                f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
             ) from error
         except LedgerError:
             os.close(self._lock)

@@ -87,9 +87,11 @@ def stale_weight(
     rho = exp(current - behaviour). Returns A rho where the clipped objective has a gradient, else
     0: the gradient of max(-A rho, -A clip(rho)) is -A rho grad(log pi) inside the bounds.
     """
+    if current - behaviour > math.log(MAX_RATIO):  # exp overflows on a -9999
+        return 0.0
     rho = math.exp(current - behaviour)
     clipped = rho > clip_high if advantage > 0 else rho < clip_low
-    return 0.0 if clipped or rho > MAX_RATIO else advantage * rho
+    return 0.0 if clipped else advantage * rho
 
 
 def keep_bounded(

@@ -33,8 +33,19 @@ _FORMATS = 16
 
 
 def family_of(model: str) -> str:
-    """The chat format that is known for a hub id; "auto" for one that is not."""
-    return MODEL_RENDERER_MAP.get(model, "auto")
+    """The chat format that is known for a hub id; "auto" for one that is not.
+
+    A folder, or somebody's copy, that is named like a known model is taken for that model; of two
+    that share a name the maker's own stands first.
+    """
+    if model in MODEL_RENDERER_MAP:
+        return MODEL_RENDERER_MAP[model]
+    same = (family for known, family in MODEL_RENDERER_MAP.items() if _name(known) == _name(model))
+    return next(same, "auto")
+
+
+def _name(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].lower()
 
 
 class Renderer:

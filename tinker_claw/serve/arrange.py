@@ -23,11 +23,12 @@ if TYPE_CHECKING:  # `local_gpu` is imported where something is reckoned
     from local_gpu.layout.plan import Layout
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
+_UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
 _EMBEDDED_CONTEXTS: Final = 1.5
 """Contexts of KV cache per version in the embedded sampler, where no setting says how many."""
 GET_VLLM: Final = (
     "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
-    ".venv-vllm/bin/pip install vllm"
+    ".venv-vllm/bin/pip install vllm==0.32.0"
 )
 _ALONE: Final = (
     "--shard on splits the base over the ranks that learn, and there is one: --actor-gpus 2"
@@ -73,6 +74,8 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
         _refuse_without_vllm(settings)
+    if vllm is not None and not only_reckon:
+        check_quantization(settings, vllm)
     layout = plan(
         Wanted(
             gpus=local.gpus or len(gpus),
@@ -118,6 +121,24 @@ def find_vllm(settings: Settings) -> Path | None:
     return Path(found).absolute()
 
 
+def check_quantization(settings: Settings, vllm: Path) -> None:
+    """vLLM has given up bitsandbytes with 0.28: since then that is a package beside it.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if settings.local.sampler_quantization != "bitsandbytes":
+        return
+    environment = vllm.resolve().parents[1]
+    for packages in environment.glob("lib/python3*/site-packages"):
+        known = (packages / "vllm_bnb_plugin", packages / _UNTIL_0_27)
+        if (packages / "vllm").is_dir() and not any(path.exists() for path in known):
+            raise ConfigError(
+                "--sampler-quantization bitsandbytes: this vLLM needs a package for that: "
+                f"{environment}/bin/python -m pip install vllm-bnb-plugin"
+            )
+
+
 def _refuse_without_vllm(settings: Settings) -> None:
     local = settings.local
     needs = {
@@ -140,16 +161,16 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
     Raises:
         ConfigError: there are fewer than were asked for.
     """
-    from local_gpu.layout.gpus import sized, visible
+    from local_gpu.layout.gpus import numbered, visible
 
     local = settings.local
     if local.device == "cpu" or settings.run.model_name == DEMO:
         return (), 0
     if only_reckon and local.gpu_memory_gb is not None:
-        return sized((), local.gpus or 1, local.gpu_memory_gb), 0
-    seen, first = visible(), 0
-    if local.gpu_memory_gb is not None:  # or it is not Nvidia's, and cannot be asked
-        seen = sized(seen, len(seen) or local.gpus or 1, local.gpu_memory_gb)
+        return numbered(local.gpus or 1, local.gpu_memory_gb), 0
+    seen, first = visible(gib=local.gpu_memory_gb), 0
+    if not seen and local.gpu_memory_gb is not None:  # not Nvidia's: they cannot be asked
+        seen = numbered(local.gpus or 1, local.gpu_memory_gb)
     if local.device.startswith("cuda:"):
         number = local.device.partition(":")[2]
         first = int(number) if number.isdecimal() else len(seen)
@@ -164,9 +185,10 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
     }
     named = [flag for flag, given in wanted.items() if given]
     if (not seen and named) or len(seen) < (local.gpus or 0):
+        cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
         raise ConfigError(
             f"{', '.join(named)}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
-            "ask for no more. (`run.py doctor` also reckons with GPUs that are elsewhere: give it "
+            f"{cure}. (`run.py doctor` also reckons with GPUs that are elsewhere: give it "
             "--gpu-memory-gb)"
         )
     return seen, first

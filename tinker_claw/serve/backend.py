@@ -33,13 +33,13 @@ async def check_backend(settings: Settings) -> None:
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"--backend local needs {', '.join(missing)}: "
-            "pip install 'tinker-claw[local]' -c constraints.txt"
+            f"--backend local needs {', '.join(missing)}; in the project's folder: "
+            "pip install -c constraints.txt -e '.[local]'"
         )
     if settings.local.base_quantization == "4bit" and find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "--base-quantization 4bit needs bitsandbytes: "
-            "pip install 'tinker-claw[local,4bit]' -c constraints.txt"
+            "--base-quantization 4bit needs bitsandbytes; in the project's folder: "
+            "pip install -c constraints.txt -e '.[local,4bit]'"
         )
 
 

@@ -105,6 +105,7 @@ async def samplers(patient: Patient) -> Found:
     if vllm is None:
         slow = "the process that learns samples, too, many times slower"
         return Found(f"no vLLM: {slow}. {arrange.GET_VLLM}", "warn")
+    arrange.check_quantization(settings, vllm)
     return Found(f"{len(arranged.layout.serve)} of {vllm} will be started")
 
 
@@ -129,11 +130,11 @@ async def _served_at(url: str, settings: Settings) -> str:
 
 async def tokenizer(patient: Patient) -> Found:
     patient.source = source(patient.settings, weights=False)
-    renderer = Renderer.load(patient.source.folder, patient.source.family)
+    renderer = Renderer.load(patient.source.tokenizer, patient.source.family)
     prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
     buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)
     abilities = [
-        f"chat format {renderer.family}, from {patient.source.folder}",
+        f"chat format {renderer.family}, from {patient.source.tokenizer}",
         "thinking can be switched by the request"
         if _thinking_can_be_switched(renderer)
         else "thinking cannot be switched",
@@ -161,7 +162,9 @@ async def method(patient: Patient) -> Found:
     if not patient.remote:
         return Found(f"the local backend can do all of {settings.run.method}")
     assert patient.source is not None
-    trainer = await patient.stack.enter_async_context(open_trainer(settings, patient.source.folder))
+    trainer = await patient.stack.enter_async_context(
+        open_trainer(settings, patient.source.weights)
+    )
     has = await trainer.capabilities()
     require(build(settings.run.method), settings.training, has)
     patient.context = Context(has.context_tokens, "the service says so")

@@ -84,7 +84,7 @@ async def open_local(
             if not settings.local.urls:
                 raise
             raise ConfigError(
-                f"--sampler-urls: {error} Start a server there, or mend the address"
+                f"--sampler-urls: {error} See that a server runs there, or mend the address"
             ) from error
         stack.push_async_callback(trainer.aclose)
         yield trainer

@@ -1,10 +1,12 @@
 """Where a model's files are: in a folder, shipped, or on the hub.
 
-Rule: what is downloaded is downloaded once, and no more of it than is wanted.
+Rule: what is downloaded is downloaded once, and no more of it than is wanted. A folder that cannot
+be a model is refused here, before anything is loaded.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +24,21 @@ from tinker_claw.render import family_of
 DEMO = "demo"
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_WANTED = (
+    "name a model in the form of the Hugging Face hub (config.json, *.safetensors, tokenizer.json)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a model's files are and which chat format it speaks."""
 
-    folder: str
+    tokenizer: str
+    """The folder of tokenizer and chat template."""
     family: str
+    weights: str
+    """The folder of the model itself; the tokenizer's where a service has the weights."""
 
 
 def source(settings: Settings, *, weights: bool = True) -> Source:
@@ -40,23 +49,32 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
 
     Raises:
         ModelFileError: the shipped model is damaged.
-        ConfigError: there is no such folder, or it cannot be downloaded.
+        ConfigError: there is no such folder, it is no model, or it cannot be downloaded.
     """
-    remote = settings.run.backend == "tinker"
+    run = settings.run
+    remote = run.backend == "tinker"
     # What follows a colon chooses a variant at Tinker (`:peft:262144`); the tokenizer is the same.
-    named = settings.run.model_name.partition(":")[0] if remote else settings.run.model_name
-    name, family = settings.run.tokenizer or named, settings.run.renderer
-    if name == DEMO:
-        from local_gpu import demo  # the shipped model's files; imports no torch
+    named = run.model_name.partition(":")[0] if remote else run.model_name
+    spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
+    files = _MODEL_FILES if weights else _TOKENIZER_FILES
+    model = None if remote else _model(named, "--model-name", files)
+    tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
+    if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
+        raise ConfigError(
+            f"{flag} {spoken} has no tokenizer (tokenizer.json and tokenizer_config.json): put its "
+            "files there, or name a model that has the same one with --tokenizer"
+        )
+    family = _family(run.renderer, spoken, named)
+    return Source(tokenizer, family, model or tokenizer)
 
-        demo.verify()
-        return Source(str(demo.MODEL_DIR), "qwen3")
-    flag = "--tokenizer" if settings.run.tokenizer else "--model-name"
-    if _is_folder(name, flag):
-        return Source(name, family)
-    files = _TOKENIZER_FILES if remote or not weights else _MODEL_FILES
-    folder = _download(name, files, flag)
-    return Source(folder, family_of(named) if family == "auto" else family)
+
+def _family(asked: str, spoken: str, named: str) -> str:
+    if spoken == DEMO:
+        return "qwen3"
+    if asked != "auto":
+        return asked
+    known = family_of(named)
+    return known if known != "auto" else family_of(spoken)
 
 
 def config_folder(name: str, flag: str) -> str:
@@ -65,11 +83,7 @@ def config_folder(name: str, flag: str) -> str:
     Raises:
         ConfigError: as `source`.
     """
-    if name == DEMO:
-        from local_gpu import demo
-
-        return str(demo.MODEL_DIR)
-    return name if _is_folder(name, flag) else _download(name, ["config.json"], flag)
+    return _model(name, flag, ["config.json"])
 
 
 def judge_folder(settings: Settings) -> str:
@@ -78,16 +92,45 @@ def judge_folder(settings: Settings) -> str:
     Raises:
         ConfigError: as `source`.
     """
-    name, flag = settings.local.prm_model_name or "", "--prm-model-name"
-    return name if _is_folder(name, flag) else _download(name, _MODEL_FILES, flag)
+    return _model(settings.local.prm_model_name or "", "--prm-model-name", _MODEL_FILES)
 
 
-def _is_folder(name: str, flag: str) -> bool:
+def _model(name: str, flag: str, files: list[str]) -> str:
+    """A folder that holds a model."""
+    folder = Path(_folder(name, flag, files))
+    if (adapter := folder / "adapter_config.json").exists():
+        # transformers would load its base, and put the adapter in.
+        raise ConfigError(
+            f"{flag} {name} is an adapter, no model; name its base{_base_of(adapter)}"
+        )
+    if not (folder / "config.json").exists():
+        why = ". GGUF files are not read" if next(folder.glob("*.gguf"), None) else ""
+        raise ConfigError(f"{flag} {name} has no config.json; {_WANTED}{why}")
+    return str(folder)
+
+
+def _folder(name: str, flag: str, files: list[str]) -> str:
+    if name == DEMO:
+        from local_gpu import demo  # the shipped model's files; imports no torch
+
+        demo.verify()
+        return str(demo.MODEL_DIR)
     if Path(name).is_dir():
-        return True
+        return name
+    if Path(name).is_file():
+        raise ConfigError(f"{flag} {name} is a file, no folder; {_WANTED}. GGUF files are not read")
     if name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"{flag} {name}: there is no such folder")
-    return False
+    return _download(name, files, flag)
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        base: object = json.loads(adapter.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    merging = ", or a model that it is merged into"
+    return f" ({base}){merging}" if base else merging
 
 
 def _download(name: str, files: list[str], flag: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Final
 
 from fastapi import FastAPI
 
@@ -36,6 +37,11 @@ from tinker_claw.serve.server import in_background
 from tinker_claw.serve.versions import Versions
 from tinker_claw.spending import Budget, Spending
 from tinker_claw.telemetry import Telemetry, log
+
+UNKNOWN_FORMAT: Final = (
+    "no chat format is known by this model's name: hints teach nothing, and replies come when they "
+    "are complete; name the format with --renderer (qwen3, for example)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +81,12 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    renderer = Renderer.load(model.folder, model.family)
+    renderer = Renderer.load(model.tokenizer, model.family)
+    if settings.run.renderer == "auto" and renderer.family == "default":
+        log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
     health = Health()
     trainer = await stack.enter_async_context(
-        open_trainer(settings, model.folder, health.servers_away)
+        open_trainer(settings, model.weights, health.servers_away)
     )
     capabilities = await trainer.capabilities()
     method = build(settings.run.method)
@@ -97,7 +105,7 @@ async def wire(
         spending=_spending(settings, ledger, price, telemetry),
         redactor=Redactor(settings.privacy.kinds),
     )
-    rate = learning_rate(settings, model.folder)
+    rate = learning_rate(settings, model.weights)
     learner = _learner(parts, rate, price, score_fresh=capabilities.score_fresh)
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)

@@ -116,17 +116,19 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
     missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
     if missing:
         raise UndoError(
-            f"--merged needs {', '.join(missing)}: pip install 'tinker-claw[local]' "
-            "-c constraints.txt"
+            f"--merged needs {', '.join(missing)}; in the project's folder: "
+            "pip install -c constraints.txt -e '.[local]'"
         )
     from local_gpu.export import export_merged  # torch
 
     adapter = settings.run.directory / "adapters" / version.record.version.sampler_ref
     with _whole(_free(target)) as draft:
+        model = source(settings)
         export_merged(
-            source(settings).folder,
+            model.weights,
             adapter,
             draft,
+            tokenizer=model.tokenizer,
             device=settings.local.device,
             dtype=settings.local.dtype,
         )

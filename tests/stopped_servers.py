@@ -1,0 +1,81 @@
+"""An inference server in a process of its own, which can be stopped and let go on: as with one that
+hangs, its connections stay open and say nothing.
+
+    python tests/stopped_servers.py tiny|demo          ends when its standard input does
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from inference_servers import InferenceServer
+from pools import tiny_base
+
+from local_gpu.demo import MODEL_DIR
+from local_gpu.device import open_base
+
+SLOW_S = 0.05
+"""Before each token: there is time to stop it in a reply."""
+
+
+class Stoppable:
+    """One server."""
+
+    def __init__(self, model: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout
+        self.url: str = json.loads(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def stoppable(model: str) -> Iterator[Stoppable]:
+    server = Stoppable(model)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def main(model: str) -> None:
+    torch.set_num_threads(1)
+    if model == "tiny":
+        server = InferenceServer(tiny_base())
+    else:
+        base = open_base(str(MODEL_DIR), device="cpu", dtype="float32", threads=1)
+        server = InferenceServer(base, model="demo-base", context=4096)
+    server.faults.slow_s = SLOW_S
+    server.start()
+    print(json.dumps(server.url), flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
