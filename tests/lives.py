@@ -115,11 +115,10 @@ class Life:
         return self.process.exitcode
 
     def said(self) -> str:
-        return self.log.read_bytes()[self.began_at :].decode()
+        return self.log.read_bytes()[self.began_at :].decode(errors="replace")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.said().splitlines() if line.startswith("{")]
-        return [line for line in lines if line["event"] == name]
+        return [event for event in events_in(self.said()) if event["event"] == name]
 
     def serves(self) -> bool:
         """Wait until it answers, or has ended."""
@@ -157,6 +156,12 @@ class Life:
         assert self.process.pid is not None
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def events_in(log: str) -> list[dict[str, Any]]:
+    """Of its whole lines: the last one may still be being written, or was cut off by a kill."""
+    lines = log.splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 def until(happened: Callable[[], object], why: str = "in vain", seconds: float = 180) -> None:

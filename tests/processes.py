@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.lives import events_in
 
 ROOT = Path(__file__).parent.parent
 START_S = 240
@@ -29,8 +30,7 @@ class Running:
     log: Path
 
     def events(self) -> list[dict[str, Any]]:
-        lines = self.log.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        return events_in(self.log.read_text(errors="replace"))
 
     def health(self) -> dict[str, Any]:
         return httpx.get(self.url.removesuffix("/v1") + "/healthz", timeout=240).json()
@@ -71,9 +71,9 @@ def product(
 def _wait_for_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        text = log.read_bytes()[start:].decode()
-        for line in text.splitlines():
-            if line.startswith("{") and (event := json.loads(line))["event"] == "serving":
+        text = log.read_bytes()[start:].decode(errors="replace")
+        for event in events_in(text):
+            if event["event"] == "serving":
                 return event["url"]
         if process.poll() is not None:
             raise AssertionError(f"run.py ended with {process.returncode}:\n{text[-3000:]}")

@@ -83,7 +83,8 @@ def running(launched: list[Launch], tell: Told | None = None) -> Iterator[Server
 
 
 def starts(model: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (model / "started.jsonl").read_text().splitlines()]
+    lines = (model / "started.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # one may be half written
 
 
 def lives(pid: int) -> bool:

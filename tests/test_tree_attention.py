@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import create_block_mask
 
 from local_gpu.attention import Attend, Kernel, MergedKernel, SdpaKernel, attend
@@ -214,7 +215,7 @@ def test_flex_attention_is_compiled_for_rows_of_any_number_and_else_raises() -> 
     assert len(made) <= 3
     with (
         torch._dynamo.config.patch(recompile_limit=1),
-        pytest.raises(Exception, match="fullgraph"),
+        pytest.raises(FailOnRecompileLimitHit),
     ):
         attend_over(500, torch.bfloat16)
 

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from local_gpu.attention.kernels import Attend, SdpaKernel
 from local_gpu.packing import PrefixTree
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import BackendError, ConfigError
 
 BLOCK = 128
 """Rows of a block, of queries as of keys."""
@@ -45,7 +46,13 @@ class FlexKernel:
 
         def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
             gqa = query.shape[1] != key.shape[1]
-            return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
+            try:
+                return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
+            except FailOnRecompileLimitHit as error:
+                raise BackendError(
+                    f"FlexAttention has been compiled {_VARIANTS} times for this model's shapes: "
+                    "start again with --attention merged."
+                ) from error
 
         return over_tree
 
