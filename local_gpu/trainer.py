@@ -30,7 +30,9 @@ from local_gpu.ranks.remote import RankedLearning
 from local_gpu.score_queue import ScoreQueue
 from local_gpu.servers.connect import connect_all
 from local_gpu.servers.member import PoolOptions
+from local_gpu.servers.server import Server
 from local_gpu.servers.serving import PoolServing
+from local_gpu.together import together
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, TokenLogprobs
@@ -80,6 +82,10 @@ class LocalTrainer:
             ModelFileError: the model is missing or corrupt.
             BackendError: ranks or servers did not start.
         """
+        # Before the base is loaded, which takes minutes: an address may be wrong.
+        servers = await connect_all(
+            config.sampler_urls, config.sampler_kind, config.sampler_api_key
+        )
         executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
         loop = asyncio.get_running_loop()
         started: LocalTrainer | None = None
@@ -93,12 +99,13 @@ class LocalTrainer:
             started = cls(config, learning, executor)
             for note in learning.facts.notes:
                 say(note)
-            started._serving = await started._serve(base, say, away)
+            started._serving = await started._serve(base, servers, say, away)
             offered, learned = started._serving.context_tokens, learning.facts.context_tokens
             if offered < learned:
                 say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
             return started
         except BaseException:
+            await together(server.aclose() for server in servers)
             if started is not None:
                 started._learning.close()
             executor.shutdown(wait=False)
@@ -107,14 +114,12 @@ class LocalTrainer:
     async def _serve(
         self,
         base: BaseModel | None,
+        servers: Sequence[Server],
         say: Callable[[str], None],
         away: Callable[[Sequence[str]], object],
     ) -> Serving:
         config, queue = self._config, ScoreQueue(self._score_all)
         if base is None:
-            servers = await connect_all(
-                config.sampler_urls, config.sampler_kind, config.sampler_api_key
-            )
             options = PoolOptions(
                 student_topk=config.student_topk,
                 steps=lambda: self._steps > 0,

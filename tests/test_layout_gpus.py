@@ -438,7 +438,8 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
     flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", "http://127.0.0.1:9"]
     flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
     with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
-        async with open_local(config.load([*LOCAL, *flags]), model):
+        # Not that the base is missing: loading one takes minutes, and asking does not.
+        async with open_local(config.load([*LOCAL, *flags]), str(tmp_path / "no-base")):
             pass
 
 

@@ -22,7 +22,7 @@ from local_gpu.servers.vllm import VllmServer
 from tinker_claw.errors import OutageError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk
 
-QUICK = PoolOptions(first_wait_s=0.1, longest_wait_s=0.5, look_s=600, quiet_s=0.5, still_s=2)
+QUICK = PoolOptions(first_wait_s=0.1, longest_wait_s=0.5, look_s=600, quiet_s=0.5, still_s=4)
 WELL_UNDER_A_MINUTE = 30
 """On a busy machine. It is noticed after quiet_s + still_s, and 6 s more at most."""
 

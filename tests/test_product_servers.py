@@ -6,6 +6,7 @@ the same with a real one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -38,12 +39,13 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
 
 def until(running: Running, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The health for which that is so; requests go on meanwhile, since they find out."""
-    for number in range(100):
+    deadline = time.monotonic() + 180
+    for number in itertools.count():
         ask(running, f"asking-{number}", [HELLO])
         if come(health := running.health()):
             return health
+        assert time.monotonic() < deadline, health
         time.sleep(0.2)
-    raise AssertionError(health)
 
 
 def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_path: Path) -> None:
@@ -114,7 +116,9 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
                 health = until(running, lambda told: told["servers"] == "away")
                 assert f"{stands_still.url} hangs" in health["servers_error"]
                 noticed_s = time.monotonic() - began
-            assert noticed_s < 60
+            assert noticed_s < 120, (
+                "long before the deadline of 300 s; some 20 s on a quiet machine"
+            )
             assert len(callers.answers) >= before + 4
             assert set(callers.answers) == {200}
             other.stop()  # nobody is left

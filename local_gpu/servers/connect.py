@@ -53,7 +53,7 @@ async def connect_all(
         return [await connect(url, kind, api_key=api_key) for url in urls]
     asked = await together(_kind_or_away(url, api_key) for url in urls)
     kinds: list[Known] = [found for found in asked if not isinstance(found, OutageError)]
-    if not kinds:
+    if urls and not kinds:
         raise next(away for away in asked if isinstance(away, OutageError))
     return [
         await connect(url, kinds[0] if isinstance(found, OutageError) else found, api_key=api_key)

@@ -175,8 +175,8 @@ def judge(
     for name, (share, error) in shares.items():
         if abs(share - 1) > _SLACK + _ERRORS * error:
             return found, (
-                f"answers with {share:.0%} of what tells {exam.ref!r} from {name!r}, over "
-                f"{len(d)} tokens"
+                f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {name!r}, "
+                f"over {len(d)} tokens"
             )
     if found.mean > tolerance:
         return found, (

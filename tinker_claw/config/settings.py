@@ -151,7 +151,9 @@ class Training(Section):
     learning_rate: float | Literal["auto"] = Field(
         default=1e-4, description="Adam's rate; auto: by hidden size"
     )
-    lora_rank: int = Field(default=32, ge=1, description="rank of the adapter; alpha is 32")
+    lora_rank: int = Field(
+        default=32, ge=1, le=512, description="rank of the adapter, at most 512; alpha is 32"
+    )
     w_rl: float = Field(default=1.0, ge=0, description="weight of the reward part in combine")
     w_opd: float = Field(default=1.0, ge=0, description="weight of the distillation part")
     opd_mode: Literal["topk", "token"] = Field(
