@@ -25,7 +25,7 @@ demo: $(READY)
 	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

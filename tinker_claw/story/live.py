@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from rich.console import Console, Group, RenderableType
@@ -33,25 +32,19 @@ def watch(glance: Glance) -> None:
     Raises:
         KeyboardInterrupt: the reader has seen enough.
     """
-    with _interrupted() as left, Live(console=Console(), auto_refresh=False) as live:
-        while not left.is_set():
-            live.update(view(*glance()), refresh=True)
-            left.wait(EVERY_S)
+    left = False
 
+    def leave(number: int, frame: FrameType | None) -> None:
+        nonlocal left
+        left = True  # whoever swallows the exception does not keep the view alive
+        raise KeyboardInterrupt
 
-@contextmanager
-def _interrupted() -> Generator[threading.Event]:
-    """Set by Ctrl-C, which raises as ever, too: whoever swallows the exception does not keep the
-    view alive."""
-    event = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        event.set()
-        signal.default_int_handler(number, frame)
-
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, leave)
     try:
-        yield event
+        with Live(console=Console(), auto_refresh=False) as live:
+            while not left:
+                live.update(view(*glance()), refresh=True)
+                time.sleep(EVERY_S)
     finally:
         signal.signal(signal.SIGINT, before)
 
