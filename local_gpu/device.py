@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Final, Literal
 
@@ -62,9 +62,12 @@ def keep_memory_whole() -> None:
     Not by the variable, which servers that are started from here would inherit: those of vLLM that
     share a model cannot exchange memory of this kind. Where a user has set it, it counts.
     """
-    if not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
-        torch_c: Any = import_module("torch._C")
-        torch_c._accelerator_setAllocatorSettings("expandable_segments:True")
+    torch_c: Any = import_module("torch._C")
+    settle = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
+    if settle is None or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        return
+    with suppress(RuntimeError):  # a torch or a system that has no such memory: it works without
+        settle("expandable_segments:True")
 
 
 @contextmanager

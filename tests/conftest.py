@@ -106,3 +106,14 @@ def vllm_url(request: pytest.FixtureRequest, vllm_model: Path) -> Iterator[str]:
     environment = Path(request.config.getoption("vllm")).absolute()
     with serving(environment, vllm_model, vllm_model.with_name("vllm.log")) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for one another on a busy machine cost more than small sums."""
+    import torch  # most tests need none
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -25,17 +25,10 @@ from local_gpu.attention.merged import MergedKernel
 from local_gpu.model import LoraShape
 from tinker_claw.types import Datum
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RANK = 4
 PRESET = Preset(Shape(2, 64, 160, 4, 2, 16, 257), Batches(3, 96, 40, (24, 60), long=70))
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings(*, checkpointing: bool = False) -> Settings:

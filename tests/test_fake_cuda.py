@@ -39,18 +39,11 @@ from local_gpu.parts import Ask
 from local_gpu.tryout import obstacle
 from tinker_claw.types import Adam, LossPass, SamplingParams, StepReport, TokenLogprobs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ASKS = (
     Ask((*range(40), 3, 9, 4), 38, None, 0),
     Ask((*range(40), 5, 9), 39, tuple((1, 2) for _ in range(3)), 4),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +205,20 @@ def test_the_allocator_keeps_memory_whole_unless_the_user_has_said_how(
     keep_memory_whole()
     assert "expandable_segments:True" in torch_c._accelerator_getAllocatorSettings()
     assert "PYTORCH_ALLOC_CONF" not in os.environ, "servers that are started would inherit it"
+
+
+def test_a_torch_that_cannot_keep_memory_whole_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: str) -> None:
+        raise RuntimeError("Unrecognized key")
+
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse)
+    keep_memory_whole()
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    keep_memory_whole()
 
 
 def test_the_fake_refuses_what_cuda_refuses(cuda: FakeCuda) -> None:

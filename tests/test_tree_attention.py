@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -21,19 +20,11 @@ from local_gpu.packing import PrefixTree, grow
 from tests.trees import SETTINGS, batches, tensors
 from tinker_claw.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = Heads(4, 2, 8)
 FEW = settings(SETTINGS, max_examples=25)
 heads_of = st.sampled_from([(4, 2), (3, 3), (4, 1)])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for one another on a busy machine cost more than these small sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class SpeltOut:
