@@ -3,11 +3,13 @@
 It reads a request, looks up a model, sends it on and re-reads the stream. It tokenises nothing and
 keeps nothing: what stands beside ours is the price of a popular way to stand in the middle.
 
-Rule: it never touches this project's environment, and has a set time to be installed in.
+Rule: it never touches this project's environment, has a set time to be installed in, and is
+exactly the files that `litellm.txt` names by hash: releases of it have carried malware.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -22,29 +24,39 @@ from benchmarks.agent_requests import KEY, MODEL
 from benchmarks.gateway_client import Measured, pinned
 from benchmarks.vocabulary import cache
 
+_PINS = Path(__file__).with_name("litellm.txt")
+_ONLY_PINNED = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--requirement")
 _INSTALL_S = 400
 _START_S = 120
 
 
 def install(say: Callable[[str], None]) -> Path | None:
     """The proxy's command, installed if it is not there; None: that did not work."""
-    folder = cache() / "litellm"
-    command = folder / "bin" / "litellm"
-    if command.exists():
+    # Named by what is pinned: an environment of other pins is never used.
+    folder = cache() / f"litellm-{hashlib.sha256(_PINS.read_bytes()).hexdigest()[:12]}"
+    command, complete = folder / "bin" / "litellm", folder / "complete"
+    if complete.exists():
         return command
     say(f"installing litellm[proxy] into {folder}")
     try:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=60)
         subprocess.run(
-            [str(folder / "bin" / "pip"), "install", "--quiet", "litellm[proxy]"],
+            [str(folder / "bin" / "pip"), "install", "--quiet", *_ONLY_PINNED, str(_PINS)],
             check=True,
             capture_output=True,
             timeout=_INSTALL_S,
         )
+        complete.touch()
     except (subprocess.SubprocessError, OSError) as error:
-        say(f"litellm cannot be installed here: {error}")
+        say(f"litellm cannot be installed here: {_cause(error)}")
         return None
     return command
+
+
+def _cause(error: Exception) -> str:
+    """What pip said, where it was pip."""
+    said = getattr(error, "stderr", None)
+    return said.decode(errors="replace").strip() if said else str(error)
 
 
 @contextmanager
