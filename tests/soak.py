@@ -1,0 +1,647 @@
+"""`python -m tests.soak`: the product for twenty minutes under load, with everything going wrong in
+turn, and a report of what grew.
+
+Rule: one real process of the product, whose sampler and trainer answer at once and whose caps are
+a hundredth, so that each wraps many times; loopback only, bounded in time and number. What befalls
+it is done from outside. After each fault learning must move again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import mmap
+import os
+import random
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Request, Response
+from rich.console import Console
+from rich.table import Table
+from starlette.requests import ClientDisconnect
+from tokenizers import Tokenizer
+
+from local_gpu.demo import MODEL_DIR
+from tests.lives import Fate, Life, life
+from tests.ports import free_port
+from tests.truths import one, read
+from tinker_claw.errors import OutageError
+from tinker_claw.policy import Sampler, Trainer
+from tinker_claw.serve.server import in_background
+from tinker_claw.types import (
+    Adam,
+    Capabilities,
+    Completion,
+    LossPass,
+    SamplingParams,
+    StepReport,
+    StopReason,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
+
+BATCH = 16
+TALKERS = 24
+LONG = 1000
+"""A request for more tokens than this gets a reply that is as long as it may be."""
+SETTLE_S = 120.0
+"""How long learning may take to move again after a fault, on a busy machine."""
+FLAGS = (
+    *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
+    *("--max-concurrent", "16", "--max-queue", "64", "--keep-gb", "0.02", "--keepalive-s", "0.5"),
+)
+CAPS = {
+    "tinker_claw.gateway.book:PAGES": 200,
+    "tinker_claw.gateway.book:STREAM_TOKENS": 15_000,
+    "tinker_claw.gateway.book:SESSIONS": 1_000,
+    "tinker_claw.gateway.book:TRACES": 40,
+    "tinker_claw.serve.upkeep:EVERY_S": 6.0,
+}
+"""A hundredth of what they are."""
+
+
+# The process under test
+
+
+class Answers(Sampler):
+    """Says a few words of the vocabulary at once, whatever it is asked."""
+
+    def __init__(self, ref: str, away: Path) -> None:
+        self.ref = ref
+        self._away = away
+        tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+        self._words = tokenizer.encode("the sum is seven and the list is long").ids
+        self._end: int = tokenizer.token_to_id("<|im_end|>")
+        self._rng = random.Random(ref)
+
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk, None]:
+        self._reach()
+        if params.max_tokens > LONG:
+            for _ in range(params.max_tokens // 50):
+                yield self._chunk(self._rng.choices(self._words, k=50), params, None)
+                await asyncio.sleep(0)
+        tokens = [*self._rng.choices(self._words, k=self._rng.randint(4, 16)), self._end]
+        yield self._chunk(tokens, params, StopReason.STOP)
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        drawn = [[chunk async for chunk in self.stream(prompt, params)] for _ in range(n)]
+        return [Completion.collect(chunks, params) for chunks in drawn]
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        self._reach()
+        return TokenLogprobs(
+            start=start,
+            logprobs=(-0.5,) * (len(tokens) - start),
+            targets=tuple((-0.5,) * len(row) for row in targets or ()),
+        )
+
+    async def aclose(self) -> None:
+        """There is nothing to free."""
+
+    def _reach(self) -> None:
+        if self._away.exists():
+            raise OutageError("the service is away, as told")
+
+    @staticmethod
+    def _chunk(
+        tokens: Sequence[int], params: SamplingParams, reason: StopReason | None
+    ) -> TokenChunk:
+        k = params.student_topk
+        return TokenChunk(
+            tokens=tuple(tokens),
+            logprobs=(-0.5,) * len(tokens),
+            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens) if k else (),
+            topk_logprobs=tuple((-0.5,) * k for _ in tokens) if k else (),
+            stop_reason=reason,
+        )
+
+
+class Learns(Trainer):
+    """Takes each step at once; every ref that it ever gave is good for ever."""
+
+    def __init__(self, away: Path) -> None:
+        self._away, self._count = away, 0
+
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(
+            model="soak",
+            losses=frozenset({"ppo", "cross_entropy"}),
+            two_d_targets=True,
+            student_topk=True,
+            context_tokens=8192,
+        )
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        self._reach()
+        rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
+        return StepReport(
+            losses=(0.0,) * len(passes),
+            logprobs=tuple(tuple((-0.5,) * n for n in lengths) for lengths in rows),
+            grad_norm=1.0,
+            tokens=sum(len(d.tokens) for p in passes for d in p.datums),
+        )
+
+    async def publish(self) -> Sampler:
+        return Answers(self._name("sampler"), self._away)
+
+    async def open(self, ref: str) -> Sampler:
+        return Answers(ref, self._away)
+
+    async def base(self) -> Sampler:
+        return Answers("base", self._away)
+
+    async def save_state(self, name: str) -> str:
+        return self._name("state")
+
+    async def load_state(self, ref: str) -> None:
+        self._reach()
+
+    async def export_adapter(self, directory: Path) -> None:
+        """Nothing was learned."""
+
+    async def aclose(self) -> None:
+        """There is nothing to free."""
+
+    def _name(self, what: str) -> str:
+        self._reach()
+        self._count += 1
+        return f"{what}-{os.getpid()}-{self._count}"
+
+    def _reach(self) -> None:
+        if self._away.exists():
+            raise OutageError("the service is away, as told")
+
+
+@asynccontextmanager
+async def open_learns(settings: Any, *_: Any) -> AsyncIterator[Trainer]:
+    """In place of the product's function that opens a backend."""
+    yield Learns(_flag(settings.run.directory))
+
+
+def _flag(data: Path) -> Path:
+    """While this file is there, the service is away."""
+    return data.with_suffix(".away")
+
+
+@dataclass
+class Clock:
+    """`time.time`, ahead by what stands in a file."""
+
+    path: Path
+    _page: mmap.mmap | None = None
+
+    def __call__(self) -> float:
+        if self._page is None:
+            with self.path.open("r+b") as file:
+                self._page = mmap.mmap(file.fileno(), 8)
+        return time.clock_gettime(time.CLOCK_REALTIME) + struct.unpack("d", self._page[:8])[0]
+
+    def set(self, ahead_s: float) -> None:
+        self.path.write_bytes(struct.pack("d", ahead_s))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_page": None}
+
+
+# Those around it
+
+POISON: tuple[Callable[[], Response], ...] = (
+    lambda: Response(b"no gzip", headers={"content-encoding": "gzip"}),
+    lambda: Response(gzip.compress(b"[" * 100_000), headers={"content-encoding": "gzip"}),
+    lambda: Response(b'{"choices":[{"message":{"content":"\\ud800 \\\\boxed{1}"}}]}'),
+    lambda: Response(b'{"choices":[{"message":{"content":null}}]}'),
+    lambda: Response(b'{"choices":' * 50_000),
+    lambda: Response(b"\xff\xfe\x00"),
+    lambda: Response(b'{"choices":[{"message":{"content":"I would rather not."}}]}'),
+)
+
+
+@dataclass
+class JudgeServer:
+    """An OpenAI-compatible judge that may be told to be away, or to send anything."""
+
+    mood: str = "well"
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def judge(request: Request) -> Response:
+            try:
+                body = json.loads(await request.body())
+            except ClientDisconnect:  # it was killed
+                return Response(status_code=400)
+            if self.mood == "away":
+                return Response(status_code=503)
+            if self.mood == "poison":
+                return self.rng.choice(POISON)()
+            said = self.rng.choice(("\\boxed{1}", "\\boxed{-1}", "\\boxed{-1}"))
+            if "HINT" in str(body["messages"]):
+                said += "[HINT]Answer in one short sentence without a list.[/HINT]"
+            choices = [{"message": {"content": said}, "finish_reason": "stop"}] * body.get("n", 1)
+            return Response(json.dumps({"choices": choices}), media_type="application/json")
+
+        return app
+
+
+@dataclass
+class Traffic:
+    """Sessions that begin, go on for a few turns and end, at a set rate."""
+
+    url: str
+    rate: float
+    """Turns a second of all of them together."""
+    latencies: list[tuple[float, float]] = field(default_factory=list)
+    """(time, seconds) of each turn that was answered."""
+    failed: list[tuple[float, str]] = field(default_factory=list)
+    over: bool = False
+    _next: float = 0.0
+
+    async def talk(self, number: int) -> None:
+        rng = random.Random(number)
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+            count = 0
+            while not self.over:
+                count += 1
+                messages = [{"role": "user", "content": _words(rng, 30)}]
+                for _ in range(rng.choice((1, 1, 2, 3))):
+                    reply = await self._turn(http, f"s{number}-{count}", messages)
+                    if reply is None:
+                        break
+                    messages += [
+                        {"role": "assistant", "content": reply},
+                        {"role": "user", "content": _words(rng, 8)},
+                    ]
+
+    async def _turn(
+        self, http: httpx.AsyncClient, session: str, messages: list[dict[str, str]]
+    ) -> str | None:
+        self._next = max(self._next, time.monotonic() - 0.5) + 1 / self.rate
+        await asyncio.sleep(self._next - time.monotonic())
+        body = {"model": "demo", "messages": messages, "max_tokens": 60, "stream": True}
+        began = time.monotonic()
+        try:
+            answer = await http.post(
+                self.url + "/chat/completions", json=body, headers={"X-Session-Id": session}
+            )
+        except httpx.TransportError as error:
+            self.failed.append((began, type(error).__name__))
+            await asyncio.sleep(0.2)
+            return None
+        if answer.status_code != 200 or "data: [DONE]" not in answer.text:
+            self.failed.append((began, f"{answer.status_code} {answer.text[-200:]}"))
+            await asyncio.sleep(0.1)
+            return None
+        self.latencies.append((began, time.monotonic() - began))
+        events = (json.loads(e[6:]) for e in answer.text.split("\n\n") if e.startswith("data: {"))
+        return "".join(
+            choice["delta"].get("content") or "" for e in events for choice in e.get("choices", ())
+        )
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
+
+
+# What is measured
+
+
+@dataclass(frozen=True)
+class Look:
+    """The process at one moment."""
+
+    at: float
+    """Seconds since the soak began."""
+    pid: int
+    rss_mb: float
+    descriptors: int
+    threads: int
+    turns: int
+    ledger_bytes: int
+    silence_ms: float
+    """The longest answer of /healthz since the look before."""
+    p50_ms: float
+    p95_ms: float
+    version: int
+    fault: str
+
+
+@dataclass
+class Soak:
+    """One run."""
+
+    seconds: float
+    rate: float
+    folder: Path
+    say: Callable[[str], object]
+    began: float = field(default_factory=time.monotonic)
+    looks: list[Look] = field(default_factory=list)
+    verdicts: list[tuple[str, float, str]] = field(default_factory=list)
+    """(fault, seconds until learning moved again, what else was seen)."""
+    wrong: list[str] = field(default_factory=list)
+    fault: str = "none"
+    _silence: float = 0.0
+
+    async def run(self) -> None:
+        self.data = self.folder / "data"
+        self.clock = Clock(self.folder / "clock")
+        self.clock.set(0)
+        self.judge, self.port = JudgeServer(), free_port()
+        self.traffic = Traffic(f"http://127.0.0.1:{self.port}/v1", self.rate)
+        with ExitStack() as self.lives:
+            async with in_background(self.judge.app()) as self.judge_url:
+                await self._born()
+                async with asyncio.TaskGroup() as group:
+                    around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
+                    around += [group.create_task(self._watch()), group.create_task(self._ask())]
+                    try:
+                        await self._calendar()
+                    finally:
+                        self.traffic.over = True
+                        for task in around:
+                            task.cancel()
+                await asyncio.to_thread(self._end)
+
+    async def _born(self) -> None:
+        fate = Fate(
+            constants={
+                "tinker_claw.serve.wiring:open_trainer": open_learns,
+                "time:time": self.clock,
+                **CAPS,
+            }
+        )
+        flags = (*FLAGS, "--judge-url", self.judge_url)
+        self.life: Life = self.lives.enter_context(
+            life(self.data, *flags, port=self.port, fate=fate)
+        )
+        await asyncio.to_thread(self.life.serves)
+
+    async def _calendar(self) -> None:
+        faults = (
+            self._poison,
+            self._judge_away,
+            self._service_away,
+            self._full_disk,
+            self._clock_jump,
+            self._kill,
+            self._storm,
+            self._stalled_readers,
+        )
+        span = self.seconds / (len(faults) + 2)
+        await asyncio.sleep(span)
+        for number, strike in enumerate(faults):
+            self.fault = strike.__name__.lstrip("_").replace("_", " ")
+            self.say(f"{self._now():6.0f} s  {self.fault}")
+            await strike(span / 3)
+            took = await self._moves()
+            self.verdicts.append((self.fault, took, ""))
+            self.say(f"{self._now():6.0f} s  learning moved again after {took:.1f} s")
+            self.fault = "none"
+            await asyncio.sleep(max(0.0, (number + 2) * span - self._now()))
+        await asyncio.sleep(max(0.0, self.seconds - self._now()))
+
+    async def _poison(self, for_s: float) -> None:
+        self.judge.mood = "poison"
+        await asyncio.sleep(for_s)
+        self.judge.mood = "well"
+
+    async def _judge_away(self, for_s: float) -> None:
+        self.judge.mood = "away"
+        await asyncio.sleep(for_s)
+        self.judge.mood = "well"
+
+    async def _service_away(self, for_s: float) -> None:
+        _flag(self.data).touch()
+        await asyncio.sleep(for_s)
+        _flag(self.data).unlink()
+
+    async def _full_disk(self, for_s: float) -> None:
+        self.life.writes_at_most(0)
+        await asyncio.sleep(for_s)
+        self.life.writes_at_most(-1)
+
+    async def _clock_jump(self, for_s: float) -> None:
+        for ahead in (7200.0, -7200.0, 0.0):
+            self.clock.set(ahead)
+            await asyncio.sleep(for_s / 3)
+
+    async def _kill(self, for_s: float) -> None:
+        for _ in range(3):
+            await asyncio.to_thread(self.life.kill)
+            await self._born()
+            await asyncio.sleep(for_s / 3)
+
+    async def _storm(self, for_s: float) -> None:
+        """Two thousand connections that say nothing."""
+        silent: list[socket.socket] = []
+        try:
+            for _ in range(2000):
+                with suppress(OSError):
+                    silent.append(socket.create_connection(("127.0.0.1", self.port), timeout=5))
+                await asyncio.sleep(for_s / 4000)
+            await asyncio.sleep(for_s / 2)
+        finally:
+            for each in silent:
+                each.close()
+
+    async def _stalled_readers(self, for_s: float) -> None:
+        """They ask for a long reply and read nothing of it."""
+        body = json.dumps(
+            {
+                "model": "demo",
+                "messages": [{"role": "user", "content": "everything"}],
+                "max_tokens": 6000,
+                "stream": True,
+            }
+        ).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        stalled: list[socket.socket] = []
+        try:
+            for _ in range(12):
+                each = socket.socket()
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                each.connect(("127.0.0.1", self.port))
+                each.sendall(head + body)
+                stalled.append(each)
+            await asyncio.sleep(for_s)
+        finally:
+            for each in stalled:
+                each.close()
+
+    async def _moves(self) -> float:
+        """Seconds until a newer version serves."""
+        start, began = await self._version(), time.monotonic()
+        while time.monotonic() - began < SETTLE_S:
+            if await self._version() > start >= 0:
+                return time.monotonic() - began
+            await asyncio.sleep(0.2)
+        self.wrong.append(f"after {self.fault} learning did not move within {SETTLE_S:.0f} s")
+        return SETTLE_S
+
+    async def _version(self) -> int:
+        with suppress(Exception):
+            return int((await self._health())["policy_version"])
+        return -1
+
+    async def _health(self) -> dict[str, Any]:
+        async with httpx.AsyncClient(timeout=60) as http:
+            return (await http.get(f"http://127.0.0.1:{self.port}/healthz")).json()
+
+    async def _ask(self) -> None:
+        """The longest silence of the loop, seen from outside."""
+        async with httpx.AsyncClient(timeout=60) as http:
+            while True:
+                began = time.monotonic()
+                with suppress(httpx.TransportError):
+                    await http.get(f"http://127.0.0.1:{self.port}/healthz")
+                    self._silence = max(self._silence, time.monotonic() - began)
+                await asyncio.sleep(0.05)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(max(1.0, self.seconds / 240))
+            with suppress(FileNotFoundError, ProcessLookupError, IndexError):
+                self.looks.append(await asyncio.to_thread(self._look))
+
+    def _look(self) -> Look:
+        pid = self.life.process.pid
+        status = Path(f"/proc/{pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        since = self.looks[-1].at if self.looks else 0.0
+        lately = [s * 1000 for at, s in self.traffic.latencies if at - self.began >= since]
+        lately = sorted(lately) or [0.0]
+        silence, self._silence = self._silence, 0.0
+        return Look(
+            at=self._now(),
+            pid=pid or 0,
+            rss_mb=int(fields["VmRSS"].split()[0]) / 1024,
+            descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+            threads=int(fields["Threads"]),
+            turns=one(self.data, "SELECT MAX(id) FROM turns") or 0,
+            ledger_bytes=sum(p.stat().st_size for p in self.data.glob("ledger.sqlite3*")),
+            silence_ms=silence * 1000,
+            p50_ms=lately[len(lately) // 2],
+            p95_ms=lately[int(len(lately) * 0.95)],
+            version=one(self.data, "SELECT MAX(id) FROM versions"),
+            fault=self.fault,
+        )
+
+    def _now(self) -> float:
+        return time.monotonic() - self.began
+
+    def _end(self) -> None:
+        """It ends in order, and its records are whole."""
+        if self.life.stop() != 0:
+            self.wrong.append("it did not end in order")
+        if read(self.data, "PRAGMA integrity_check")[0][0] != "ok":
+            self.wrong.append("the ledger is damaged")
+        if "Traceback" in self.data.with_suffix(".log").read_text():
+            self.wrong.append("there is a traceback in the log")
+        quiet = [look for look in self.looks if look.fault == "none"]
+        spans = [(a.at, b.at) for a, b in zip(self.looks, self.looks[1:], strict=False)
+                 if a.fault != "none" or b.fault != "none"]  # fmt: skip
+        loud = [
+            why
+            for at, why in self.traffic.failed
+            if quiet and not any(a - 5 <= at - self.began <= b + 5 for a, b in spans)
+        ]
+        if loud:
+            self.wrong.append(f"{len(loud)} requests failed while nothing was wrong: {loud[0]}")
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the straight line through them, by least squares; 0 for fewer than three."""
+    if len(points) < 3:
+        return 0.0
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def report(soak: Soak) -> dict[str, Any]:
+    """What grew in the life that lasted to the end, per hour, and what was seen on the whole."""
+    last = [look for look in soak.looks if look.pid == soak.looks[-1].pid]
+    late = last[len(last) // 4 :]
+    turns = soak.looks[-1].turns
+
+    def hourly(name: str) -> float:
+        return 3600 * slope([(look.at, float(getattr(look, name))) for look in late])
+
+    return {
+        "seconds": round(soak.seconds),
+        "turns": turns,
+        "turns_per_s": round(turns / soak.looks[-1].at, 1),
+        "versions": soak.looks[-1].version,
+        "failed_requests": len(soak.traffic.failed),
+        "rss_mb": round(last[-1].rss_mb),
+        "rss_mb_per_hour": round(hourly("rss_mb"), 1),
+        "descriptors": last[-1].descriptors,
+        "descriptors_per_hour": round(hourly("descriptors"), 1),
+        "threads": last[-1].threads,
+        "threads_per_hour": round(hourly("threads"), 1),
+        "ledger_mb": round(soak.looks[-1].ledger_bytes / 1e6, 1),
+        "ledger_bytes_per_turn": round(soak.looks[-1].ledger_bytes / max(1, turns)),
+        "ledger_mb_per_hour": round(hourly("ledger_bytes") / 1e6, 1),
+        "p50_ms": round(statistics.median(look.p50_ms for look in late), 1),
+        "p95_ms": round(statistics.median(look.p95_ms for look in late), 1),
+        "p50_ms_per_hour": round(hourly("p50_ms"), 1),
+        "silence_ms_quiet": round(
+            max((look.silence_ms for look in soak.looks if look.fault == "none"), default=0)
+        ),
+        "silence_ms": round(max(look.silence_ms for look in soak.looks)),
+        "moved_again_after_s": {fault: round(took, 1) for fault, took, _ in soak.verdicts},
+        "wrong": soak.wrong,
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1200.0, help="how long (1200)")
+    parser.add_argument("--rate", type=float, default=120.0, help="turns a second (120)")
+    parser.add_argument("--out", type=Path, help="where to keep data, log and report.json")
+    options = parser.parse_args(arguments)
+    console = Console()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.out or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        soak = Soak(options.seconds, options.rate, folder, lambda text: console.print(text))
+        asyncio.run(soak.run())
+        figures = report(soak)
+        (folder / "report.json").write_text(
+            json.dumps(figures | {"looks": [asdict(look) for look in soak.looks]}, indent=1)
+        )
+    table = Table("what", "figure")
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), str(value))
+    console.print(table)
+    return 1 if figures["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
