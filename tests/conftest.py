@@ -35,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kills", type=int, default=20, help="how often the torture test kills the product"
     )
     parser.addoption(
+        "--slow",
+        metavar="all|none|K/N",
+        help="of the tests that take more than ten seconds: all of them, none, or those of part K "
+        "of N and no others; none for a whole run, all where files or tests are named",
+    )
+    parser.addoption(
         "--vllm", type=Path, help="run the tests of a real vLLM, installed there by `make vllm`"
     )
 
@@ -43,14 +49,35 @@ def pytest_configure(config: pytest.Config) -> None:
     environment: Path | None = config.getoption("vllm")
     if environment is not None and not (environment / "bin" / "vllm").exists():
         raise pytest.UsageError(f"There is no vLLM in {environment}: `make vllm` installs it.")
+    if config.option.slow is None:  # set here, so that xdist's workers are told
+        named = config.args_source is pytest.Config.ArgsSource.ARGS
+        config.option.slow = "all" if named else "none"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A real vLLM is used only if it is asked for."""
+    """A real vLLM is used only if it is asked for, and what is slow in its turn."""
     if config.getoption("vllm") is None:
-        unasked = [item for item in items if item.get_closest_marker("vllm")]
-        config.hook.pytest_deselected(items=unasked)
-        items[:] = [item for item in items if item not in unasked]
+        _keep(config, items, [item.get_closest_marker("vllm") is None for item in items])
+    asked: str = config.getoption("slow")
+    if asked == "all":
+        return
+    slow = [item.get_closest_marker("slow") is not None for item in items]
+    if asked == "none":
+        _keep(config, items, [not is_slow for is_slow in slow])
+        return
+    part, _, parts = asked.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 0 < int(part) <= int(parts)):
+        raise pytest.UsageError(f"--slow is all, none, or a part like 2/4, not {asked!r}")
+    files = sorted({item.path for item, is_slow in zip(items, slow, strict=True) if is_slow})
+    turn = set(files[int(part) - 1 :: int(parts)])
+    _keep(config, items, [s and item.path in turn for s, item in zip(slow, items, strict=True)])
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[bool]) -> None:
+    config.hook.pytest_deselected(
+        items=[item for item, keep in zip(items, kept, strict=True) if not keep]
+    )
+    items[:] = [item for item, keep in zip(items, kept, strict=True) if keep]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

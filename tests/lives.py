@@ -188,15 +188,26 @@ def life(
     log.touch()
     arguments = ["--model-name", "demo", *backend, "--port", str(port), "--log-format", "json"]
     arguments += ["--data-dir", str(data), *flags]
-    process = _nursery.Process(
-        target=_live, args=(arguments, str(log), fate or Fate(), dict(env or {}))
-    )
-    process.start()
+    process = fork(arguments, log, fate, env)
     try:
         yield Life(process, f"http://127.0.0.1:{port}/v1", log, began_at)
     finally:
         process.kill()
         process.join()
+
+
+def fork(
+    arguments: Sequence[str],
+    log: Path,
+    fate: Fate | None = None,
+    env: Mapping[str, str] | None = None,
+) -> ForkServerProcess:
+    """`run.py` with these arguments, in a process that need not import anything."""
+    process = _nursery.Process(
+        target=_live, args=(list(arguments), str(log), fate or Fate(), dict(env or {}))
+    )
+    process.start()
+    return process
 
 
 def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> None:

@@ -1,4 +1,8 @@
-"""The product as a real process: `run.py` with a temporary data directory."""
+"""The product as a real process with a temporary data directory.
+
+Rule: it is forked from a process that has imported everything, because imports are most of what a
+start costs; with another Python it is `run.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,51 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.lives import events_in
+from tests.lives import events_in, fork
 
 ROOT = Path(__file__).parent.parent
 START_S = 240
 
 
 @dataclass(frozen=True)
-class Running:
-    """A started `run.py`."""
+class Forked:
+    """A forked process with the verbs of `subprocess.Popen`."""
 
-    process: subprocess.Popen[bytes]
+    process: ForkServerProcess
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise TimeoutError(f"it still runs after {timeout} s")
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.process.exitcode is None:
+            assert self.process.pid is not None
+            os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A started product."""
+
+    process: subprocess.Popen[bytes] | Forked
     url: str
     log: Path
 
@@ -53,12 +86,20 @@ def product(
 ) -> Iterator[Running]:
     """Start the demo model, locally unless told otherwise; killed at the end if it still runs."""
     log = data_dir.with_suffix(".log")
-    command = [python, "run.py", "--model-name", "demo", *backend]
-    command += ["--port", "0", "--data-dir", str(data_dir), *flags]
+    arguments = ["--model-name", "demo", *backend, "--port", "0", "--data-dir", str(data_dir)]
+    arguments += flags
     with log.open("ab") as stderr:
         start = stderr.tell()
-        process = subprocess.Popen(
-            command, cwd=ROOT, stderr=stderr, stdout=stderr, env=os.environ | (env or {})
+        process = (
+            Forked(fork(arguments, log, env=env))
+            if python == sys.executable
+            else subprocess.Popen(
+                [python, "run.py", *arguments],
+                cwd=ROOT,
+                stderr=stderr,
+                stdout=stderr,
+                env=os.environ | (env or {}),
+            )
         )
     try:
         yield Running(process, _wait_for_url(process, log, start), log)
@@ -68,7 +109,7 @@ def product(
         process.wait()
 
 
-def _wait_for_url(process: subprocess.Popen[bytes], log: Path, start: int) -> str:
+def _wait_for_url(process: subprocess.Popen[bytes] | Forked, log: Path, start: int) -> str:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         text = log.read_bytes()[start:].decode(errors="replace")
@@ -76,6 +117,6 @@ def _wait_for_url(process: subprocess.Popen[bytes], log: Path, start: int) -> st
             if event["event"] == "serving":
                 return event["url"]
         if process.poll() is not None:
-            raise AssertionError(f"run.py ended with {process.returncode}:\n{text[-3000:]}")
+            raise AssertionError(f"it ended with {process.returncode}:\n{text[-3000:]}")
         time.sleep(0.1)
-    raise AssertionError(f"run.py did not start:\n{log.read_text()[-3000:]}")
+    raise AssertionError(f"it did not start:\n{log.read_text()[-3000:]}")
