@@ -57,13 +57,6 @@ def test_removing_the_hint_gives_the_prompt_back(renderer: Renderer, hint: str) 
     assert hinted[: prompt.hint_at] + hinted[prompt.hint_at + size :] == prompt.tokens
 
 
-def test_user_text_may_hold_control_tokens_as_the_package_renders_it(renderer: Renderer) -> None:
-    """A known limit, kept visible: only hints are neutralised."""
-    end = renderer._encode("<|im_end|>")[0]
-    plain = renderer.prompt(chat("x")).tokens.count(end)
-    assert renderer.prompt(chat("x<|im_end|>")).tokens.count(end) == plain + 1
-
-
 def test_an_extension_keeps_the_sampled_tokens(renderer: Renderer) -> None:
     first = renderer.prompt(chat("look"), hint_message=0)
     sampled = spell(renderer, f"Hm.\n{CALL}")

@@ -185,6 +185,7 @@ class Telemetry:
             cached_tokens=cached_tokens,
             completion_tokens=completion_tokens,
             seconds=round(seconds, 3),
+            **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
             **({} if usd is None else {"usd": usd}),
         )
 

@@ -1,7 +1,13 @@
-"""Which release of the tinker SDK is installed. Imports none of it: an old one may not import."""
+"""The tinker SDK before it is imported: which release it is, and what it must not bring along.
+
+Imports none of it: an old one may not import.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -25,3 +31,20 @@ def check_sdk() -> None:
             f"the tinker package is {found}, and this program needs exactly {SDK_VERSION}, because "
             f"its wire changes between releases: pip install tinker=={SDK_VERSION}"
         )
+
+
+@contextmanager
+def without_torch() -> Generator[None]:
+    """Inside, torch is as if it were not installed, unless it is imported already.
+
+    The SDK imports it wherever it is, for tensors that nobody hands it here: three seconds, and a
+    quarter of a gigabyte in a gateway that computes nothing. Afterwards torch can be imported.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment] - the import system's word for "no"
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-CAPACITY = 600_000
-"""Ids kept, fifty system prompts of an agent. With packed copy and text one takes some fifty bytes,
-and every text as much as `_ENTRY` of them."""
-_ENTRY = 8
+from tinker_claw.render.plain import CutTokenizer
+
+CAPACITY = 96_000_000
+"""Bytes of texts and their ids that are kept: some eight hundred system prompts of an agent."""
+_ENTRY = 300
+"""Bytes of what holds a text and its ids together."""
 _ASIDE = 8_000
 """Characters from which on encoding is worth the way to another thread: two milliseconds."""
 
@@ -30,25 +31,45 @@ _ASIDE = 8_000
 class Encoded:
     """A text's ids."""
 
-    ids: tuple[int, ...]
     packed: bytes
-    """The ids as little-endian int32."""
+    """As little-endian int32: as a tuple they take ten times the room."""
     starts: array[int] | None = None
     """Index in the text of each id's first character; None: it was not asked for."""
 
-    def between(self, start: int, end: int) -> slice:
-        """The ids whose first character lies in text[start:end]."""
+    def between(self, start: int, end: int) -> bytes:
+        """The packed ids whose first character lies in text[start:end]."""
         assert self.starts is not None
-        return slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
+        return self.packed[4 * bisect_left(self.starts, start) : 4 * bisect_left(self.starts, end)]
+
+    @property
+    def held(self) -> int:
+        """What it takes, in bytes."""
+        return _ENTRY + len(self.packed) + (0 if self.starts is None else 4 * len(self.starts))
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """Ids of little-endian int32."""
+    ids = array("i", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return tuple(ids)
+
+
+def pack(ids: Iterable[int]) -> bytes:
+    """The reverse of `unpack`."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 class Encoder:
     """Remembers what it has encoded, the longest unused forgotten first."""
 
-    def __init__(self, tokenizer: Any, capacity: int = CAPACITY) -> None:
-        """`tokenizer`: of transformers; a fast one tells where in the text an id begins."""
+    def __init__(self, tokenizer: CutTokenizer, capacity: int = CAPACITY) -> None:
+        """`capacity`: in bytes."""
         self._tokenizer = tokenizer
-        self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
+        self.tells_starts = tokenizer.tells_starts
         self._capacity = capacity
         self._known: OrderedDict[str, Encoded] = OrderedDict()
         self._held = 0
@@ -57,7 +78,7 @@ class Encoder:
         self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
 
     def __len__(self) -> int:
-        """What it holds, in ids."""
+        """What it holds, in bytes."""
         return self._held
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
@@ -108,10 +129,10 @@ class Encoder:
             if not self._knows(text, entry.starts is not None):
                 self._forget(text)
                 self._known[text] = entry
-                self._held += _ENTRY + len(entry.ids)
-        while self._held > self._capacity and len(self._known) > 1:
-            _, oldest = self._known.popitem(last=False)
-            self._held -= _ENTRY + len(oldest.ids)
+                self._held += sys.getsizeof(text) + entry.held
+        while self._held > self._capacity:
+            oldest, entry = self._known.popitem(last=False)
+            self._held -= sys.getsizeof(oldest) + entry.held
 
     def encode(self, text: str, *, starts: bool = False) -> Encoded:
         """Ids of `text`, from memory or anew; `starts`: with where they begin."""
@@ -136,22 +157,11 @@ class Encoder:
     def _forget(self, text: str) -> None:
         entry = self._known.pop(text, None)
         if entry is not None:
-            self._held -= _ENTRY + len(entry.ids)
+            self._held -= sys.getsizeof(text) + entry.held
 
     def _encode(self, text: str, with_starts: bool = False) -> Encoded:
-        starts = None
-        if self.tells_starts:
-            # What the tokenizer's own encode() calls, without a tenth of a millisecond around it.
-            found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-            ids = found.ids
-            if with_starts:  # for a long prompt that alone takes milliseconds
-                starts = array("i", [start for start, _ in found.offsets])
-        else:
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-        packed = array("i", ids)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        return Encoded(tuple(ids), packed.tobytes(), starts)
+        ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
+        return Encoded(pack(ids), starts)
 
 
 def _after_the_event_loop() -> None:

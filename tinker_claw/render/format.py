@@ -15,12 +15,16 @@ from jinja2 import TemplateError
 from tinker_claw.errors import RequestError
 from tinker_claw.render.encoding import Encoder
 from tinker_claw.render.layout import Layout, Piece, Prompt, Typesetter, UnknownPlaceholder
-from tinker_claw.types import Message
+from tinker_claw.render.plain import CutTokenizer, Guard
+from tinker_claw.types import Message, Tokens
 
 Tools = Sequence[Mapping[str, Any]]
 
 _UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
 """What formats raise for messages that they do not take."""
+
+_ENCODES_BY_ITSELF = frozenset({"gpt-oss"})
+"""Over OpenAI's own encoder, which takes all text for text and writes control tokens one by one."""
 
 _TOOL = {
     "type": "function",
@@ -53,17 +57,28 @@ _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
 class Format:
     """A format of the `renderers` package over one tokenizer."""
 
-    def __init__(self, tokenizer: Any, encoder: Encoder, config: Any, switches: Any = None) -> None:
+    def __init__(
+        self,
+        tokenizer: CutTokenizer,
+        guard: Guard,
+        encoder: Encoder,
+        config: Any,
+        switches: Any = None,
+    ) -> None:
         """
         Args:
+            guard: of the tokenizer's added tokens.
             config: of the package, or None to go by the tokenizer's name.
             switches: template switches, as in chat_template_kwargs.
         """
-        self.plain = renderers.create_renderer(tokenizer, config, chat_template_kwargs=switches)
+        self.plain = renderers.create_renderer(
+            cast("Any", tokenizer), config, chat_template_kwargs=switches
+        )
         self._encoder = encoder
         self._typesetter = Typesetter(tokenizer, encoder)
         self._laying: renderers.Renderer | None = None
         name: str = cast("Any", self.plain).config.name
+        self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
         self._by_template = name == "default"  # the tokenizer's own template, run in one piece
         if not self._by_template:
             self._laying = renderers.create_renderer(
@@ -87,9 +102,10 @@ class Format:
             RequestError: the format refuses these messages.
         """
         try:
-            found = self._lay(messages, tools, hint)
+            said, offered = self._guarded(messages, tools)
+            found = self._lay(said, offered, hint)
             if found is None:
-                prompt = self._render(messages, tools, hint)
+                prompt = self._render(said, offered, hint)
                 found = Layout(self._encoder, prompt.tokens, {}, prompt.hint_at)
         except _UNFIT as error:
             raise RequestError(
@@ -97,6 +113,31 @@ class Format:
                 param="messages",
             ) from error
         return found
+
+    def extend(
+        self,
+        prompt: Tokens,
+        completion: Tokens,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        hint: int | None,
+    ) -> Prompt | None:
+        """The sampled stream with `messages` behind it, or None where the format forbids it."""
+        try:
+            said, offered = self._guarded(messages, tools)
+            rendered = self.plain.bridge_to_next_turn(
+                list(prompt), list(completion), cast("Any", said), tools=cast("Any", offered)
+            )
+        except _UNFIT:  # a full render says what is wrong
+            return None
+        if rendered is None:
+            return None
+        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
+
+    def _guarded(
+        self, messages: Sequence[Message], tools: Tools | None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        return self._guard.messages(messages), self._guard.tools(tools) if tools else None
 
     def _lay(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None
@@ -108,7 +149,7 @@ class Format:
         content = None if hint is None else messages[hint]["content"]
         with self._typesetter.recording(content) as pieces:
             rendered = laying.render(
-                plain(messages), add_generation_prompt=True, tools=specs(tools)
+                cast("Any", messages), add_generation_prompt=True, tools=cast("Any", tools)
             )
         ids = rendered.token_ids
         if hint is not None and _mixed(rendered, hint, pieces):
@@ -120,10 +161,11 @@ class Format:
             return None
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Prompt:
-        given: dict[str, Any] = {"tools": specs(tools), "add_generation_prompt": True}
+        said: Any = messages
+        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": True}
         if self._by_template:  # its render() renders every prefix, for nothing
-            return Prompt(tuple(self.plain.render_ids(plain(messages), **given)), None)
-        rendered = self.plain.render(plain(messages), **given)
+            return Prompt(tuple(self.plain.render_ids(said, **given)), None)
+        rendered = self.plain.render(said, **given)
         return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
 
     def _tried_out(self) -> bool:
@@ -143,14 +185,6 @@ class Format:
                 return False
             agreed += found is not None
         return agreed > 0
-
-
-def plain(messages: Sequence[Message]) -> list[Any]:
-    return [dict(message) for message in messages]
-
-
-def specs(tools: Tools | None) -> Any:
-    return list(tools) if tools else None
 
 
 def content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:

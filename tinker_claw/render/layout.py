@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from tinker_claw.render.encoding import Encoded, Encoder
+from tinker_claw.render.encoding import Encoded, Encoder, unpack
+from tinker_claw.render.plain import CutTokenizer
 
 _FRAME = 512
 """Characters that a format puts around a message's content in one text, at the very most."""
@@ -45,7 +46,7 @@ class Typesetter:
     Placeholders are negative and never used twice.
     """
 
-    def __init__(self, tokenizer: Any, encoder: Encoder) -> None:
+    def __init__(self, tokenizer: CutTokenizer, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._open: dict[int, Piece] | None = None
@@ -159,26 +160,21 @@ class Layout:
         """Put the ids in."""
         if not self._pieces:
             return Prompt(tuple(self._ids), self._hint_at)
-        ids: list[int] = []
-        packed: list[bytes] = []
-        hint_at: int | None = None
-        for at, entry in enumerate(self._ids):
-            if at == self._hint_at:
-                hint_at = len(ids)
-            if entry >= 0:
-                ids.append(entry)
-                packed.append(entry.to_bytes(4, "little"))
-                continue
-            piece = self._pieces[entry]
-            known = self._encoded(piece)
-            if piece.end is None:
-                ids += known.ids
-                packed.append(known.packed)
-            else:
-                ids += _cut(known, piece, packed)
-        if self._hint_at == len(self._ids):
-            hint_at = len(ids)
-        return Prompt(tuple(ids), hint_at, b"".join(packed))
+        parts = [self._part(entry) for entry in self._ids]
+        hint_at = None if self._hint_at is None else sum(map(len, parts[: self._hint_at])) // 4
+        packed = b"".join(parts)
+        return Prompt(unpack(packed), hint_at, packed)
+
+    def _part(self, entry: int) -> bytes:
+        """The packed ids of an entry."""
+        if entry >= 0:
+            return entry.to_bytes(4, "little")
+        piece = self._pieces[entry]
+        known = self._encoded(piece)
+        if piece.end is None:
+            return known.packed
+        # A cut at the very end takes ids that begin behind it, too: byte pieces of a last character.
+        return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
     def _encoded(self, piece: Piece) -> Encoded:
         starts = piece.end is not None
@@ -186,11 +182,3 @@ class Layout:
         if ready is not None and not (starts and ready.starts is None):
             return ready
         return self._encoder.encode(piece.text, starts=starts)
-
-
-def _cut(known: Encoded, piece: Piece, packed: list[bytes]) -> tuple[int, ...]:
-    assert piece.end is not None
-    # A cut at the very end takes ids that begin behind it, too: byte pieces of a last character.
-    part = known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
-    packed.append(known.packed[4 * part.start : 4 * part.stop])
-    return known.ids[part]

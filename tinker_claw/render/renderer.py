@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import renderers
-from renderers.base import MODEL_RENDERER_MAP, load_tokenizer
+from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
 
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.calls import only_call, tool_call
 from tinker_claw.render.encoding import Encoder
-from tinker_claw.render.format import Format, Tools, content_end, first_line, plain, specs
+from tinker_claw.render.format import Format, Tools, first_line
 from tinker_claw.render.layout import Layout, Prompt
-from tinker_claw.render.plain import encode_plain
+from tinker_claw.render.plain import CutTokenizer, Guard
 from tinker_claw.render.stream import BufferedStream, MarkedStream, Markers, ReplyStream
 from tinker_claw.render.switches import Switches
+from tinker_claw.render.tokenizer import load
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
 # Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
@@ -53,17 +54,16 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
-        self._tokenizer = tokenizer
-        self._encoder = Encoder(tokenizer)
-        first = Format(tokenizer, self._encoder, config)
+        self._tokenizer = CutTokenizer(tokenizer)
+        self._guard = Guard(tokenizer.get_added_vocab())
+        self._encoder = Encoder(self._tokenizer)
+        first = Format(self._tokenizer, self._guard, self._encoder, config)
         self._formats: dict[Switches, Format] = {(): first}
         self._base = first.plain
         self.config: Any = cast("Any", self._base).config
         """Of the `renderers` package; says which switches the chat template has."""
         self.family: str = self.config.name
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
-        added = cast("dict[str, int]", tokenizer.get_added_vocab())
-        self._added = tuple(sorted(added, key=len, reverse=True))
         self._tails: dict[tuple[int, ...], bool] = {}
         self._markers = self._find_markers() if self.family in _MARKED else None
 
@@ -74,6 +74,10 @@ class Renderer:
         Raises:
             ConfigError: the family is unknown, or there is no usable tokenizer.
         """
+        if family == "auto":
+            # Not the package's own search: it imports torch to see whether the model has eyes. Images
+            # are refused by name, and an unknown model's own template is all that is to be had.
+            family = MODEL_RENDERER_MAP.get(model, "default")
         try:
             config = renderers.config_from_name(family)
         except ValueError as error:
@@ -81,7 +85,7 @@ class Renderer:
                 f"--renderer {family!r} is no chat format of the renderers package"
             ) from error
         try:
-            tokenizer = load_tokenizer(model)
+            tokenizer = load(model)
             renderer = cls(tokenizer, config)
             renderer.prompt([{"role": "user", "content": "probe"}])
         except (OSError, ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
@@ -135,19 +139,13 @@ class Renderer:
         Args:
             hint_message: index into `new_messages`.
         """
-        rendered = self._format(switches).plain.bridge_to_next_turn(
-            list(previous_prompt),
-            list(previous_completion),
-            plain(new_messages),
-            tools=cast("Any", list(tools) if tools else None),
+        return self._format(switches).extend(
+            previous_prompt, previous_completion, new_messages, tools, hint_message
         )
-        if rendered is None:
-            return None
-        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint_message))
 
     def hint_tokens(self, hint: str) -> tuple[int, ...]:
         """A hint as tokens. Text that looks like a control token stays text."""
-        return encode_plain(HINT_TEMPLATE.format(hint=hint), self._encode, self._added)
+        return tuple(self._encode(self._guard.text(HINT_TEMPLATE.format(hint=hint))))
 
     def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
         """The hinted prompt: the same ids, with the hint's in between."""
@@ -195,7 +193,7 @@ class Renderer:
             if len(self._formats) > _FORMATS:  # a switch may be any text: a date, a name
                 del self._formats[next(key for key in self._formats if key)]
             self._formats[switches] = Format(
-                self._tokenizer, self._encoder, self.config, dict(switches)
+                self._tokenizer, self._guard, self._encoder, self.config, dict(switches)
             )
         return self._formats[switches]
 
@@ -214,14 +212,14 @@ class Renderer:
             if len(self._tails) > 64:
                 self._tails.clear()
             self._tails[tail] = prompt_ends_in_reasoning(
-                self._tokenizer, list(tail), stop_ids=set(self.stop_tokens)
+                cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
             )
         return self._tails[tail]
 
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
         try:
-            parsed = self._base.parse_response(list(block), tools=specs(tools))
+            parsed = self._base.parse_response(list(block), tools=_specs(tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
         return only_call(parsed.tool_calls)
@@ -231,7 +229,7 @@ class Renderer:
     ) -> Reply:
         ids = list(tokens)
         try:
-            parsed = self._base.parse_response(ids, tools=specs(tools), prompt_ids=list(prompt))
+            parsed = self._base.parse_response(ids, tools=_specs(tools), prompt_ids=list(prompt))
         except (ValueError, RecursionError):
             end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
             return Reply(text=self.decode(ids[:end]).strip())
@@ -245,6 +243,10 @@ class Renderer:
             else:
                 text += self.decode(ids[slice(*attempt.token_span)])
         return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
+
+
+def _specs(tools: Tools | None) -> Any:
+    return list(tools) if tools else None
 
 
 def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tinker_claw.backends.sdk import check_sdk
 from tinker_claw.config import Settings
@@ -91,7 +93,11 @@ def learning_rate(settings: Settings, folder: str) -> float:
     rate = settings.training.learning_rate
     if rate != "auto":
         return rate
-    from transformers import AutoConfig
+    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config") or config
+    if "hidden_size" in config:
+        return lora_learning_rate(config["hidden_size"], config.get("model_type", ""))
+    from transformers import AutoConfig  # knows its other names; imports torch
 
-    config = AutoConfig.from_pretrained(folder).get_text_config()
-    return lora_learning_rate(config.hidden_size, config.model_type)
+    known = AutoConfig.from_pretrained(folder).get_text_config()
+    return lora_learning_rate(known.hidden_size, known.model_type)

@@ -1,0 +1,210 @@
+"""A model's tokenizer and chat template, read from its folder.
+
+Rule: torch is not imported for it, nor is transformers, which imports torch wherever it is
+installed: seconds and half a gigabyte for a gateway whose model is elsewhere. What `tokenizer.json`
+says is what the model was trained with; a folder without one is left to transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from renderers.base import load_tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+
+def load(model: str) -> Any:
+    """The tokenizer of a local folder or hub id.
+
+    Raises:
+        OSError, ValueError, ...: there is none, or it cannot be read.
+    """
+    folder = Path(model)
+    config = _json(folder / "tokenizer_config.json")
+    if not (folder / "tokenizer.json").exists() or "auto_map" in config:
+        return load_tokenizer(model)
+    return FileTokenizer(folder, config)
+
+
+class FileTokenizer:
+    """What the `renderers` package asks of a tokenizer, over the file's."""
+
+    is_fast = True
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.name_or_path = str(folder)
+        self.backend_tokenizer = _backend(folder / "tokenizer.json", config)
+        named = {**_json(folder / "special_tokens_map.json"), **config}
+        self._named = {
+            name: text
+            for name, value in named.items()
+            if name.endswith("_token") and (text := _content(value)) is not None
+        }
+        self.chat_template = _templates(folder, config)
+        self.eos_token_id = self._id_of("eos_token")
+        self.unk_token_id = self._id_of("unk_token")
+
+    @cached_property
+    def all_special_tokens(self) -> list[str]:
+        known = self.backend_tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in known if token.special]
+
+    def get_added_vocab(self) -> dict[str, int]:
+        known = self.backend_tokenizer.get_added_tokens_decoder()
+        return {token.content: at for at, token in known.items()}
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """None or, where there is one, the unknown token's id for a text that is no token."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        found = self.backend_tokenizer.token_to_id(tokens)
+        return self.unk_token_id if found is None else found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
+    ) -> dict[str, Any]:
+        found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        offsets = {"offset_mapping": found.offsets} if return_offsets_mapping else {}
+        return {"input_ids": found.ids, **offsets}
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        **given: Any,
+    ) -> Any:
+        """The template's text, or its ids."""
+        templates = self.chat_template
+        name = "tool_use" if tools and "tool_use" in templates else "default"
+        if name not in templates:
+            raise ValueError("the tokenizer has no chat template")
+        text = _compiled(templates[name]).render(
+            messages=[_both_names(message) for message in messages],
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{**self._named, **given},
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def _id_of(self, name: str) -> int | None:
+        return self.backend_tokenizer.token_to_id(self._named.get(name, ""))
+
+
+def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
+    backend = Tokenizer.from_file(str(file))
+    backend.no_truncation()
+    backend.no_padding()
+    listed: Mapping[str, Mapping[str, Any]] = config.get("added_tokens_decoder") or {}
+    missing = [
+        AddedToken(**{k: v for k, v in token.items() if k != "__type"})
+        for _, token in sorted(listed.items(), key=lambda entry: int(entry[0]))
+        if backend.token_to_id(token["content"]) is None
+    ]
+    backend.add_tokens(missing)
+    known = backend.get_added_tokens_decoder().values()
+    if backend.normalizer is None or not any(token.normalized for token in known):
+        return backend
+    # Found in normalised text, a token could be spelled in ways that are no copy of it.
+    told = json.loads(backend.to_str())
+    told["added_tokens"] = [token | {"normalized": False} for token in told["added_tokens"]]
+    return Tokenizer.from_str(json.dumps(told))
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name; "default" is the one for all that no other is for."""
+    told = config.get("chat_template")
+    if isinstance(told, str):
+        told = [{"name": "default", "template": told}]
+    found = {one["name"]: one["template"] for one in told or ()}
+    for file in (folder / "additional_chat_templates").glob("*.jinja"):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").exists():
+        found["default"] = file.read_text(encoding="utf-8")
+    return found
+
+
+def _both_names(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some templates call reasoning `thinking`."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+def _content(value: Any) -> str | None:
+    """A token's text, which is written in two ways."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+class _Generation(Extension):
+    """{% generation %} says which part the assistant said; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without jinja2's escapes for web pages."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates are written for."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return _ENVIRONMENT.from_string(template)
