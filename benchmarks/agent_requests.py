@@ -4,20 +4,25 @@ A system prompt of 25 to 46 kB and 10 to 105 kB of tools, the same in every sess
 first user message that ends in the Runtime line; at the end of every request a message that is
 dropped from the next one. What is new in a further turn is small.
 
-Rule: a request is made of parts that were serialised once, so that the client's core keeps up.
+Rule: what a user or a tool says is new in every session, because a text met twice would flatter a
+cache; the rest of a request was serialised once, so that the client's core keeps up.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pydoc_data.topics import topics
 from typing import Any
 
 MODEL = "bench"
+RELAYED = 513
+"""A request for so many tokens at the most gets exactly as many, one by one."""
 _TEXT = "\n\n".join(topics.values())
+_WORDS = sorted(set(_TEXT.split()))
 _VOLATILE = (
     "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nWhat runs now (for information only):\n"
     '"Processes:\\nnone, and none has ended since the message before this one"\n\n'
@@ -90,9 +95,14 @@ MIX = tuple(SURFACES[i] for i in (0, 1, 0, 2, 0, 3, 2, 0, 1, 0, 0, 4))
 """How often each is met."""
 
 
-def unseen(count: int) -> list[Surface]:
+def relayed(like: Surface) -> Surface:
+    """The same surface, asking for a reply of `RELAYED` tokens."""
+    return replace(like, tail=like.tail.replace(b"4096}", b"%d}" % RELAYED))
+
+
+def unseen(count: int, name: str = "unseen") -> list[Surface]:
     """Surfaces of which each has a system prompt of its own."""
-    return [surface(f"unseen {n}", 39_873, 12, 9_800, seed=n + 1) for n in range(count)]
+    return [surface(f"{name} {n}", 39_873, 12, 9_800, seed=n + 1) for n in range(count)]
 
 
 @dataclass
@@ -129,7 +139,7 @@ class Conversation:
             message["tool_calls"] = reply.calls
         self.messages.append(_dumps(message))
         for call in reply.calls:
-            result = _text(turn * 104_729 + 31 * len(self.key), 400 + 200 * (turn % 4))
+            result = _new_words(f"{self.key} result {turn}", 60 + 30 * (turn % 4))
             self.messages.append(
                 _dumps({"role": "tool", "content": result, "tool_call_id": call["id"]})
             )
@@ -138,8 +148,13 @@ class Conversation:
 
 
 def _said(key: str, turn: int) -> str:
-    words = _text(turn * 15_485 + sum(key.encode()) * 613, 50 + 30 * (turn % 3))
-    return f"[Sat 2026-11-21 00:{turn % 60:02d} UTC] {key}/{turn}: {words}"
+    words = _new_words(f"{key} {turn}", 8 + 5 * (turn % 3))
+    return f"[Sat 2026-11-21 00:{turn % 60:02d} UTC] {words}"
+
+
+def _new_words(key: str, count: int) -> str:
+    """Words of the documentation, in an order that belongs to `key`."""
+    return " ".join(random.Random(key).choices(_WORDS, k=count))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from benchmarks.agent_requests import MODEL
+from benchmarks.agent_requests import MODEL, RELAYED
 from tinker_claw.serve.server import Server, listen, url_of
 
 TEXT = "Yes. The file is read, and what stands in it is what you said it was."
@@ -39,14 +39,19 @@ def bare_app() -> FastAPI:
     events.append(head | {"choices": [], "usage": usage})
     stream = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
 
-    async def canned() -> AsyncIterator[bytes]:
+    async def canned(tokens: int) -> AsyncIterator[bytes]:
+        for _ in range(tokens):
+            yield stream[1]
+            await asyncio.sleep(0)  # as from a sampler: each on its own
         for event in [*stream, b"data: [DONE]\n\n"]:
             yield event
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> StreamingResponse:
-        assert (await request.json())["stream"]
-        return StreamingResponse(canned(), media_type="text/event-stream")
+        body = await request.json()
+        assert body["stream"]
+        tokens = RELAYED if body["max_completion_tokens"] == RELAYED else 0
+        return StreamingResponse(canned(tokens), media_type="text/event-stream")
 
     _ = chat  # reached through the router
     return app

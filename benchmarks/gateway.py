@@ -31,6 +31,7 @@ from benchmarks.gateway_check import Check, check
 from benchmarks.gateway_client import Cores, server
 from benchmarks.gateway_rows import (
     FULL,
+    NEVER_SEEN,
     QUICK,
     Memory,
     Row,
@@ -38,11 +39,16 @@ from benchmarks.gateway_rows import (
     Wire,
     cold,
     crowd,
+    first_tokens,
     first_turns,
     further_turns,
+    long_sessions,
     memory,
+    never_seen,
     opening,
     openings,
+    prompts_in_turn,
+    relaying,
 )
 
 Say = Callable[[str], None]
@@ -61,14 +67,22 @@ class Figures:
     """Everything that one run has found."""
 
     vocabulary: int
-    bare: Row
+    bare: list[Row]
+    """A first turn, and relayed tokens."""
     ours: list[Row]
     memory: list[Memory]
     check: Check
     memory_every: int
     failures: list[str]
     """Of requests to the gateway."""
-    litellm: Row | None = None
+    litellm: list[Row] | None = None
+    """A first turn, and one with a system prompt that it had not seen."""
+
+    def multiple(self, row: Row) -> float | None:
+        """Processor time of the server as a multiple of the bare route's; None: not counted."""
+        relays = {bare.what: bare for bare in self.bare[1:]}
+        bare = relays.get(row.what, self.bare[0])
+        return row.cpu_ms / bare.cpu_ms if row.cpu_ms and bare.cpu_ms else None
 
 
 async def measure(
@@ -81,7 +95,8 @@ async def measure(
     try:
         say("a bare route")
         with server("bare_server", cores.server) as at:
-            bare = await first_turns(Wire(at, cores.client), size)
+            wire = Wire(at, cores.client)
+            bare = [await first_turns(wire, size), *await relaying(wire, size)]
         directory = folder / "ledger"
         with server("gateway_server", cores.server, str(directory), str(tokenizer)) as at:
             wire = Wire(at, cores.client)
@@ -110,15 +125,25 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     rows = [await cold(wire), await first_turns(wire, size)]
     say("the gateway: further turns")
     rows.append(await further_turns(wire, size))
+    rows.append(await never_seen(wire, size))
+    say(f"the gateway: sessions of {size.long} turns")
+    rows += await long_sessions(wire, size)
+    say("the gateway: tokens one by one")
+    rows += await relaying(wire, size)
+    say("the gateway: first tokens while it learns")
+    rows += await first_tokens(wire, size)
     say(f"the gateway: {size.crowd} in flight")
     seen = openings(wire, max(size.crowd, size.together), "crowd")
     strange = [opening(wire, s, f"unseen-{n}") for n, s in enumerate(unseen(size.crowd))]
     for what, talks in (("seen", seen), ("unseen", strange)):
         rows.append(await crowd(wire, size, f"prompts {what}", talks))
+    if size.prompts:
+        say(f"the gateway: {size.prompts} system prompts in turn")
+        rows += await prompts_in_turn(wire, size)
     return rows
 
 
-async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> Row | None:
+async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> list[Row] | None:
     command = litellm_proxy.install(say)
     if command is None:
         return None
@@ -127,7 +152,8 @@ async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> Row | No
         server("bare_server", cores.client) as behind,
         litellm_proxy.proxy(command, behind.url, folder, cores.server) as at,
     ):
-        return await first_turns(Wire(at, cores.client), size)
+        wire = Wire(at, cores.client)
+        return [await first_turns(wire, size), await never_seen(wire, size)]
 
 
 def show(console: Console, figures: Figures) -> None:
@@ -138,14 +164,16 @@ def show(console: Console, figures: Figures) -> None:
         f"{found.median_tokens:,} tokens at the median, {found.bytes_per_token:.1f} bytes a token "
         f"(OpenClaw's with Qwen3: 4.3); a vocabulary of {figures.vocabulary:,} ids, trained on "
         "this machine's Python files in Qwen3's manner (its ids are not Qwen3's). "
-        f"One core for the server; {FULL} in flight for requests/s and CPU."
+        f"One core for the server; {FULL} in flight for requests/s and CPU. The bare route is "
+        "FastAPI and reads the JSON; LiteLLM's proxy tokenises nothing."
     )
-    table = Table("what", "median", "p95", "CPU", "req/s", "errors", "/healthz", "goal")
-    _add(table, "a bare FastAPI route", figures.bare)
-    if figures.litellm is not None:
-        _add(table, "LiteLLM's proxy (tokenises nothing)", figures.litellm)
+    table = Table("what", "median", "p95", "CPU", "x bare", "req/s", "errors", "/healthz", "goal")
+    for row in figures.bare:
+        _add(table, f"bare route: {row.what}", row)
+    for row in figures.litellm or ():
+        _add(table, f"LiteLLM: {row.what}", row)
     for row in figures.ours:
-        _add(table, f"ours: {row.what}", row)
+        _add(table, f"ours: {row.what}", row, figures.multiple(row))
     console.print(table)
     for what, ratio in ratios(figures).items():
         console.print(f"{what}: {ratio:.2f}")
@@ -169,12 +197,13 @@ def show(console: Console, figures: Figures) -> None:
         )
 
 
-def _add(table: Table, name: str, row: Row) -> None:
+def _add(table: Table, name: str, row: Row, multiple: float | None = None) -> None:
     table.add_row(
         name,
-        f"{row.median_ms:.2f} ms",
-        f"{row.p95_ms:.2f} ms",
-        f"{row.cpu_ms:.2f} ms",
+        _shown(row.median_ms),
+        _shown(row.p95_ms),
+        _shown(row.cpu_ms) if row.cpu_ms else "",
+        "" if multiple is None else f"{multiple:.1f}",
         "" if row.per_s is None else f"{row.per_s:,.0f}",
         str(row.errors),
         "" if row.health_ms is None else f"{row.health_ms:.0f} ms",
@@ -182,15 +211,33 @@ def _add(table: Table, name: str, row: Row) -> None:
     )
 
 
+def _shown(ms: float) -> str:
+    return f"{ms:.2f} ms" if ms >= 1 else f"{1000 * ms:.0f} µs"
+
+
 def ratios(figures: Figures) -> dict[str, float]:
-    """Ours to the others, first turn of a session; below 1 is cheaper."""
-    (first,) = [row for row in figures.ours if row.what == "first turn of a session"]
+    """Ours to the others, late to early turns, learning to idle, many prompts to one."""
+    rows = {row.what: row for row in figures.ours}
+    first = rows["first turn of a session"]
+    pairs = [("ours / bare", first, figures.bare[0])]
+    if figures.litellm is not None:
+        pairs += [
+            ("ours / LiteLLM", first, figures.litellm[0]),
+            ("ours / LiteLLM, system prompt never seen", rows[NEVER_SEEN], figures.litellm[1]),
+        ]
+    early, late = (row for row in figures.ours if row.what.startswith("turn "))
+    pairs.append((f"{late.what} / turn 4", late, early))
+    idle = rows["first token, idle"]
+    learning = [row for row in figures.ours if row.what.startswith("first token, during")]
+    pairs += [(f"{row.what} / idle", row, idle) for row in learning]
+    taken = [row for row in figures.ours if row.what.startswith("first turn, ")][1:]
+    if taken:
+        pairs.append(("many system prompts / one", taken[1], taken[0]))
     found: dict[str, float] = {}
-    for name, other in (("bare", figures.bare), ("LiteLLM", figures.litellm)):
-        if other is not None:
-            found[f"ours / {name}, median"] = first.median_ms / other.median_ms
-            if other.cpu_ms:  # a tiny run may be over before the kernel has counted
-                found[f"ours / {name}, CPU"] = first.cpu_ms / other.cpu_ms
+    for name, one, other in pairs:
+        found[f"{name}, median"] = one.median_ms / other.median_ms
+        if one.cpu_ms and other.cpu_ms:  # what others did meanwhile is not counted
+            found[f"{name}, CPU"] = one.cpu_ms / other.cpu_ms
     return found
 
 
@@ -204,6 +251,9 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
+    parser.add_argument(
+        "--prompts", type=int, default=0, help="as many system prompts in turn, too"
+    )
     parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
     parser.add_argument("--json", type=Path, help="write everything here, too")
     return parser
@@ -212,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Read flags, measure, print tables and, where asked, a JSON file."""
     arguments = parser().parse_args()
-    size = QUICK if arguments.quick else Size()
+    size = replace(QUICK if arguments.quick else Size(), prompts=arguments.prompts)
     if arguments.memory is not None:
         size = replace(size, memory=arguments.memory)
     console, started = Console(width=120), time.monotonic()

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,12 +18,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.agent_requests import HEADERS
 
 _START_S = 180
 _PATIENCE_S = 120
+_FIRST = re.compile(rb'"content":"[^"]|"tool_calls"')
 _numbers = itertools.count(1)
 
 
@@ -35,6 +38,8 @@ class Answer:
     """The stream, without HTTP's chunks."""
     seconds: float
     """From the first byte sent to the last one received."""
+    first_s: float = 0.0
+    """To the first words or call of the reply."""
 
 
 class Connection:
@@ -70,14 +75,26 @@ class Connection:
                     await self._reader.readexactly(int(length)),
                     time.perf_counter() - started,
                 )
-            raw = bytearray()
+            raw, first_s = bytearray(), 0.0
             while not raw.endswith(b"\r\n0\r\n\r\n"):
                 piece = await self._reader.read(2**16)
                 if not piece:
                     raise ConnectionError("the answer broke off")
                 raw += piece
+                if not first_s and _FIRST.search(raw):
+                    first_s = time.perf_counter() - started
             seconds = time.perf_counter() - started
-        return Answer(status, _unchunked(bytes(raw)), seconds)
+        return Answer(status, _unchunked(bytes(raw)), seconds, first_s)
+
+    async def post(self, path: str) -> Any:
+        """What another route answers, without a body."""
+        head = self._head.partition("\r\n")[2]
+        self._writer.write(f"POST {path} HTTP/1.1\r\n{head}content-length: 0\r\n\r\n".encode())
+        status, told = await self._status()
+        body = await self._reader.readexactly(int(told["content-length"]))
+        if status != 200:
+            raise RuntimeError(f"HTTP {status}: {body[:300]!r}")
+        return json.loads(body)
 
     async def _status(self) -> tuple[int, dict[str, str]]:
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

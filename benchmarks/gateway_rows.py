@@ -10,9 +10,17 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from benchmarks.agent_requests import MIX, Conversation, Surface, read_reply
+from benchmarks.agent_requests import (
+    MIX,
+    RELAYED,
+    Conversation,
+    Surface,
+    read_reply,
+    relayed,
+    unseen,
+)
 from benchmarks.gateway_client import Answer, Connection, Measured, pulse, share
 
 FULL = 12
@@ -31,8 +39,16 @@ class Size:
     """Turns of a session behind its first."""
     crowd: int = 64
     """Requests in flight at the same time."""
+    long: int = 98
+    """Turns of a long session."""
+    streams: tuple[int, ...] = (1, 16, 64)
+    """Replies in flight that are relayed token by token."""
+    steps: int = 5
+    """Steps that are taken while others wait for their first token."""
     memory: int = 10_000
     """Turns without a successor, and as many sessions."""
+    prompts: int = 0
+    """System prompts that take turns; 0: that row is not asked for."""
 
     @property
     def memory_every(self) -> int:
@@ -40,7 +56,12 @@ class Size:
         return max(1, self.memory // 250)
 
 
-QUICK = Size(alone=24, together=48, further=4, memory=300)
+NEVER_SEEN = "first turn, system prompt never seen"
+_NEAR = 5
+"""Turns that stand for one."""
+_QUIET_S = 0.6
+"""Between steps."""
+QUICK = Size(alone=24, together=48, further=4, steps=2, memory=300)
 
 
 @dataclass(frozen=True)
@@ -173,6 +194,22 @@ async def first_turns(wire: Wire, size: Size) -> Row:
     return alone.row("first turn of a session", full)
 
 
+async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
+    """New sessions of one system prompt, then as many of ever another, each seen once before."""
+    surfaces = unseen(size.prompts, "in turn")
+    rows: list[Row] = []
+    for what, taken in (("one system prompt", surfaces[:1]), ("system prompts in turn", surfaces)):
+        for measured in (False, True):
+            talks = [
+                opening(wire, taken[n % len(taken)], f"in-turn-{len(taken)}-{n}-{measured}")
+                for n in range(size.prompts)
+            ]
+            timing = await run(wire, talks, 1)
+        name = what if len(taken) == 1 else f"{len(taken)} {what}"
+        rows.append(timing.row(f"first turn, {name}"))
+    return rows
+
+
 async def further_turns(wire: Wire, size: Size) -> Row:
     """Each behind the one before, the volatile message dropped and appended anew."""
     rows: list[Timing] = []
@@ -181,6 +218,99 @@ async def further_turns(wire: Wire, size: Size) -> Row:
         talks = [_going_on(wire, session, size.further) for session in sessions]
         rows.append(await run(wire, talks, width))
     return rows[0].row("further turn", rows[1])
+
+
+async def never_seen(wire: Wire, size: Size) -> Row:
+    """New sessions, each with a system prompt that nobody had before."""
+    surfaces = unseen(max(2, size.alone // 4), "never seen")
+    talks = [opening(wire, s, f"never-seen-{n}") for n, s in enumerate(surfaces)]
+    return (await run(wire, talks, 1)).row(NEVER_SEEN)
+
+
+async def long_sessions(wire: Wire, size: Size) -> list[Row]:
+    """The first further turns of sessions, and the last ones, of as many as one session has."""
+    near = min(_NEAR, size.long // 2)
+    early, late = Timing(), Timing()
+
+    async def one(conversation: Conversation) -> None:
+        connection = await Connection.open(wire.at.url)
+        for turn in range(1, size.long + 1):
+            if not 4 <= turn < 4 + near and turn <= size.long - near:
+                timing = Timing()  # not measured
+            else:
+                timing = early if turn < 4 + near else late
+            cpu = wire.at.cpu_s()
+            answer = await wire.ask(connection, conversation.body(), turn % 10 == 0)
+            timing.cpu_s += wire.at.cpu_s() - cpu
+            timing.seconds.append(answer.seconds)
+            conversation.answer(read_reply(answer.events))
+        connection.close()
+
+    for number in range(2):
+        conversation = Conversation(MIX[number], f"long-{number}")
+        conversation.open()
+        await one(conversation)
+    return [early.row("turn 4 of a session"), late.row(f"turn {size.long} of a session")]
+
+
+async def relaying(wire: Wire, size: Size) -> list[Row]:
+    """Replies that come token by token; every figure is of one token."""
+    rows: list[Row] = []
+    for streams in size.streams:
+        timing = await run(
+            wire,
+            [opening(wire, relayed(MIX[0]), f"relay-{streams}-{n}", False) for n in range(streams)],
+            streams,
+        )
+        row = timing.row(f"a relayed token, {streams} streams")
+        each = 1 / RELAYED
+        rows.append(
+            replace(
+                row,
+                median_ms=row.median_ms * each,
+                p95_ms=row.p95_ms * each,
+                cpu_ms=row.cpu_ms * each,
+            )
+        )
+    return rows
+
+
+async def first_tokens(wire: Wire, size: Size) -> list[Row]:
+    """Waits for the first token before, while and after steps are taken and versions published."""
+    seen: list[tuple[float, Answer]] = []
+    spans: list[tuple[str, float, float]] = []
+    over = asyncio.Event()
+
+    async def ask(number: int) -> None:
+        connection, count = await Connection.open(wire.at.url), 0
+        while not over.is_set():
+            count += 1
+            conversation = Conversation(MIX[count % 4], f"learning-{number}-{count}")
+            conversation.open()
+            began = time.perf_counter()
+            seen.append((began, await wire.ask(connection, conversation.body(), False)))
+            await asyncio.sleep(0.005)
+        connection.close()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(2):
+            group.create_task(ask(number))
+        connection = await Connection.open(wire.at.url)
+        for _ in range(size.steps):
+            await asyncio.sleep(_QUIET_S)
+            spans += await connection.post("/learn")
+        await asyncio.sleep(_QUIET_S)
+        connection.close()
+        over.set()
+    timings = {name: Timing() for name in ("idle", "step", "publish")}
+    for began, answer in seen:
+        during = [what for what, start, end in spans if start <= began < end]
+        timings[during[0] if during else "idle"].seconds.append(answer.first_s)
+    return [
+        timing.row(f"first token, {'idle' if name == 'idle' else f'during a {name}'}")
+        for name, timing in timings.items()
+        if timing.seconds
+    ]
 
 
 async def _begun(wire: Wire, count: int, name: str) -> list[Conversation]:

@@ -1,34 +1,45 @@
-"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once.
+"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once, with the
+learner beside it, whose trainer is taken to be elsewhere.
 
-Rule: renderer, ledger, HTTP server and all between are the product's; only the sampler is not.
+Rule: renderer, ledger, learner, HTTP server and all between are the product's; only sampler and
+trainer are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from benchmarks.agent_requests import MODEL
+from benchmarks.agent_requests import MODEL, RELAYED
 from benchmarks.bare_server import TEXT, serve_app
-from tinker_claw.config import Gateway
+from tinker_claw.config import Gateway, Training
 from tinker_claw.gateway import GatewayDeps, create_app
-from tinker_claw.learner import Health
+from tinker_claw.learner import Health, Learner, LearnerDeps
 from tinker_claw.ledger import Ledger
-from tinker_claw.policy import Policy, PolicyHolder, Sampler
+from tinker_claw.methods import build
+from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.prices import Price
 from tinker_claw.render import Renderer
 from tinker_claw.spending import Spending
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import (
+    Adam,
+    Capabilities,
     Completion,
+    LossPass,
     SamplingParams,
+    StepReport,
     StopReason,
     TokenChunk,
     TokenLogprobs,
@@ -38,6 +49,8 @@ from tinker_claw.types import (
 CONTEXT_TOKENS = 131_072
 TOPK = 4
 """Candidates per sampled token, as methods opd and combine ask for."""
+TAKES_S = 0.6
+"""A step, and a publication, each."""
 CALL = '<tool_call>\n{"name": "tool_1", "arguments": {"path1": "notes.txt"}}\n</tool_call>'
 
 
@@ -47,10 +60,18 @@ class AtOnce(Sampler):
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self.ref = "at once"
         self._replies = itertools.cycle([(_chunk(r, TOPK), _chunk(r, 0)) for r in replies])
+        words = itertools.cycle(replies[0][:-1])
+        many = [_chunk([next(words)], TOPK, None) for _ in range(RELAYED - 1)]
+        self._relayed = [*many, _chunk(replies[0][-1:], TOPK)]
 
     async def stream(
         self, prompt: Tokens, params: SamplingParams
     ) -> AsyncGenerator[TokenChunk, None]:
+        if params.max_tokens == RELAYED:
+            for chunk in self._relayed:
+                yield chunk
+                await asyncio.sleep(0)  # each on its own
+            return
         with_candidates, without = next(self._replies)
         yield with_candidates if params.student_topk else without
 
@@ -71,15 +92,79 @@ class AtOnce(Sampler):
         """There is nothing to free."""
 
 
-def _chunk(reply: Sequence[int], topk: int) -> TokenChunk:
-    """The whole reply in one, as the Tinker service gives it."""
+class Remembering(Telemetry):
+    """Knows the turns that a step is to be taken on."""
+
+    def __init__(self, file: Path | None) -> None:
+        super().__init__(file)
+        self.turns: deque[int] = deque(maxlen=Training().batch_size)
+
+    def turn_captured(self, *, turn: int, **fields: Any) -> None:
+        self.turns.append(turn)
+        super().turn_captured(turn=turn, **fields)
+
+
+class Elsewhere(Trainer):
+    """A trainer whose work is done on another machine: it takes its time, and nothing here."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.spans: list[tuple[str, float, float]] = []
+        """(what, begin, end) of each call, in `time.perf_counter` seconds."""
+
+    async def capabilities(self) -> Capabilities:
+        losses = frozenset({"ppo", "cross_entropy"})
+        return Capabilities("bench", losses, True, True, CONTEXT_TOKENS)
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        await self._take("step")
+        rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
+        return StepReport(
+            losses=(0.0,) * len(passes),
+            logprobs=tuple(tuple((-0.5,) * n for n in lengths) for lengths in rows),
+            grad_norm=1.0,
+            tokens=sum(len(d.tokens) for p in passes for d in p.datums),
+        )
+
+    async def publish(self) -> Sampler:
+        await self._take("publish")
+        return self._sampler
+
+    async def open(self, ref: str) -> Sampler:
+        return self._sampler
+
+    async def base(self) -> Sampler:
+        return self._sampler
+
+    async def save_state(self, name: str) -> str:
+        return name
+
+    async def load_state(self, ref: str) -> None:
+        """There is one state."""
+
+    async def export_adapter(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """There is nothing to free."""
+
+    async def _take(self, what: str) -> None:
+        began = time.perf_counter()
+        await asyncio.sleep(TAKES_S)
+        self.spans.append((what, began, time.perf_counter()))
+
+
+def _chunk(
+    reply: Sequence[int], topk: int, stop: StopReason | None = StopReason.STOP
+) -> TokenChunk:
+    """All of it in one, as the Tinker service gives it."""
     tokens = tuple(reply)
     return TokenChunk(
         tokens=tokens,
         logprobs=(-0.5,) * len(tokens),
         topk_ids=tuple(tuple(range(t, t - topk, -1)) for t in tokens) if topk else (),
         topk_logprobs=tuple(tuple(-0.5 - k for k in range(topk)) for _ in tokens) if topk else (),
-        stop_reason=StopReason.STOP,
+        stop_reason=stop,
     )
 
 
@@ -90,14 +175,30 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     tokenizer = Tokenizer.from_file(str(vocabulary / "tokenizer.json"))
     replies = [tokenizer.encode(f"{text}<|im_end|>").ids for text in (TEXT, CALL)]
     version = ledger.steps.add_first_version(state_ref="none", sampler_ref="none")
-    policy = PolicyHolder(Policy(version, AtOnce(replies)))
-    telemetry, health = Telemetry(None), Health()
+    sampler = AtOnce(replies)
+    policy = PolicyHolder(Policy(version, sampler))
+    telemetry, health = Remembering(None), Health()
     spending = Spending(Price(), ledger.spend, telemetry)
+    trainer = Elsewhere(sampler)
+    learner = Learner(
+        LearnerDeps(
+            ledger=ledger,
+            trainer=trainer,
+            base=sampler,
+            method=build("binary"),
+            policy=policy,
+            telemetry=telemetry,
+            health=health,
+            spending=spending,
+            cfg=Training(),
+            learning_rate=1e-4,
+        )
+    )
 
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
 
-    return create_app(
+    app = create_app(
         GatewayDeps(
             settings=Gateway(),
             served_name=MODEL,
@@ -121,6 +222,26 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             outages=health.backend,
         )
     )
+
+    learning: list[asyncio.Task[None]] = []
+
+    @app.post("/learn")
+    async def learn() -> list[tuple[str, float, float]]:
+        """Take one step on the newest sixteen turns, publish, and say when that was."""
+        trainer.spans.clear()
+        before = policy.current.version.id
+        for number, turn in enumerate(telemetry.turns):
+            ledger.samples.add(turn, 1 if number % 2 else -1, None)
+        telemetry.turns.clear()
+        if not learning:
+            learning.append(asyncio.create_task(learner.run()))
+        learner.wake()
+        while policy.current.version.id == before:  # noqa: ASYNC110 (as an operator would look)
+            await asyncio.sleep(0.01)
+        return trainer.spans
+
+    _ = learn  # reached through the router
+    return app
 
 
 def main() -> None:
