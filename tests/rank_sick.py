@@ -1,9 +1,8 @@
 """A rank whose device fails stickily: from one of its passes on, every call fails.
 
 Run in the place of `local_gpu.ranks`; the product's own functions are wrapped from outside. `SICK`
-names a folder with `words` (what the device says, behind the name of the error's class), `well` (how
-many passes go well before) and `ill` (how many processes are, from the first on). Each process of rank 0 writes
-its id into `lives`.
+names a folder: `words` has the class of the error and what the device says, `well` how many passes
+go well before, `ill` how many processes fall ill, the first ones, and `lives` the ids of all.
 """
 
 from __future__ import annotations
@@ -17,10 +16,13 @@ from typing import Any
 
 import torch
 
+from local_gpu.config import LocalConfig
+from local_gpu.learning.core import LearningCore
 from local_gpu.learning.masters import Masters
 from local_gpu.learning.passes import Body
 from local_gpu.ranks.__main__ import build
 from local_gpu.ranks.rank import live
+from local_gpu.ranks.world import World
 
 
 def prescribe(folder: Path, error: Exception, *, well: int, ill: int) -> dict[str, str]:
@@ -44,27 +46,31 @@ def _fall_ill(folder: Path) -> None:
     kind: Any = getattr(torch, name, RuntimeError)
     left = int((folder / "well").read_text())
 
-    def wrap(call: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
+    def wrap(call: Callable[..., Any], *, is_pass: bool) -> Callable[..., Any]:
         @functools.wraps(call)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal left
-            if left == 0:
+            left -= is_pass
+            if left < 0:
                 raise kind(words)
-            left -= begins
             return call(*args, **kwargs)
 
         return wrapped
 
-    for owner, names in ((Body, ("hidden",)), (Masters, ("zero", "load", "adapter"))):
-        for name in names:
-            setattr(owner, name, wrap(getattr(owner, name), begins=owner is Body))
+    Body.hidden = wrap(Body.hidden, is_pass=True)
+    for name in ("zero", "load", "adapter"):
+        setattr(Masters, name, wrap(getattr(Masters, name), is_pass=False))
+
+
+def build_ill(config: LocalConfig, world: World) -> LearningCore:
+    """What learns, loaded on a device that is well."""
+    built, folder = build(config, world), Path(os.environ["SICK"])
+    with (folder / "lives").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(lives(folder)) <= int((folder / "ill").read_text()):
+        _fall_ill(folder)
+    return built
 
 
 if __name__ == "__main__":
-    if os.environ["RANK"] == "0":
-        sick = Path(os.environ["SICK"])
-        with (sick / "lives").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        if len(lives(sick)) <= int((sick / "ill").read_text()):
-            _fall_ill(sick)
-    sys.exit(live(build))
+    sys.exit(live(build_ill))

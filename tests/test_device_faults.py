@@ -1,4 +1,4 @@
-"""A device that fails is not the fault of a sample: what learns begins anew, and nobody is blamed."""
+"""A device that fails is nobody's fault: what learns begins anew, and no sample is blamed."""
 
 from __future__ import annotations
 
@@ -54,12 +54,9 @@ ILL = [
 def test_what_a_device_says_is_known_by_class_and_by_words(words: str) -> None:
     for kind in (RuntimeError, torch.AcceleratorError):
         assert device_fault(kind(words)) == words.partition("\n")[0]
-    with pytest.raises(StepError) as wrapped:
-        try:
-            raise RuntimeError(words)
-        except RuntimeError as error:
-            raise StepError("the step is void") from error
-    assert device_fault(wrapped.value)
+    wrapped = StepError("the step is void")
+    wrapped.__cause__ = RuntimeError(words)
+    assert device_fault(wrapped)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +110,20 @@ async def test_a_device_that_fails_ends_its_process_and_a_new_one_goes_on(
         ref = await local.save_state("good")
         await local.train_step(PASSES[:1], ADAM)
         await local.load_state(ref)
-        assert len(lives(tmp_path / "sick")) == 1, "a step that went well is undone in its process"
+        assert len(lives(tmp_path / "sick")) == 1, "what went well is undone in the same process"
+        await local.train_step(PASSES[:1], ADAM)
         for _ in range(2):
-            with pytest.raises(OutageError, match=str(error).partition("\n")[0][:40]):
-                while True:
-                    await local.train_step(PASSES[:1], ADAM)
+            with pytest.raises(OutageError, match=str(error)[:40]):
+                await local.train_step(PASSES[:1], ADAM)
             assert not alive(lives(tmp_path / "sick")[-1])
             with pytest.raises(OutageError, match="load a state first"):
                 await local.train_step(PASSES[:1], ADAM)
             await local.load_state(ref)
+            if len(lives(tmp_path / "sick")) < 3:
+                for _ in range(2):
+                    await local.train_step(PASSES[:1], ADAM)
         assert len(lives(tmp_path / "sick")) == 3
+        await local.load_state(ref)
         core = one_process(tmp_path / "model", tmp_path / "root")
         core.read_state(tmp_path / "run" / "states" / ref)
         same_report(await local.train_step(PASSES, ADAM), core.step(PASSES, ADAM))
