@@ -160,9 +160,14 @@ async def test_the_trainer_goes_on_after_a_rank_was_killed(tmp_path: Path) -> No
     assert gone(list(pids.values()))
 
 
-def test_two_machines_learn_as_one_process_does(
-    one: LearningCore, model: Path, tmp_path: Path
+def test_two_machines_learn_as_one_process_does_and_unpickle_nothing(
+    one: LearningCore, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unpickled = tmp_path / "unpickled"
+    unpickled.mkdir()
+    monkeypatch.setenv("UNPICKLED", str(unpickled))
+    watching = (f"{HERE}/data/unpickling", *filter(None, [os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(watching))
     meet = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     second = [sys.executable, "-m", "torch.distributed.run", *meet, "--node-rank=1"]
     with (tmp_path / "second.log").open("wb") as log:
@@ -176,10 +181,11 @@ def test_two_machines_learn_as_one_process_does(
             learn_the_same(one, many, tmp_path)
         finally:
             many.close()
-        assert process.wait(120) == 0
+        assert process.wait() == 0
     finally:
         process.kill()
         process.wait()
+    assert [path.read_text() for path in unpickled.iterdir()] == []
 
 
 def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(
