@@ -26,7 +26,7 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_runs import HERE, config, echoes, gone, kill, listens, rank_pids
+from rank_runs import HERE, PATIENCE_S, config, echoes, gone, kill, listens, rank_pids
 from safetensors.torch import load_file
 
 from local_gpu.learning.core import LearningCore
@@ -242,12 +242,11 @@ def test_what_one_rank_cannot_load_is_told_and_none_stays(
 
 
 def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> None:
-    with echoes(tmp_path, command_s=5.0) as echo:
+    with echoes(tmp_path) as echo:
         pids = echo.score(None, ())
-        began = time.monotonic()
-        with pytest.raises(BackendError, match=r"silent for 5 s \(write_state\)|lost one another"):
+        echo._command_s = 1.0  # not before: what does not hang may be slow
+        with pytest.raises(BackendError, match=r"silent for 1 s \(write_state\)"):
             echo.write_state(tmp_path)
-        assert time.monotonic() - began < 60
         assert gone(pids)
 
 
@@ -296,7 +295,7 @@ def test_nothing_waits_for_other_machines_once_the_control_process_is_gone(tmp_p
     assert _becomes(lambda: not listens(port))
 
 
-def _becomes(true: Callable[[], bool], seconds: float = 30) -> bool:
+def _becomes(true: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:
     until = time.monotonic() + seconds
     while not (so := true()) and time.monotonic() < until:
         time.sleep(0.05)

@@ -148,9 +148,10 @@ class _Reader:
                 return list(map(self.value, items))
             case "dict", items:
                 return {self.value(key): self.value(value) for key, value in items}
-            case "numbers", [form, "q" | "d" as code, int(size)]:
-                row = array(code, self._blob(size)).tolist()
-                return tuple(row) if form == "tuple" else row
+            case "numbers", [form, "q", int(size)]:
+                return _row(form, array("q", self._blob(size)))
+            case "numbers", [form, "d", int(size)]:
+                return _row(form, array("d", self._blob(size)))
             case "tensor", [dtype, shape, int(size)]:
                 return _tensor(self._blob(size), _DTYPES[dtype], shape)
             case "path", [str(path)]:
@@ -172,6 +173,10 @@ class _Reader:
             raise ValueError(f"{size} bytes of numbers are announced, and {len(self._blobs)} left")
         blob, self._blobs = self._blobs[:size], self._blobs[size:]
         return bytes(blob)
+
+
+def _row(form: str, numbers: array[Any]) -> Sequence[Any]:
+    return tuple(numbers) if form == "tuple" else list(numbers)
 
 
 def _tensor(blob: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
