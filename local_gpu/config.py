@@ -38,7 +38,9 @@ class LocalConfig:
     micro_batch_tokens: int | None = None
     """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
     ranks: int = 1
-    """Processes that learn on this machine; 1 learns in this one."""
+    """Processes that learn on this machine."""
+    in_process: bool = True
+    """One rank on a CPU learns in this process; False: in one of its own, as always on CUDA."""
     train_gpus: tuple[int, ...] = ()
     """Which of the visible GPUs learn, one per rank; () takes the first."""
     shard: Literal["auto", "on", "off"] = "auto"

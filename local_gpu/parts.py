@@ -1,6 +1,6 @@
 """The two halves of the backend, one that learns and one that serves, and what passes between them.
 
-    LocalTrainer ── Learning   in this process, or ranks started by torchrun
+    LocalTrainer ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
 
 Weights pass as folders in PEFT's format, prompts and logprobs as numbers. Nothing else does, so

@@ -15,11 +15,14 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from local_gpu.config import LocalConfig
 from local_gpu.device import open_base
 from local_gpu.embedded.batching import check_version
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.embedded.serving import EmbeddedServing
+from local_gpu.faults import device_fault
 from local_gpu.files import slug, sweep
 from local_gpu.keeping import Keeping
 from local_gpu.learning.core import LearningCore
@@ -237,16 +240,29 @@ class LocalTrainer:
             if error.errno in _FULL:
                 raise OutageError(f"There is no room in {self._config.root}: {error}") from error
             raise BackendError(f"The files in {self._config.root} failed: {error}") from error
-        except RuntimeError as error:
+        except (RuntimeError, BackendError) as error:
+            if (told := device_fault(error)) is not None:
+                raise OutageError(f"The device failed: {told}") from error
+            if isinstance(error, BackendError):
+                raise
             raise BackendError(f"torch failed: {error}") from error
+
+
+def _ranked(config: LocalConfig) -> bool:
+    """Whether processes of their own learn.
+
+    On CUDA always: after some errors of a GPU every further call of the process fails, and what
+    serves must not end with it.
+    """
+    cuda = config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
+    return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
 
 
 def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
     """The half that learns; and the base, where this process samples from it."""
     for folder in (config.root / "adapters", config.root / "states"):
         sweep(folder)
-    base = None
-    ranked = config.ranks > 1 or bool(config.torchrun)
+    base, ranked = None, _ranked(config)
     if not (ranked and config.sampler_urls):
         if not config.sampler_urls:
             check_version()

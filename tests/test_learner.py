@@ -430,6 +430,40 @@ async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause
         assert w.ledger.samples.counts()["trained"] == 4
 
 
+async def test_trainer_that_fails_whatever_it_gets_is_waited_for_and_no_sample_is_blamed(
+    tmp_path: Path,
+) -> None:
+    sick = [True]
+    async with world(tmp_path, trainer=FakeTrainer(refuse=lambda _: sick[0])) as w:
+        for number in range(8):
+            w.turn("YES" if number % 2 else "NO")
+        await w.until(lambda: w.health.backend.attempts("learning") > 3)
+        assert w.health.learner.state == "stalled"
+        assert "fails whatever it is given" in (w.health.learner.error or "")
+        await w.settled()
+        counts = w.ledger.samples.counts()
+        assert (counts["queued"], counts["quarantined"]) == (8, 0)
+        sick.clear()
+        sick.append(False)
+        await w.version(2)
+        assert w.health.backend.away == frozenset()
+        assert w.trainer.weights == 2, "what was only tried left nothing in the weights"
+
+
+async def test_trainer_that_breaks_while_the_culprit_is_looked_for_makes_none(
+    tmp_path: Path,
+) -> None:
+    trainer = FakeTrainer()
+    # Twice the batch fails; then a step that cannot fail goes well; then everything fails.
+    trainer.refuse = lambda _: trainer.asked["train_step"] in (1, 2, *range(4, 10))
+    async with world(tmp_path, trainer=trainer) as w:
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        assert w.ledger.samples.counts()["quarantined"] == 0
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
 async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_not(
     tmp_path: Path,
 ) -> None:

@@ -26,7 +26,7 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_runs import HERE, config, echoes, gone, kill, listens, rank_pids
+from rank_runs import HERE, PATIENCE_S, config, echoes, gone, kill, listens, rank_pids
 from safetensors.torch import load_file
 
 from local_gpu.learning.core import LearningCore
@@ -160,9 +160,14 @@ async def test_the_trainer_goes_on_after_a_rank_was_killed(tmp_path: Path) -> No
     assert gone(list(pids.values()))
 
 
-def test_two_machines_learn_as_one_process_does(
-    one: LearningCore, model: Path, tmp_path: Path
+def test_two_machines_learn_as_one_process_does_and_unpickle_nothing(
+    one: LearningCore, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    unpickled = tmp_path / "unpickled"
+    unpickled.mkdir()
+    monkeypatch.setenv("UNPICKLED", str(unpickled))
+    watching = (f"{HERE}/data/unpickling", *filter(None, [os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(watching))
     meet = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
     second = [sys.executable, "-m", "torch.distributed.run", *meet, "--node-rank=1"]
     with (tmp_path / "second.log").open("wb") as log:
@@ -176,10 +181,11 @@ def test_two_machines_learn_as_one_process_does(
             learn_the_same(one, many, tmp_path)
         finally:
             many.close()
-        assert process.wait(120) == 0
+        assert process.wait() == 0
     finally:
         process.kill()
         process.wait()
+    assert [path.read_text() for path in unpickled.iterdir()] == []
 
 
 def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(
@@ -236,12 +242,11 @@ def test_what_one_rank_cannot_load_is_told_and_none_stays(
 
 
 def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> None:
-    with echoes(tmp_path, command_s=5.0) as echo:
+    with echoes(tmp_path) as echo:
         pids = echo.score(None, ())
-        began = time.monotonic()
-        with pytest.raises(BackendError, match=r"silent for 5 s \(write_state\)|lost one another"):
+        echo._command_s = 1.0  # not before: what does not hang may be slow
+        with pytest.raises(BackendError, match=r"silent for 1 s \(write_state\)"):
             echo.write_state(tmp_path)
-        assert time.monotonic() - began < 60
         assert gone(pids)
 
 
@@ -290,7 +295,7 @@ def test_nothing_waits_for_other_machines_once_the_control_process_is_gone(tmp_p
     assert _becomes(lambda: not listens(port))
 
 
-def _becomes(true: Callable[[], bool], seconds: float = 30) -> bool:
+def _becomes(true: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:
     until = time.monotonic() + seconds
     while not (so := true()) and time.monotonic() < until:
         time.sleep(0.05)

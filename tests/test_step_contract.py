@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal, get_args
 
 import pytest
 from contract import BOUNDS, PLAIN, Ground, pass_of
 
-from tinker_claw.types import Datum, LossPass
+from tinker_claw.config import Training
+from tinker_claw.learner.recovery import known_good
+from tinker_claw.methods import BatchItem, build
+from tinker_claw.types import Datum, LossPass, MethodName
 
 RL = ("ppo", "importance_sampling", "cispo")
 
@@ -180,3 +184,15 @@ async def test_weight_decay_shrinks_the_adapter_whatever_the_gradient(ground: Gr
     base = await ground.scores(await ground.trainer.base())
     assert ground.far(await ground.scores(), base)
     assert wiped == ground.near(base)
+
+
+@pytest.mark.parametrize("opd_mode", ["topk", "token"])
+async def test_a_step_that_cannot_be_at_fault_is_taken_for_every_method(
+    ground: Ground, opd_mode: Literal["topk", "token"]
+) -> None:
+    """The learner asks for it before it blames a sample."""
+    cfg = Training(opd_mode=opd_mode)
+    for name in get_args(MethodName):
+        passes = build(name).passes([BatchItem(known_good(0, cfg))], cfg)
+        assert passes
+        await ground.step(passes)

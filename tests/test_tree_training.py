@@ -22,9 +22,9 @@ from local_reference import full_logprobs, reference, reference_loss
 
 from local_gpu.attention import SdpaKernel
 from local_gpu.device import open_base
+from local_gpu.faults import out_of_memory as no_room
 from local_gpu.learning.optimizer import LoraOptimizer
 from local_gpu.learning.passes import Body
-from local_gpu.learning.passes import out_of_memory as no_room
 from local_gpu.learning.records import records_of
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
 from local_gpu.packing import grow

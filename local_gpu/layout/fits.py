@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from local_gpu.layout.gpus import Gpu
 from local_gpu.layout.memory import (
+    EMBEDDED_RESERVE,
     EMBEDDED_VERSIONS,
     GIB,
     SAMPLER_MOST,
@@ -61,7 +62,7 @@ class Demand:
     sampler_quantization: str | None = None
     """None: bfloat16."""
     embedded_tokens: int = 0
-    """KV cache per version where the process that learns also samples; 0: servers sample."""
+    """KV cache per version where the gateway's process samples; 0: servers sample."""
     judge: ModelSize | None = None
 
     def told(self) -> str:
@@ -186,9 +187,10 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Part]
         base = Part(f"base, {'4 bits' if demand.quantization == '4bit' else kept}", held)
     parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
     if demand.embedded_tokens:
-        if ranks > 1:  # which are processes of their own, while the one that samples has none
-            whole = base_bytes(model, demand.quantization, demand.width)
-            parts.append(Part("base of the embedded sampler, on the first GPU", whole))
+        # What learns is a process of its own; the one that samples has a base and a context, too.
+        whole = base_bytes(model, demand.quantization, demand.width)
+        parts.append(Part("base of the embedded sampler, on the first GPU", whole))
+        parts.append(Part("CUDA of the embedded sampler", EMBEDDED_RESERVE))
         tokens = demand.embedded_tokens * EMBEDDED_VERSIONS
         caches = f"{EMBEDDED_VERSIONS} KV caches of the embedded sampler: {tokens:,} tokens"
         parts.append(Part(caches, tokens * model.kv_bytes * demand.width / 2))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,22 +20,13 @@ from local_gpu.learning.head import head_logprobs, read_logprobs
 from local_gpu.learning.losses import LOSSES
 from local_gpu.learning.masters import Masters
 from local_gpu.learning.passes import Body, Budget
-from local_gpu.learning.records import LossRecord, RecordPass, records_of
+from local_gpu.learning.records import LossRecord, RecordPass, Scored, records_of
 from local_gpu.model import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
 from local_gpu.packing import cut
 from local_gpu.ranks.shard import Lockstep, Shards
 from local_gpu.ranks.world import Alone, World
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """What one record gave."""
-
-    loss: float
-    logprobs: Tensor
-    """(R, K) float32, nats, on the CPU, before the step."""
 
 
 class _Job(NamedTuple):
@@ -199,7 +189,8 @@ class LoraOptimizer:
         sequences = [job.record.inputs for job in jobs]
         tokens = self._body.tokens_at_once(self.budget.tokens)
         parts = cut(sequences, ranks=self._world.size, tokens=tokens)
-        failure, mine = None, dict[int, Scored]()
+        failure: Exception | None = None
+        mine: dict[int, Scored] = {}
         try:
             mine = self.budget.run(
                 parts[self._world.rank],
@@ -210,9 +201,9 @@ class LoraOptimizer:
                 most=max(map(len, parts)),
             )
         except _FAILURES as error:
-            failure = str(error) or type(error).__name__
-        if failure := self._world.agree(failure):
-            raise StepError(failure)
+            failure = error
+        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
+            raise StepError(told) from failure
         done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
         return [done[i] for i in range(len(jobs))]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from local_gpu.attention import Kernel
+from local_gpu.faults import out_of_memory
 from local_gpu.packing import grow
 from tinker_claw.errors import StepError
 
@@ -22,15 +23,6 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 65_536
 """Of one pass: about 30 GB for an 8B model with checkpointed activations (arithmetic)."""
-
-
-_NO_ROOM: Final = (
-    "DefaultCPUAllocator",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""What the CPU's allocator says, CUDA's driver, and libraries that allocate beside PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +134,3 @@ class Budget:
             if not out_of_memory(error):
                 raise
         return None
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return any(sign in str(error) for sign in _NO_ROOM)

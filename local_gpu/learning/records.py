@@ -53,6 +53,15 @@ class RecordPass:
     config: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What one record gave."""
+
+    loss: float
+    logprobs: Tensor
+    """(R, K) float32, nats, on the CPU, before the step."""
+
+
 def records_of(
     passes: Sequence[LossPass], *, vocabulary: int, context_tokens: int
 ) -> list[RecordPass]:

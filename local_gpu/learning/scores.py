@@ -38,7 +38,8 @@ class Scorer:
         sequences = [torch.tensor(ask.tokens[:-1]) for ask in asks]
         tokens = self._body.tokens_at_once(self._budget.tokens)
         parts = cut(sequences, ranks=self._world.size, tokens=tokens)
-        failure, mine = None, dict[int, TokenLogprobs]()
+        failure: Exception | None = None
+        mine: dict[int, TokenLogprobs] = {}
 
         def compute(indices: Sequence[int]) -> list[TokenLogprobs]:
             firsts = [asks[i].start - 1 for i in indices]
@@ -56,9 +57,9 @@ class Scorer:
                 most=max(map(len, parts)),
             )
         except (ClawError, RuntimeError, IndexError) as error:
-            failure = str(error) or type(error).__name__
-        if failure := self._world.agree(failure):
-            raise SamplerError(f"Scoring failed: {failure}")
+            failure = error
+        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
+            raise SamplerError(f"Scoring failed: {told}") from failure
         done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
         return [done[i] for i in range(len(asks))]
 

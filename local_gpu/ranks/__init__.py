@@ -1,6 +1,7 @@
-"""Several processes that learn as one: replicas of the adapter, one sum of gradients a step.
+"""Processes that learn: one alone, or several as one, with replicas of the adapter and one sum of
+gradients a step.
 
-    control process                     torchrun
+    control process                     torchrun, unless rank 0 is alone
     RankedLearning ── socket pair ── rank 0 ── NCCL or gloo ── rank 1 ... on this or other machines
 
 Rule: every rank carries out the same commands in the same order; rank 0 alone answers and writes.

@@ -1,4 +1,4 @@
-"""One rank, started by torchrun: `torchrun ... -m local_gpu.ranks`.
+"""One rank: alone, or started by torchrun: `torchrun ... -m local_gpu.ranks`.
 
 On the machine of the control process that is done for the user. On further machines it is done by
 hand, and the settings come from rank 0: only the model must be there under the same name. There
@@ -17,12 +17,12 @@ from local_gpu.device import keep_memory_whole, open_base
 from local_gpu.learning.core import LearningCore
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.shard import Shards
-from local_gpu.ranks.world import Distributed
+from local_gpu.ranks.world import Distributed, World
 
 
-def build(config: LocalConfig, world: Distributed) -> LearningCore:
+def build(config: LocalConfig, world: World) -> LearningCore:
     """The base whole on this rank's device, or its layers cut over all ranks."""
-    if config.shard != "on":
+    if config.shard != "on" or not isinstance(world, Distributed):
         base = open_base(
             config.model,
             device=config.device,

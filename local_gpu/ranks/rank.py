@@ -7,7 +7,6 @@ while it runs: the control process starts all of them anew.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import threading
 import time
@@ -23,13 +22,25 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from local_gpu.config import LocalConfig
+from local_gpu.faults import device_fault
 from local_gpu.parts import Learning
 from local_gpu.ranks.leash import LEASH, when_let_go
-from local_gpu.ranks.talk import CLOSE, EXPECTED, Answer, Command, Failure, Lost, Ready, Start
-from local_gpu.ranks.world import Distributed, OutOfStep
+from local_gpu.ranks.plain import decode, encode
+from local_gpu.ranks.talk import (
+    CLOSE,
+    COMMANDS,
+    EXPECTED,
+    Answer,
+    Command,
+    Failure,
+    Lost,
+    Ready,
+    Start,
+)
+from local_gpu.ranks.world import Alone, Distributed, OutOfStep, World
 from tinker_claw.errors import ClawError, ConfigError
 
-Build = Callable[[LocalConfig, Distributed], Learning]
+Build = Callable[[LocalConfig, World], Learning]
 """Makes this rank's part of what learns; `config.device` is this rank's."""
 
 _TROUBLE = "tinker-claw-trouble"
@@ -56,18 +67,21 @@ def live(build: Build) -> int:
             file=sys.stderr,
         )
         return 2
-    store, _, size = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
+    size, store = int(os.environ["WORLD_SIZE"]), None
+    if size > 1:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
     link = Connection(os.dup(0)) if leashed and rank == 0 else None
     with _Voice(rank, link, store) as voice:
         start = voice.start()
-        device = _device(start.config)
-        world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
+        device, world = _device(start.config), Alone()
+        if size > 1:
+            world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
         _carry_out(voice, world, build, replace(start.config, device=str(device)))
         world.leave()
     return 0
 
 
-def _carry_out(voice: _Voice, world: Distributed, build: Build, config: LocalConfig) -> None:
+def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -> None:
     """Build, then do what rank 0 is told, until it is told to close."""
     built: list[Learning] = []
 
@@ -91,16 +105,20 @@ def _carry_out(voice: _Voice, world: Distributed, build: Build, config: LocalCon
     while name != CLOSE:
         command = voice.next(world)
         name = command.name
+        if name not in COMMANDS:
+            raise OutOfStep(f"There is no command {name!r}.", halve=None)
         voice.answer(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
 
 
-def _tried(world: Distributed, call: Callable[[], Any]) -> Failure | Answer:
+def _tried(world: World, call: Callable[[], Any]) -> Failure | Answer:
     """What came of a call that every rank has made: rank 0's value, or the first failure."""
     value, failure = None, None
     try:
         value = call()
     except EXPECTED as error:
-        failure = Failure.of(error)
+        if device_fault(error):
+            raise  # whatever this process computes next may fail as well
+        failure = Failure(error)
     first = next((f for f in world.gather(failure) if f is not None), None)
     return Answer(value) if first is None else first
 
@@ -108,14 +126,15 @@ def _tried(world: Distributed, call: Callable[[], Any]) -> Failure | Answer:
 class _Voice:
     """What this rank says to the control process: itself if it is rank 0, else through rank 0."""
 
-    def __init__(self, rank: int, link: Connection | None, store: Any) -> None:
-        """`link`: rank 0's; `store`: torch's, where the ranks find one another."""
+    def __init__(self, rank: int, link: Connection | None, store: Any | None) -> None:
+        """`link`: rank 0's; `store`: torch's, where ranks find one another; None: it is alone."""
         self._rank = rank
         self._link = link
-        self._store = store.clone()
+        self._store = store and store.clone()
         self._writing = threading.Lock()
-        if link is not None:
-            threading.Thread(target=self._pass_on, daemon=True).start()
+        self._tick_s = _TICK_S
+        if link is not None and store is not None:
+            threading.Thread(target=self._pass_on, args=(store.clone(),), daemon=True).start()
 
     def __enter__(self) -> _Voice:
         return self
@@ -130,20 +149,27 @@ class _Voice:
 
     def start(self) -> Start:
         """What rank 0 was told, on every rank."""
-        if self._link is not None:
-            self._store.set("start", pickle.dumps(self._link.recv()))
-        return pickle.loads(self._store.get("start"))
+        told = None if self._link is None else self._link.recv_bytes()
+        if self._store is not None:
+            if told is not None:
+                self._store.set("start", told)
+            told = self._store.get("start")
+        assert told is not None
+        start: Start = decode(told)
+        self._tick_s = min(_TICK_S, start.timeout_s / 4)
+        return start
 
-    def next(self, world: Distributed) -> Command:
+    def next(self, world: World) -> Command:
         """The next command. While there is none, the other ranks hear that rank 0 lives."""
         if self._link is None:
-            while (command := world.share(None)) is None:
-                pass
+            command: Command | None = None
+            while command is None:
+                command = world.share(command)
             return command
-        while not self._link.poll(min(_TICK_S, world.timeout_s / 4)):
+        while not self._link.poll(self._tick_s):
             world.share(None)
         try:
-            return world.share(self._link.recv())
+            return world.share(decode(self._link.recv_bytes()))
         except (EOFError, ConnectionError):
             os._exit(1)  # the control process is gone
 
@@ -157,24 +183,29 @@ class _Voice:
         """Tell why this rank ends, unless another told before: the first is the cause."""
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
-        lost = Lost(self._rank, sentence, error.halve if isinstance(error, OutOfStep) else None)
+        fault = device_fault(error)
+        halve = error.halve if isinstance(error, OutOfStep) else None
+        lost = Lost(self._rank, fault or sentence, halve, outage=fault is not None)
+        if self._store is None:
+            with suppress(OSError):  # the control process is gone
+                self._send(lost)
+            return
         with suppress(RuntimeError):  # the store ends with the first machine
             if self._store.add(f"{_TROUBLE}-count", 1) == 1:
-                self._store.set(_TROUBLE, pickle.dumps(lost))
+                self._store.set(_TROUBLE, encode(lost))
         time.sleep(_GOODBYE_S)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, store: Any) -> None:
         """On rank 0: tell the control process of the first rank that cannot go on."""
-        store = self._store.clone()
         with suppress(RuntimeError):
             while not store.check([_TROUBLE]):
                 time.sleep(_LOOK_S)
-            self._send(pickle.loads(store.get(_TROUBLE)))
+            self._send(decode(store.get(_TROUBLE)))
 
     def _send(self, what: object) -> None:
         if self._link is not None:
             with self._writing:
-                self._link.send(what)
+                self._link.send_bytes(encode(what))
 
 
 def _device(config: LocalConfig) -> torch.device:

@@ -1,7 +1,9 @@
 """Learning on ranks: the control process's end.
 
-Rule: a rank that dies or hangs is a BackendError, and all are ended. The next command starts them
-anew, with a fresh adapter; only one that needs no weights of before may be that command.
+Rule: a rank that dies or hangs is a BackendError, and all are ended; if its device failed, it is an
+OutageError. The next command starts them anew, with a fresh adapter; only one that needs no weights
+of before may be that command. After a step that failed, for whatever reason, the state before it is
+read by new processes: what the failure has left in the old ones is not trusted.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from typing import Any, Final
 
 from local_gpu.config import LocalConfig
 from local_gpu.parts import Ask, Facts
+from local_gpu.ranks.plain import decode, encode
 from local_gpu.ranks.talk import CLOSE, Answer, Command, Failure, Lost, Ready, Start
-from local_gpu.ranks.torchrun import Torchrun
-from tinker_claw.errors import BackendError, ConfigError
+from local_gpu.ranks.torchrun import Ranks
+from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 _LOOK_S = 0.5
@@ -58,15 +61,16 @@ class RankedLearning:
             ConfigError: a setting does not fit.
             BackendError: they did not start; the sentence has the end of their log.
         """
+        self._config = config = _placed(config)
         _check(config)
-        self._config = config
         self._command_s = command_s
         self._start_s = start_s
         self._module = module
         self._told = told
-        self._ranks: Torchrun | None = None
+        self._ranks: Ranks | None = None
         self._fresh = True  # the weights are those that new ranks start with
         self._lost = False  # ... and were others when the ranks died
+        self._failed = False  # a step, in these processes
         self._closed = False
         self._begun = False  # they have been ready once
         self._calling = threading.Lock()
@@ -75,7 +79,11 @@ class RankedLearning:
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         self._fresh = False
-        return self._call("step", tuple(passes), adam)
+        try:
+            return self._call("step", tuple(passes), adam)
+        except ClawError:
+            self._failed = True
+            raise
 
     def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
         return self._call("score", adapter, tuple(asks))
@@ -90,6 +98,9 @@ class RankedLearning:
         self._call("write_state", folder)
 
     def read_state(self, folder: Path) -> None:
+        if self._failed:
+            with self._calling:
+                self._end()
         self._call("read_state", folder)
         self._fresh = self._lost = False
 
@@ -101,7 +112,7 @@ class RankedLearning:
             if (ranks := self._ranks) is not None:
                 if idle:
                     with suppress(OSError):
-                        ranks.link.send(Command(CLOSE))
+                        ranks.link.send_bytes(encode(Command(CLOSE)))
                     ranks.wait(_POLITE_S)
                 ranks.stop()
         finally:
@@ -113,9 +124,9 @@ class RankedLearning:
             if self._closed:
                 raise BackendError("The trainer is closed.")
             if self._lost and name in _NEEDS_WEIGHTS:
-                raise BackendError("The weights went with the ranks that died: load a state first.")
+                raise OutageError("The weights went with the ranks that died: load a state first.")
             if self._ranks is None:
-                self._start()
+                self._start_anew()
                 if self._closed:  # meanwhile
                     self._end()
                     raise BackendError("The trainer is closed.")
@@ -123,9 +134,20 @@ class RankedLearning:
             assert isinstance(answer, Answer)
             return answer.value
 
+    def _start_anew(self) -> None:
+        """Raises OutageError: it went well before, with the same settings and files."""
+        try:
+            self._start()
+        except ClawError as error:
+            raise OutageError(f"The ranks do not start again: {error}") from error
+        self._failed = False
+
     def _start(self) -> Ready:
         config = self._config
-        told = f"Starting {config.ranks} ranks, which write to {self._log}."
+        count = (
+            "a rank, which writes" if config.ranks == 1 else f"{config.ranks} ranks, which write"
+        )
+        told = f"Starting {count} to {self._log}."
         if config.torchrun:
             told += (
                 f" On each other machine, with the model in {config.model} as here, and its own "
@@ -134,7 +156,7 @@ class RankedLearning:
             )
         if self._told is not None:
             self._told(told)
-        self._ranks = Torchrun(
+        self._ranks = Ranks(
             self._module,
             ranks=config.ranks,
             extra=config.torchrun,
@@ -142,7 +164,9 @@ class RankedLearning:
             log=self._log,
         )
         try:
-            start = Start(config, self._command_s)
+            # Those of other machines hear it over the network.
+            secret = replace(config, sampler_api_key=None)
+            start = Start(secret, self._command_s)
             ready = self._ask(start, self._start_s, "loading the base model")
         except BaseException:
             self._end()
@@ -157,15 +181,15 @@ class RankedLearning:
         reason = f"The ranks were silent for {seconds:g} s ({name})"
         until = time.monotonic() + seconds
         try:
-            ranks.link.send(what)
+            ranks.link.send_bytes(encode(what))
             while not ranks.link.poll(_LOOK_S) and time.monotonic() < until:
                 if ranks.ended() and not ranks.link.poll():
                     raise EOFError
-            reply = ranks.link.recv() if ranks.link.poll() else None
+            reply = decode(ranks.link.recv_bytes()) if ranks.link.poll() else None
         except (EOFError, OSError):
             reply, reason = None, f"The ranks died ({name})"
         if isinstance(reply, Failure):
-            raise reply.error()
+            raise reply.error
         if reply is not None and not isinstance(reply, Lost):
             return reply
         if isinstance(reply, Lost):
@@ -174,10 +198,11 @@ class RankedLearning:
                 tokens = max(1, reply.halve // 2)
                 self._config = replace(self._config, micro_batch_tokens=tokens)
                 reason += f" New ranks compute {tokens} tokens at once."
-            raise BackendError(f"{reason}{self._last_words(ranks)} See {self._log}.")
+            kind = OutageError if reply.outage else BackendError
+            raise kind(f"{reason}{self._last_words(ranks)} See {self._log}.")
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
-    def _last_words(self, ranks: Torchrun) -> str:
+    def _last_words(self, ranks: Ranks) -> str:
         """Wait for them, end them all, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
@@ -192,6 +217,14 @@ class RankedLearning:
     @property
     def _log(self) -> Path:
         return self._config.root / "logs" / "ranks.log"
+
+
+def _placed(config: LocalConfig) -> LocalConfig:
+    """A rank takes the first GPU that it sees: one that is named is the only one that it sees."""
+    kind, _, number = config.device.partition(":")
+    if kind != "cuda" or not number.isdecimal() or config.ranks > 1:
+        return config
+    return replace(config, device=kind, train_gpus=config.train_gpus or (int(number),))
 
 
 def _check(config: LocalConfig) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
-from local_gpu.learning.passes import Budget, out_of_memory
+from local_gpu.faults import out_of_memory
+from local_gpu.learning.passes import Budget
 from local_gpu.model import Adapter, BaseModel, adapter_parameters
 from local_gpu.packing import grow
 from local_gpu.ranks.world import Distributed, OutOfStep

@@ -15,8 +15,8 @@ Rule: what is raised on the far side is raised here, as the same class with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from local_gpu.config import LocalConfig
 from local_gpu.parts import Facts
@@ -40,6 +40,7 @@ class Command:
     """A method of `Learning`, for every rank to call."""
 
     name: str
+    """One of `COMMANDS`."""
     arguments: tuple[Any, ...] = ()
 
 
@@ -50,22 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way: classes with an `__init__` of their own do not pickle."""
-
-    kind: type[Exception]
-    arguments: tuple[Any, ...]
-    fields: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        arguments = error.__reduce__()[1]  # of an OSError: the file, too
-        assert isinstance(arguments, tuple)
-        return cls(type(error), arguments, dict(vars(error)))
-
-    def error(self) -> Exception:
-        error = self.kind.__new__(self.kind, *self.arguments)
-        vars(error).update(self.fields)
-        return error
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +62,19 @@ class Lost:
     sentence: str
     halve: int | None
     """Too many tokens to compute at once; None: that was not it."""
+    outage: bool
+    """The device failed: what was computed is not to blame."""
 
 
-CLOSE = "close"
+CLOSE: Final = "close"
 """The last command."""
 
-EXPECTED = (ClawError, OSError)
+COMMANDS: Final = frozenset(
+    {
+        *("step", "score", "write_adapter", "export_adapter", "write_state", "read_state"),
+        CLOSE,
+    }
+)
+
+EXPECTED: Final = (ClawError, OSError)
 """What a command may raise and the ranks go on; anything else ends them."""

@@ -1,4 +1,4 @@
-"""torchrun as a child of this process, with the ranks that it starts.
+"""The ranks of this machine: one as a child of this process, or torchrun with those that it starts.
 
 Rule: they live no longer than this object. All of them hold the other end of its pair of sockets:
 when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
@@ -24,7 +24,7 @@ _KILLED_S = 10.0
 _WRITE_S = 60
 
 
-class Torchrun:
+class Ranks:
     """The ranks of this machine."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Torchrun:
 
         Args:
             module: what each of them runs, as `python -m` does.
-            ranks: how many on this machine.
+            ranks: how many on this machine; one without `extra` needs no torchrun.
             extra: further arguments of torchrun; () is this machine alone.
             env: besides this process's own.
             log: where all of them write, behind what is there.
@@ -45,16 +45,14 @@ class Torchrun:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._from = log.stat().st_size if log.exists() else 0
-        # A free port of the loopback, unless several machines must find one another.
-        place = ("--node-rank=0", *extra) if extra else ("--standalone", "--local-addr=127.0.0.1")
-        command = [sys.executable, "-m", leash.__name__, f"--nproc-per-node={ranks}"]
-        # Ranks are started anew by us alone; and torchrun would leave an empty folder each time.
-        command += ["--max-restarts=0", f"--log-dir={os.devnull}"]
+        alone = ranks == 1 and not extra
+        launcher = () if alone else (leash.__name__, *_torchrun(ranks, extra), "-m")
         # A cluster's own defaults for torchrun, which are not about these ranks.
         inherited = {name: value for name, value in os.environ.items() if name[:4] != "PET_"}
+        inherited |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} if alone else {}
         with ours, theirs, log.open("ab") as out:
             self._process = subprocess.Popen(
-                [*command, *place, "-m", module],
+                [sys.executable, "-m", *launcher, module],
                 stdin=theirs.fileno(),
                 stdout=out,
                 stderr=out,
@@ -88,3 +86,24 @@ class Torchrun:
             start = max(self._from, file.tell() - _TAIL_BYTES)
             file.seek(start)
             return file.read().decode(errors="replace").strip()
+
+
+def _torchrun(ranks: int, extra: Sequence[str]) -> list[str]:
+    """Its arguments.
+
+    Not --standalone, nor another rendezvous than the static one: those unpickle what they find in a
+    store that listens to the network.
+    """
+    if not extra:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            extra = (
+                "--nnodes=1",
+                "--master-addr=127.0.0.1",
+                f"--master-port={probe.getsockname()[1]}",
+            )
+    # Ranks are started anew by us alone; and torchrun would leave an empty folder each time.
+    return [
+        *(f"--nproc-per-node={ranks}", "--max-restarts=0", f"--log-dir={os.devnull}"),
+        *("--node-rank=0", *extra),
+    ]

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import pad
+
+from local_gpu.ranks.plain import decode, encode
 
 T = TypeVar("T")
 
@@ -57,6 +60,8 @@ class World(Protocol):
         """Rank 0's object, on every rank."""
         ...
 
+    def leave(self) -> None: ...
+
 
 class Alone:
     """One process. torch.distributed is not used."""
@@ -79,9 +84,16 @@ class Alone:
     def share(self, value: T) -> T:
         return value
 
+    def leave(self) -> None:
+        pass
+
 
 class Distributed:
-    """The processes that torchrun started: tensors by NCCL on CUDA, everything else by gloo."""
+    """The processes that torchrun started: tensors by NCCL on CUDA, everything else by gloo.
+
+    Everything else goes as plain bytes: who reaches the ports of other machines' ranks can send
+    bytes, too, and torch's own calls for objects would unpickle them.
+    """
 
     def __init__(
         self, device: torch.device, store: Any, *, rank: int, size: int, timeout_s: float
@@ -106,7 +118,6 @@ class Distributed:
         self.device = device
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s
         self.sum(torch.ones(1, device=device))  # what keeps GPUs apart shows here
 
     def sum(self, flat: Tensor) -> None:
@@ -125,16 +136,23 @@ class Distributed:
         return next(told for told in self.gather(failure) if told is not None)
 
     def gather(self, mine: T) -> list[T]:
-        everyone: list[T | None] = [None] * self.size
+        own = _as_tensor(encode(mine))
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _together():
-            dist.all_gather_object(everyone, mine)
-        return cast(list[T], everyone)
+            dist.all_gather(sizes, torch.tensor([len(own)]))
+            longest = max(map(int, sizes))
+            told = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(told, pad(own, (0, longest - len(own))))
+        return [decode(_as_bytes(t[: int(n)])) for t, n in zip(told, sizes, strict=True)]
 
     def share(self, value: T) -> T:
-        box = [value if self.rank == 0 else None]
+        told = _as_tensor(encode(value)) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([len(told)])
         with _together():
-            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return cast(T, box[0])
+            dist.broadcast(size, src=0)
+            told = told if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(told, src=0)
+        return value if self.rank == 0 else decode(_as_bytes(told))
 
     def mesh(self) -> DeviceMesh:
         """All ranks in one dimension, for FSDP2."""
@@ -142,6 +160,14 @@ class Distributed:
 
     def leave(self) -> None:
         dist.destroy_process_group()
+
+
+def _as_tensor(raw: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.embedded.engine import EngineSize
 from local_gpu.files import SavedState, read_adapter, read_state, write_adapter, write_moments
-from local_gpu.learning.optimizer import LoraOptimizer, Scored
+from local_gpu.learning.optimizer import LoraOptimizer
 from local_gpu.learning.passes import Body
-from local_gpu.learning.records import LossRecord
+from local_gpu.learning.records import LossRecord, Scored
 from local_gpu.model import BaseModel, LoraShape, fresh_adapter
 from local_gpu.serve.asks import Lora, OptimStep
 from local_gpu.serve.config import WireConfig

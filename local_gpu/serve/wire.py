@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.learning.losses import LOSSES, LossInputs
-from local_gpu.learning.optimizer import Scored
-from local_gpu.learning.records import LossRecord, RecordPass, check_loss
+from local_gpu.learning.records import LossRecord, RecordPass, Scored, check_loss
 from tinker_claw.errors import AlignmentError, RequestError, StepError
 from tinker_claw.types import Completion, StopReason
 

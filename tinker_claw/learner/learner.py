@@ -16,13 +16,10 @@ from dataclasses import dataclass
 
 from tinker_claw.config import Training
 from tinker_claw.errors import (
-    AlignmentError,
-    BackendError,
     ClawError,
     DisagreementError,
     LedgerError,
     OutageError,
-    RequestError,
     StepError,
 )
 from tinker_claw.learner.agreement import agreement
@@ -30,7 +27,15 @@ from tinker_claw.learner.alarm import Alarm
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.metrics import step_metrics, step_rule
 from tinker_claw.learner.observing import Observing
-from tinker_claw.learner.recovery import WAITS, Recovery, as_outage, waiting_for_the_ledger
+from tinker_claw.learner.recovery import (
+    FAILURES,
+    WAITS,
+    Recovery,
+    as_outage,
+    known_good,
+    nobody_to_blame,
+    waiting_for_the_ledger,
+)
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger import Ledger
 from tinker_claw.methods import BatchItem, Method
@@ -43,8 +48,6 @@ from tinker_claw.types import Adam, LossPass, Sample, StepReport
 FAILURES_BEFORE_BISECTING = 2
 FAILURES_BEFORE_STOPPING = 4
 """Of one batch in which no single sample is to blame: by then it is no passing trouble."""
-_FAILURES = (BackendError, AlignmentError, RequestError)
-"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ class Learner:
         except DisagreementError as error:  # no sample is to blame, and trying again is no use
             self._void(step_id, str(error), outage=True)
             raise
-        except _FAILURES as error:
+        except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
         finally:
@@ -221,13 +224,14 @@ class Learner:
         """Undo a failed step, and look for the sample that is to blame where one seems to be.
 
         Raises:
-            ClawError: the batch fails again and again, and no sample of it is to blame.
+            ClawError: the batch fails again and again, and neither a sample nor the trainer alone
+                is to blame.
         """
         await self._restored(error)
         if isinstance(error, OutageError):
             return
         failures = self._deps.ledger.steps.failures([sample.id for sample in batch])
-        if failures >= FAILURES_BEFORE_BISECTING:
+        if failures >= FAILURES_BEFORE_BISECTING and await self._works(step_id):
             found = await self._quarantine_culprit(batch, step_id)
             if not found and failures >= FAILURES_BEFORE_STOPPING:
                 raise error
@@ -281,6 +285,9 @@ class Learner:
     async def _quarantine_culprit(self, batch: Sequence[Sample], step_id: int) -> bool:
         """Halve the batch until one sample alone fails; that one is never trained.
 
+        It is blamed only if right afterwards a step succeeds that cannot be at fault: the trainer
+        might have begun to fail meanwhile.
+
         False: none fails alone, as when the trouble has passed meanwhile.
         """
         suspects = list(batch)
@@ -292,6 +299,8 @@ class Learner:
             log.warning("step.no_culprit", step_id=step_id)
             return False
         culprit = suspects[0]
+        if not await self._works(step_id):
+            return True
         self._deps.ledger.samples.quarantine(culprit.id)
         self._deps.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
         return True
@@ -302,12 +311,29 @@ class Learner:
             failure: ClawError | None = None
             async with self._room(samples):
                 try:
-                    await self._rehearse(samples, step_id)
-                except _FAILURES as error:
+                    with self._deps.health.backend.watching("learning"):
+                        await self._rehearse(samples, step_id)
+                except FAILURES as error:
                     failure = error
             await self._restored(failure)
             if not isinstance(failure, OutageError):
                 return failure is not None
+
+    async def _works(self, step_id: int) -> bool:
+        """Whether the trainer takes a step that cannot be at fault; if not, it is waited for."""
+        sample, at_once = known_good(self._deps.policy.newest.version.id, self._deps.cfg), True
+        while True:
+            failure: OutageError | None = None
+            async with self._room([sample]):
+                try:
+                    with self._deps.health.backend.watching("learning"), nobody_to_blame():
+                        await self._rehearse([sample], step_id)
+                except OutageError as error:
+                    failure = error
+            await self._restored(failure)
+            if failure is None:
+                return at_once
+            at_once = False
 
     async def _restored(self, error: ClawError | None) -> None:
         await self._recovery.after(error)
@@ -316,10 +342,7 @@ class Learner:
     async def _rehearse(self, samples: Sequence[Sample], step_id: int) -> None:
         """A step that is not committed, charged to the one that failed."""
         deps, policy = self._deps, self._deps.policy.newest
-        with (
-            deps.health.backend.watching("learning"),
-            deps.spending.paying("train", step_id=step_id),
-        ):
+        with deps.spending.paying("train", step_id=step_id):
             await self._train(await self._items(samples, policy))
 
     async def _retire(self) -> None:

@@ -1,7 +1,8 @@
 """Back to the newest committed state after a step that failed, however long the service is away.
 
 Rule: weights after a failed step are suspect, so nothing is done with them before a committed state
-is loaded. An outage is no failure of the step: it is waited out, and learning goes on by itself.
+is loaded. An outage is no failure of the step: it is waited out, and learning goes on by itself. A
+trainer that fails whatever it is given is away, too, however it words that.
 """
 
 from __future__ import annotations
@@ -10,15 +11,74 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
-from tinker_claw.errors import ClawError, LedgerError, OutageError, StepError
+from tinker_claw.config import Training
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    ClawError,
+    LedgerError,
+    OutageError,
+    RequestError,
+    StepError,
+)
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger import Ledger
 from tinker_claw.outages import Backoff
 from tinker_claw.policy import Policy, PolicyHolder, Trainer
 from tinker_claw.telemetry import log
-from tinker_claw.types import PolicyVersion
+from tinker_claw.types import (
+    Completion,
+    HintScores,
+    PolicyVersion,
+    Sample,
+    SamplingParams,
+    StopReason,
+)
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
+FAILURES = (BackendError, AlignmentError, RequestError)
+"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
+_OWN, _TEACHERS = -0.1, 0.0
+"""Logprobs, in nats, that no ratio of whatever weights puts outside the bounds for good."""
+
+
+def known_good(version: int, cfg: Training) -> Sample:
+    """Three tokens with every signal that a method may want: no trainer has a reason to refuse it.
+
+    Where even a step over this fails no sample of a user is to blame.
+    """
+    candidates = tuple(range(1, cfg.opd_topk + 1))
+    return Sample(
+        id=0,
+        turn_id=0,
+        session_id=0,
+        policy_version=version,
+        policy_step=0,
+        prompt=(1, 2),
+        completion=Completion(
+            tokens=(3,),
+            logprobs=(_OWN,),
+            topk_ids=(candidates,),
+            topk_logprobs=((_OWN,) * len(candidates),),
+            stop_reason=StopReason.STOP,
+            params=SamplingParams(max_tokens=1),
+        ),
+        reward=1,
+        teacher=HintScores("", (_TEACHERS,), targets=((_TEACHERS,) * len(candidates),)),
+    )
+
+
+@contextmanager
+def nobody_to_blame() -> Generator[None]:
+    """A step that cannot be at fault: its failure is an outage."""
+    try:
+        yield
+    except OutageError:
+        raise
+    except FAILURES as error:
+        raise OutageError(
+            f"Training fails whatever it is given, so no sample is to blame: {error}"
+        ) from error
 
 
 def as_outage(error: OutageError | LedgerError) -> OutageError:

@@ -101,9 +101,9 @@ async def samplers(patient: Patient) -> Found:
     vllm = arrange.find_vllm(settings)
     arranged = arrange.arrange(settings, only_reckon=True)
     if not arranged.gpus:
-        return Found("the process that learns samples, too")
+        return Found("the gateway's process samples")
     if vllm is None:
-        slow = "the process that learns samples, too, many times slower"
+        slow = "the gateway's process samples, many times slower, with a base of its own"
         return Found(f"no vLLM: {slow}. {arrange.GET_VLLM}", "warn")
     arrange.check_quantization(settings, vllm)
     return Found(f"{len(arranged.layout.serve)} of {vllm} will be started")

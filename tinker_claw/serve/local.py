@@ -50,7 +50,7 @@ def check_fit(settings: Settings) -> None:
         sharded=fit.shard if fit else None,
     )
     if fit is not None and not arranged.layout.serve and not settings.local.urls:
-        log.warning("sampler.embedded", risk=f"this process samples, too; {GET_VLLM}")
+        log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
 
 
 @asynccontextmanager

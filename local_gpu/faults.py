@@ -1,0 +1,58 @@
+"""Whose fault an error of torch is: the memory's, the device's, or that of what was computed.
+
+Rule: decided here alone, by class where torch has one and by the words of its libraries elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+_NO_ROOM: Final = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What the CPU's allocator says, CUDA's driver, and libraries that allocate beside PyTorch."""
+_REFUSED: Final = (
+    *("invalid argument", "invalid configuration argument"),
+    *("_INVALID_VALUE", "_BAD_PARAM", "_NOT_SUPPORTED"),
+)
+"""The device says that it was asked for something wrong, and works as before."""
+_BROKEN: Final = (
+    *("CUDA error", "CUDA driver error", "HIP error", "device-side assert"),
+    *("CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error", "CUSOLVER_STATUS_", "CUSPARSE_STATUS_"),
+    *("NCCL error", "NCCL Error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError"),
+)
+"""In the words of a RuntimeError: not every library's errors are of a class of their own."""
+_ACCELERATOR_ERROR: Final = getattr(torch, "AcceleratorError", ())
+"""A torch before 2.8 has none, and raises a RuntimeError."""
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in _NO_ROOM)
+
+
+def device_fault(error: BaseException) -> str | None:
+    """What the device said, if it is behind this error; None: it is not, or only had no room.
+
+    After such an error every further call of the process may fail, whatever is computed.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, RuntimeError) and _is_the_devices(at):
+            return str(at).strip().partition("\n")[0]
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _is_the_devices(error: RuntimeError) -> bool:
+    words = str(error)
+    if out_of_memory(error) or any(sign in words for sign in _REFUSED):
+        return False
+    return isinstance(error, _ACCELERATOR_ERROR) or any(sign in words for sign in _BROKEN)

@@ -1,0 +1,14 @@
+"""On a process's path: what it unpickles and what names code is written down, with its stack."""
+
+import os
+import sys
+import traceback
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "pickle.find_class":
+        with open(f"{os.environ['UNPICKLED']}/{os.getpid()}", "a") as file:
+            file.write(f"{arguments}\n{''.join(traceback.format_stack())}\n")
+
+
+sys.addaudithook(_hear)
