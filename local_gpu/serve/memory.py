@@ -29,7 +29,8 @@ class Adapters:
 
     def __init__(self, base: BaseModel, limit: int | None) -> None:
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
-        self._taken: dict[str, int] = {}
+        self.taken: dict[str, int] = {}
+        """Bytes, by model."""
         one = fresh_adapter(base, LoraShape(1, 1), seed=0).values()
         # The copy that computes has its gradient, too.
         width = _MASTER_BYTES + 2 * base.module.dtype.itemsize
@@ -43,15 +44,15 @@ class Adapters:
             RequestError: there is no room for it.
         """
         needs = rank * self._rank_bytes
-        others = sum(size for other, size in self._taken.items() if other != model_id)
+        others = sum(size for other, size in self.taken.items() if other != model_id)
         if others + needs > self._limit:
             raise RequestError(
                 f"A model of rank {rank} takes {needs / _MIB:.1f} MiB, and of the "
                 f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
-                f"taken by {len(self._taken.keys() - {model_id})}: close a session that is not "
+                f"taken by {len(self.taken.keys() - {model_id})}: close a session that is not "
                 "used, or take a lower rank."
             )
-        self._taken[model_id] = needs
+        self.taken[model_id] = needs
         try:
             yield
         except BaseException:
@@ -59,7 +60,7 @@ class Adapters:
             raise
 
     def give_back(self, model_id: str) -> None:
-        self._taken.pop(model_id, None)
+        self.taken.pop(model_id, None)
 
 
 def free_bytes(device: torch.device) -> int:

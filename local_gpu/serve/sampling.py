@@ -107,7 +107,7 @@ class Samplers:
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._shelf.open)
+        return len(self._shelf.open) + self._shelf.closing
 
     @property
     def held_requests(self) -> int:
