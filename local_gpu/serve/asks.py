@@ -172,5 +172,10 @@ class OfRequest(Ask):
     request_id: str
 
 
+class Lifetime(Ask):
+    ttl_seconds: Whole | None
+    """None: without end."""
+
+
 class OfPath(Ask):
     tinker_path: str

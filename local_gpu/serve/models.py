@@ -7,7 +7,8 @@ numbered request is said by its future, in its turn: its number is used up all t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -51,7 +52,7 @@ class Models:
         check_base(self._shop, ask.base_model)
         _check_lora(lora, self._shop.config.max_rank)
         _check_optimizer(ask.optimizer_config)
-        run = self._run(session, ask.model_seq_id)
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(run, CREATION, lambda: run.create(lora))
 
     def load_weights(self, ask: asks.LoadWeights) -> str:
@@ -66,7 +67,7 @@ class Models:
         if ask.base_model is not None:
             check_base(self._shop, ask.base_model)
         _check_optimizer(ask.optimizer_config or asks.Optimizer())
-        run = self._run(session, ask.model_seq_id)
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(
             run, CREATION, lambda: run.create_from(ask.path, with_optimizer=ask.optimizer)
         )
@@ -104,6 +105,7 @@ class Models:
 
     def _in_turn(self, run: Run, seq_id: int | None, work: Work, *, size: int = 0) -> str:
         number = run.lane.unnumbered() if seq_id is None else seq_id
+        run.asked_at = datetime.now(UTC)
         if known := run.lane.known(number):
             return known
 
@@ -113,10 +115,13 @@ class Models:
 
         return run.lane.remember(number, self._promises.start(run.session_id, numbered, size=size))
 
-    def _run(self, session: Session, number: int) -> Run:
+    def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> Run:
         if number not in session.runs:
             self._sessions.check_room(len(session.runs), "models in this session")
+            told = {key: str(value) for key, value in (metadata or {}).items()}
+            check_metadata(told)
             session.runs[number] = Run(session.id, number, self._shop)
+            session.runs[number].metadata = told or None
         return session.runs[number]
 
     async def _save(self, run: Run, kind: str, ask: asks.SaveWeights) -> Answer:
@@ -158,10 +163,13 @@ def check_base(shop: Workshop, name: str) -> None:
 
 def _facts(ask: asks.SaveWeights) -> dict[str, Any]:
     """Of a checkpoint's record, checked."""
-    metadata = ask.user_metadata or {}
+    check_metadata(ask.user_metadata or {})
+    return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
     if sum(len(key) + len(value) for key, value in metadata.items()) > _METADATA:
         raise RequestError(f"user_metadata has more than {_METADATA} characters.")
-    return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
 
 
 def check_ttl(seconds: int | None) -> int | None:

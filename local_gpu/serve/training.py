@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from secrets import randbits
@@ -61,6 +62,9 @@ class Run:
         self._optimizer: LoraOptimizer | None = None
         self._shape: LoraShape | None = None
         self._ephemeral: list[Place] = []
+        self.asked_at = datetime.now(UTC)
+        """When its client last wanted something."""
+        self.metadata: dict[str, str] | None = None
         self._void: str | None = None
         """Why the next optim_step must fail."""
 
@@ -152,7 +156,9 @@ class Run:
         """
         optimizer, shape = self._ready(), self._shape
         assert shape is not None
-        record = Record.now(self._shop.config.offered, shape.rank, **facts)
+        record = Record.now(
+            self._shop.config.offered, shape.rank, run_metadata=self.metadata, **facts
+        )
 
         def write() -> None:
             state = optimizer.state() if moments else None

@@ -77,9 +77,7 @@ async def probe(
     asked["wide sparse"] = forward("cross_entropy", wide=True, sparse=True)
     asked["top-k"] = sample(topk_sample_logprobs=_K)
     asked["targets"] = sample(target_prompt_logprobs=_dense())
-    asked["sparse targets"] = sample(
-        target_prompt_logprobs=csr(_ids(), before=1)
-    )
+    asked["sparse targets"] = sample(target_prompt_logprobs=csr(_ids(), before=1))
     asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
     found = dict(zip(asked, await asyncio.gather(*map(_tried, asked.values())), strict=True))
     sparse = _named(found["sparse targets"])
