@@ -5,6 +5,7 @@ Over real HTTP; where a server has to be strange, it is Python's own HTTP server
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from backends import CONTEXT
 from faults import Fault
 from tinker import TinkerError
+from tinker_dialects import Flattened, OtherPaths
 from tinkers import KEY, NAME, served, start_tinker
 
 from tests.ports import deaf_port
@@ -28,8 +30,9 @@ from tinker_claw.backends.sdk import check_sdk
 from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer, failures, offered
 from tinker_claw.backends.tinker.access import Served, choose
 from tinker_claw.config import Training
-from tinker_claw.errors import BackendError, ConfigError, OutageError
+from tinker_claw.errors import BackendError, ConfigError, OutageError, SamplerError
 from tinker_claw.methods import build, require
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 
 @pytest.fixture(autouse=True)
@@ -194,8 +197,12 @@ async def test_telemetry_of_the_sdk_is_off(tmp_path: Path, monkeypatch: pytest.M
     assert served(tmp_path).faulty.seen["telemetry"] == 0
 
 
-async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(tmp_path: Path) -> None:
-    trainer = await start_tinker(tmp_path, keep_states=2, keep_samplers=2)
+@pytest.mark.parametrize("speaking", [lambda app: app, OtherPaths()], ids=["paths", "other paths"])
+async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(
+    tmp_path: Path, speaking: Any
+) -> None:
+    server = {"speaking": speaking}
+    trainer = await start_tinker(tmp_path, server=server, keep_states=2, keep_samplers=2)
     first = await trainer.save_state("first")
     await trainer.load_state(first)
     states = [await trainer.save_state("more") for _ in range(3)]
@@ -248,6 +255,72 @@ async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="no ppo loss"):
         require(build("binary"), Training(), await poor.capabilities())
     await poor.aclose()
+
+
+async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, server={"speaking": Flattened()})
+    has = await trainer.capabilities()
+    assert has.losses == {"ppo", "importance_sampling", "cispo", "cross_entropy"}
+    assert not has.two_d_targets
+    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-mode token works"):
+        require(build("combine"), Training(), has)
+    require(build("combine"), Training(opd_mode="token"), has)
+    await trainer.aclose()
+
+
+async def test_paths_of_any_shape_are_trained_published_and_opened_again(tmp_path: Path) -> None:
+    server = {"speaking": OtherPaths()}
+    trainer = await start_tinker(tmp_path, server=server)
+    first = await trainer.publish()
+    state = await trainer.save_state("one")
+    params = SamplingParams(max_tokens=8, seed=3)
+    (before,) = await first.sample((1, 2, 3), params)
+    advantages = (1.0,) * len(before.tokens)
+    told = Datum(
+        (1, 2, 3, *before.tokens), start=3, logprobs=before.logprobs, advantages=advantages
+    )
+    step = (LossPass("importance_sampling", (told,)),)
+    await trainer.train_step(step, Adam(learning_rate=0.01))
+    second = await trainer.publish()
+    assert "/sampler_weights/" not in first.ref + second.ref
+    assert "/weights/" not in state
+    score = (1, 2, 3, *before.tokens)
+    scores = [await one.logprobs(score, start=3) for one in (first, second)]
+    assert scores[0] != scores[1]
+    await trainer.aclose()
+
+    await asyncio.to_thread(served(tmp_path).restart)
+    again = await start_tinker(tmp_path)
+    opened = [await again.open(ref) for ref in (first.ref, second.ref)]
+    assert [await one.logprobs(score, start=3) for one in opened] == scores
+    await again.load_state(state)
+    await again.train_step(step, Adam(learning_rate=0.01))
+    rolled_back = await again.publish()
+    assert (await rolled_back.logprobs(score, start=3)).logprobs == pytest.approx(
+        scores[1].logprobs, abs=1e-5
+    )
+    with pytest.raises(BackendError, match="cannot open the sampler 'tinker://model_x/v-1'"):
+        await again.open("tinker://model_x/v-1")
+    with pytest.raises(BackendError, match="cannot load 'what is this'"):
+        await again.load_state("what is this")
+    await again.aclose()
+
+
+async def test_rehearsal_leaves_nothing_behind_and_says_what_it_cannot_delete(
+    tmp_path: Path,
+) -> None:
+    trainer = await start_tinker(tmp_path)
+    there = served(tmp_path)
+    assert await trainer.rehearse(student_topk=2) == []
+    assert not list((tmp_path / "served").glob("*/*/*"))
+    there.faulty.spoil(Fault("checkpoints", status=404))
+    assert len(left := await trainer.rehearse(student_topk=0)) == 2
+    assert all(path.startswith("tinker://") for path in left)
+    there.faulty.spoil(Fault("retrieve_future", "fail", of="Sample", category="user"))
+    with pytest.raises(SamplerError, match=r"could not sample from v-.*the test says so"):
+        await trainer.rehearse(student_topk=0)
+    assert len(list((tmp_path / "served").glob("*/*/*"))) == 2, "what could not be deleted before"
+    await trainer.aclose()
 
 
 async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Path) -> None:

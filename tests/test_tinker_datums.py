@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tinker import types as sdk
@@ -68,12 +70,15 @@ def test_answers_are_cut_to_the_reply_and_to_the_sampled_token() -> None:
     wide = sdk.TensorData.from_numpy(np.arange(12, dtype=np.float32).reshape(4, 3))
     assert rows_of(datum, wide) == (6.0, 9.0)
     narrow = sdk.TensorData.from_numpy(np.arange(4, dtype=np.float32))
-    assert rows_of(datum, narrow) == (2.0, 3.0)
+    one_each = replace(datum, targets=())
+    assert rows_of(one_each, narrow) == (2.0, 3.0)
 
 
-def test_answer_of_another_length_is_refused() -> None:
-    with pytest.raises(AlignmentError, match="3 logprobs for 4 tokens"):
-        rows_of(candidates().datums[0], sdk.TensorData.from_numpy(np.zeros(3, np.float32)))
+@pytest.mark.parametrize("shape", [(3,), (4,), (12,), (4, 2), (4, 1, 2), (3, 4)])
+def test_answer_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    answer = sdk.TensorData.from_numpy(np.zeros(shape, np.float32))
+    with pytest.raises(AlignmentError, match="for 4 tokens with 3 targets each"):
+        rows_of(candidates().datums[0], answer)
 
 
 @pytest.mark.parametrize(

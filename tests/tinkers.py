@@ -7,6 +7,7 @@ the client, `Served.restart` one of the server. A fixture of conftest.py stops t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,12 @@ _running: dict[Path, Served] = {}
 class Served:
     """A server that can misbehave and be restarted, at one address."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, speaking: Callable[[Any], Any] = lambda app: app, **settings: Any
+    ) -> None:
+        """`speaking` wraps the application of a server that speaks the API otherwise."""
         self.folder = folder
+        self._speaking = speaking
         self._settings = settings
         self._stack = ExitStack()
         self.server: WireServer
@@ -32,7 +37,7 @@ class Served:
 
     def _start(self, port: int) -> None:
         def around(app: Any) -> Faulty:
-            self.faulty = Faulty(app)
+            self.faulty = Faulty(self._speaking(app))
             return self.faulty
 
         self.server = self._stack.enter_context(

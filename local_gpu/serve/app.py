@@ -1,12 +1,13 @@
 """Tinker's HTTP routes.
 
 Rule: a route checks the key, reads a body, and answers with what `Service` says; it computes
-nothing. Statuses are ones that Tinker's SDK takes as final (never 409, 429 or 5xx, which it sends
-again for minutes).
+nothing. Statuses are ones that Tinker's SDK takes as final (never 409 or 5xx, which it sends again
+for minutes, and 429 only where that helps).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -19,14 +20,19 @@ from fastapi.responses import JSONResponse
 from local_gpu.serve import asks, checkpoint_routes
 from local_gpu.serve.checkpoint_routes import Served
 from local_gpu.serve.config import tokenizer_of
-from local_gpu.serve.doors import BodyLimit, Key
+from local_gpu.serve.doors import PROTOBUF, BodyLimit, Key, Pages
 from local_gpu.serve.service import Service
 from local_gpu.serve.training import Workshop
 from tinker_claw.errors import ClawError, RequestError
 
-_PROTOBUF = "application/x-protobuf"
-
 routes = APIRouter(prefix="/api/v1")
+
+
+class Ascii(JSONResponse):
+    """JSON that can hold whatever JSON brought, half of a surrogate pair as well."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def create_app(shop: Workshop) -> FastAPI:
@@ -38,10 +44,16 @@ def create_app(shop: Workshop) -> FastAPI:
             app.state.service = service
             yield
 
-    app = FastAPI(title="Tinker on your own GPU", lifespan=lifespan, openapi_url=None)
+    app = FastAPI(
+        title="Tinker on your own GPU",
+        lifespan=lifespan,
+        openapi_url=None,
+        default_response_class=Ascii,
+    )
     app.add_middleware(BodyLimit, limit=shop.config.body_bytes)
     if shop.config.api_key is not None:
         app.add_middleware(Key, wanted=shop.config.api_key)
+    app.add_middleware(Pages, keyless=shop.config.api_key is None)
     app.include_router(checkpoint_routes.without_key)
     app.include_router(checkpoint_routes.routes)
     app.include_router(routes)
@@ -53,12 +65,12 @@ def create_app(shop: Workshop) -> FastAPI:
 
 async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
     sentence = f"{request.method} {request.url.path} is not served here."
-    return JSONResponse({"error": sentence, "category": "user"}, HTTPStatus.NOT_FOUND)
+    return Ascii({"error": sentence, "category": "user"}, HTTPStatus.NOT_FOUND)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     status = error.status if isinstance(error, RequestError) else HTTPStatus.UNPROCESSABLE_ENTITY
-    return JSONResponse({"error": str(error), "category": "user"}, status)
+    return Ascii({"error": str(error), "category": "user"}, status)
 
 
 async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
@@ -219,10 +231,10 @@ async def retrieve_future(ask: asks.OfRequest, service: Service = Served) -> Res
         ) from error
     if answer is None:
         pending = {"type": "try_again", "request_id": ask.request_id, "queue_state": "active"}
-        return JSONResponse(pending)
+        return Ascii(pending)
     if isinstance(answer, bytes):
-        return Response(answer, media_type=_PROTOBUF)
-    return JSONResponse(dict(answer))
+        return Response(answer, media_type=PROTOBUF)
+    return Ascii(dict(answer))
 
 
 @routes.post("/cancel_future")

@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from local_gpu import demo
 from tinker_claw.errors import ConfigError
+from tinker_claw.origin import is_loopback
 
 DEMO: Final = "demo"
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class WireConfig:
     max_batch_tokens: int = 512
     threads: int | None = None
     open_samplers: int = 4
-    """Adapters that stay ready for sampling, besides the base and those in use."""
+    """Adapters that are ready for sampling, besides the base; who needs another one waits."""
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
     turn_tokens: int = 8192
@@ -61,6 +61,18 @@ class WireConfig:
     """And one that was."""
     keep_result_bytes: int = 1 << 28
     """Of answers together; the oldest go first."""
+    table_cells: int = 1 << 24
+    """Of the [N, K] tables that one request asks for or unfolds: some 40 bytes each. The SDK's
+    longest request of 20 candidates a token has 12 million."""
+    drawn_cells: int = 1 << 22
+    """Tokens and candidates of all samples that are drawn at once, at their longest: some 100 bytes
+    each. Requests wait for one another; what one alone may not have is refused."""
+    adapters_bytes: int | None = None
+    """Of all models in training; None: half of what is free when the base is loaded."""
+    open_sessions: int = 4096
+    """And as many models and samplers in one session."""
+    pending_bytes: int = 1 << 30
+    """Of the bodies whose answers are not there yet."""
     body_bytes: int = 1 << 26
     """Of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot cut."""
     chunk_datums: int = 1024
@@ -121,7 +133,7 @@ def check_exposure(host: str, api_key: str | None) -> None:
     Raises:
         ConfigError: says what to add.
     """
-    if host not in LOOPBACK and api_key is None:
+    if not is_loopback(host) and api_key is None:
         raise ConfigError(
             f"--host {host} lets other machines in: give --api-key {KEY_PREFIX}... as well, and "
             "set TINKER_API_KEY to it on the clients"

@@ -1,6 +1,7 @@
 """Who and what is let in, before anything of a request is read.
 
-Rule: a refusal closes the connection, because a body that nobody reads may follow it.
+Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its status is
+one that Tinker's SDK takes as final.
 """
 
 from __future__ import annotations
@@ -13,6 +14,29 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from local_gpu.serve import checkpoint_routes
+from tinker_claw.errors import RequestError
+from tinker_claw.origin import refuse_forms, refuse_pages
+
+PROTOBUF = "application/x-protobuf"
+
+
+class Pages:
+    """Turns away what a web page in a browser of this machine sends."""
+
+    def __init__(self, app: ASGIApp, *, keyless: bool) -> None:
+        self._app = app
+        self._keyless = keyless
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                refuse_pages(headers, local=self._keyless)
+                refuse_forms(headers, PROTOBUF)
+            except RequestError as error:
+                refusal = _refusal(str(error), HTTPStatus(error.status))
+                return await refusal(scope, receive, send)
+        await self._app(scope, receive, send)
 
 
 class Key:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -20,6 +21,8 @@ Answer: TypeAlias = bytes | Mapping[str, Any]
 """Protobuf, or what becomes JSON."""
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
+_PROMISE_BYTES = 4096
+"""Of the promise itself, with its task."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +38,8 @@ class Promise:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     forget_at: float = float("inf")
     """On the monotonic clock."""
+    asked: int = 0
+    """Bytes of its request, while the answer is not there."""
 
     @property
     def size(self) -> int:
@@ -45,7 +50,13 @@ class Promises:
     """All requests in flight and the answers that may still be asked for."""
 
     def __init__(
-        self, spawn: Spawn, *, keep_s: float, keep_retrieved_s: float, keep_bytes: int
+        self,
+        spawn: Spawn,
+        *,
+        keep_s: float,
+        keep_retrieved_s: float,
+        keep_bytes: int,
+        pending_bytes: int,
     ) -> None:
         self._spawn = spawn
         self._keep_s = keep_s
@@ -53,11 +64,30 @@ class Promises:
         self._keep_bytes = keep_bytes
         self._promises: dict[str, Promise] = {}
         self._held_bytes = 0
+        self._pending_bytes = pending_bytes
+        self._asked_bytes = 0
 
     def start(
-        self, owner: str, work: Coroutine[Any, Any, Answer], *, cancellable: bool = False
+        self,
+        owner: str,
+        begin: Callable[[], Coroutine[Any, Any, Answer]],
+        *,
+        size: int,
+        cancellable: bool = False,
     ) -> str:
-        promise = Promise(uuid4().hex, owner, cancellable)
+        """Begin the work of a request of so many bytes; the promise's id.
+
+        Raises:
+            RequestError: 429, too much is waiting already. Later it is not: the SDK asks again.
+        """
+        size += _PROMISE_BYTES
+        if self._asked_bytes + size > self._pending_bytes:
+            raise RequestError(
+                "Too many requests wait for their answers; send this one again later.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+            )
+        self._asked_bytes += size
+        promise, work = Promise(uuid4().hex, owner, cancellable, asked=size), begin()
         self._promises[promise.id] = promise
         promise.task = self._spawn(self._settle(promise, work))
         # Not in the task: one that is cancelled before it begins runs none of its code.
@@ -112,6 +142,7 @@ class Promises:
             sentence = "The request was cancelled: its session or the server ended."
             promise.answer = failure(sentence, by_user=False)  # nothing was wrong with it
         promise.task = None
+        self._asked_bytes -= promise.asked
         promise.forget_at = time.monotonic() + self._keep_s
         promise.ready.set()
         self._held_bytes += promise.size

@@ -17,6 +17,29 @@ CREATION = 0
 _REMEMBERED = 4096
 
 
+class Room:
+    """So much of something for all; who finds too little left waits, in the order of arrival."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._freed = asyncio.Event()
+        self._door = asyncio.Lock()
+
+    @asynccontextmanager
+    async def room(self, needs: int) -> AsyncGenerator[None]:
+        """`needs` is at most the whole."""
+        async with self._door:
+            while needs > self._left:
+                self._freed.clear()
+                await self._freed.wait()
+            self._left -= needs
+        try:
+            yield
+        finally:
+            self._left += needs
+            self._freed.set()
+
+
 class Lane:
     """Gives out turns by number, and remembers which request took which number."""
 

@@ -7,9 +7,10 @@ numbered request is said by its future, in its turn: its number is used up all t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from local_gpu.serve import asks
 from local_gpu.serve.futures import Answer, Promises
@@ -23,6 +24,9 @@ from tinker_claw.errors import RequestError
 
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
 _UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
+_METADATA = 1 << 16
+"""Characters: every listing reads them."""
+_LONGEST_S = 10 * 365 * 86_400
 _ANSWER_TYPES = {
     "weights": "save_weights",
     "sampler_weights": "save_weights_for_sampler",
@@ -48,7 +52,7 @@ class Models:
         check_base(self._shop, ask.base_model)
         _check_lora(lora, self._shop.config.max_rank)
         _check_optimizer(ask.optimizer_config)
-        run = self._run(session, ask.model_seq_id)
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(run, CREATION, lambda: run.create(lora))
 
     def load_weights(self, ask: asks.LoadWeights) -> str:
@@ -63,7 +67,7 @@ class Models:
         if ask.base_model is not None:
             check_base(self._shop, ask.base_model)
         _check_optimizer(ask.optimizer_config or asks.Optimizer())
-        run = self._run(session, ask.model_seq_id)
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(
             run, CREATION, lambda: run.create_from(ask.path, with_optimizer=ask.optimizer)
         )
@@ -71,7 +75,9 @@ class Models:
     def forward_backward(self, body: bytes) -> str:
         message = parse_forward_backward(body)
         run = self._sessions.run(message.model_id)
-        return self._in_turn(run, message.seq_id or None, lambda: run.forward_backward(message))
+        return self._in_turn(
+            run, message.seq_id or None, lambda: run.forward_backward(message), size=len(body)
+        )
 
     def optim_step(self, ask: asks.OptimStep) -> str:
         run = self._sessions.run(ask.model_id)
@@ -97,8 +103,9 @@ class Models:
             return self._in_turn(run, ask.seq_id, lambda: self._save(run, "sampler_weights", ask))
         return self._in_turn(run, ask.seq_id, lambda: self._save_nameless(run, ask))
 
-    def _in_turn(self, run: Run, seq_id: int | None, work: Work) -> str:
+    def _in_turn(self, run: Run, seq_id: int | None, work: Work, *, size: int = 0) -> str:
         number = run.lane.unnumbered() if seq_id is None else seq_id
+        run.asked_at = datetime.now(UTC)
         if known := run.lane.known(number):
             return known
 
@@ -106,11 +113,15 @@ class Models:
             async with run.lane.turn(number):
                 return await work()
 
-        return run.lane.remember(number, self._promises.start(run.session_id, numbered()))
+        return run.lane.remember(number, self._promises.start(run.session_id, numbered, size=size))
 
-    def _run(self, session: Session, number: int) -> Run:
+    def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> Run:
         if number not in session.runs:
+            self._sessions.check_room(len(session.runs), "models in this session")
+            told = {key: str(value) for key, value in (metadata or {}).items()}
+            check_metadata(told)
             session.runs[number] = Run(session.id, number, self._shop)
+            session.runs[number].metadata = told or None
         return session.runs[number]
 
     async def _save(self, run: Run, kind: str, ask: asks.SaveWeights) -> Answer:
@@ -121,7 +132,7 @@ class Models:
             place,
             overwrite=ask.overwrite,
             moments=kind == "weights",
-            facts={"ttl_seconds": _ttl(ask), "user_metadata": ask.user_metadata},
+            facts=_facts(ask),
         )
         await self._samplers.close(place)  # of what stood there before, overwritten or expired
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
@@ -133,7 +144,7 @@ class Models:
         if number is None:
             number = max(session.samplers, default=-1) + 1
         place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
-        facts = {"ttl_seconds": _ttl(ask), "ephemeral": True}
+        facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "ephemeral": True}
         await run.save(place, overwrite=True, moments=False, facts=facts)
         for old in run.retire_ephemeral(place):
             await self._shop.torch.run(lambda old=old: self._shop.store.remove(old))
@@ -150,13 +161,31 @@ def check_base(shop: Workshop, name: str) -> None:
         )
 
 
-def _ttl(ask: asks.SaveWeights) -> int | None:
-    if ask.ttl_seconds is not None and ask.ttl_seconds < 1:
-        raise RequestError(f"ttl_seconds is {ask.ttl_seconds}, not at least 1.")
-    return ask.ttl_seconds
+def _facts(ask: asks.SaveWeights) -> dict[str, Any]:
+    """Of a checkpoint's record, checked."""
+    check_metadata(ask.user_metadata or {})
+    return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    if sum(len(key) + len(value) for key, value in metadata.items()) > _METADATA:
+        raise RequestError(f"user_metadata has more than {_METADATA} characters.")
+
+
+def check_ttl(seconds: int | None) -> int | None:
+    """None never ends."""
+    if seconds is not None and not 1 <= seconds <= _LONGEST_S:
+        raise RequestError(f"ttl_seconds is {seconds}, not in 1..{_LONGEST_S}.")
+    return seconds
 
 
 def _check_lora(lora: asks.Lora, max_rank: int) -> None:
+    if lora.unknown is not None:
+        raise RequestError(
+            f"lora_config has a field {lora.unknown!r}, which is not served here: it takes rank, "
+            "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha.",
+            status=_UNPROCESSABLE,
+        )
     rules = (
         (not lora.train_unembed, "train_unembed=True", "set train_unembed=False"),
         (lora.train_mlp, "train_mlp=False", "leave train_mlp=True"),
@@ -173,6 +202,11 @@ def _check_lora(lora: asks.Lora, max_rank: int) -> None:
 
 
 def _check_optimizer(optimizer: asks.Optimizer) -> None:
+    if optimizer.type == "adamw" and optimizer.unknown is not None:
+        raise RequestError(
+            f"optimizer_config has a field {optimizer.unknown!r}, which is not served here.",
+            status=_UNPROCESSABLE,
+        )
     if optimizer.type != "adamw":
         raise RequestError(
             f"optimizer {optimizer.type!r} is not served here; use adamw (AdamOptimizerConfig).",

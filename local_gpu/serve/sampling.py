@@ -1,13 +1,14 @@
 """Sampling from the base and from saved adapters.
 
 Rule: an open adapter never changes: a path that is overwritten is opened anew by the next request.
-A few adapters stay open; one that serves a request is never closed under it, and the base is always
-there.
+A few adapters are open, each with a cache; one that serves a request is never closed under it, and
+who needs one more waits. The base is always there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from local_gpu.files import read_adapter
 from local_gpu.model import with_lora
 from local_gpu.serve.asks import Params, Prompt, Sample
 from local_gpu.serve.futures import Answer
+from local_gpu.serve.lane import Room
 from local_gpu.serve.scoring import PromptAsk, score
 from local_gpu.serve.store import Place
 from local_gpu.serve.training import Workshop
 from local_gpu.serve.wire import PromptScores, sample_response
 from tinker_claw.errors import ConfigError, ContextLengthError, RequestError
 from tinker_claw.types import SamplingParams
+
+_STOPS = 1024
 
 
 @dataclass(slots=True)
@@ -38,10 +42,14 @@ class _Open:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Open adapters, least recently used first, and one lock per path that is being opened."""
+    """Open adapters, least recently used first. Who takes one waits for those who came before, so
+    that nobody who waits for a place is overtaken for ever."""
 
     open: dict[Place, _Open] = field(default_factory=dict[Place, _Open])
-    opening: dict[Place, asyncio.Lock] = field(default_factory=dict[Place, asyncio.Lock])
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: int = 0
+    """Off the shelf, and still in use."""
 
 
 class Samplers:
@@ -50,6 +58,7 @@ class Samplers:
         self._base = _Open(Engine(shop.base.module, shop.size), shop.base.module)
         self._stop_tokens = _stop_tokens(shop.base.module)
         self._shelf = _Shelf()
+        self._drawn = Room(shop.config.drawn_cells)
 
     async def sample(self, ask: Sample, place: Place | None) -> Answer:
         """Score the prompt as asked, and draw `num_samples` completions.
@@ -58,12 +67,20 @@ class Samplers:
             RequestError: naming what cannot be served.
         """
         prompt = _tokens(ask.prompt)
-        asked = PromptAsk.of(ask, len(prompt), self._shop.size.vocabulary)
+        size, limits = self._shop.size, self._shop.config
+        asked = PromptAsk.of(ask, len(prompt), size.vocabulary, limits.table_cells)
         params = self._params(ask, len(prompt))
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
         self._check(prompt, params, room=0 if at_once else params.max_tokens)
-        async with self._lease(place) as held:
+        cells = ask.num_samples * params.max_tokens * (1 + params.student_topk)
+        if cells > limits.drawn_cells:
+            raise RequestError(
+                f"{ask.num_samples} samples of {params.max_tokens} tokens with "
+                f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
+                f"{limits.drawn_cells} at once: ask for fewer samples, tokens or candidates."
+            )
+        async with self._drawn.room(cells), self._lease(place) as held:
             scores = PromptScores()
             if asked.anything:
                 call = partial(score, self._shop.body, held.module, prompt, asked, params)
@@ -80,6 +97,8 @@ class Samplers:
             held.closing = True
             if held.users == 0:
                 await held.engine.aclose()
+            else:
+                self._shelf.closing += 1
 
     async def aclose(self) -> None:
         for held in (self._base, *self._shelf.open.values()):
@@ -88,7 +107,7 @@ class Samplers:
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._shelf.open)
+        return len(self._shelf.open) + self._shelf.closing
 
     @property
     def held_requests(self) -> int:
@@ -99,30 +118,36 @@ class Samplers:
     @asynccontextmanager
     async def _lease(self, place: Place | None) -> AsyncGenerator[_Open]:
         held = self._base if place is None else await self._take(place)
-        held.users += 1
         try:
             yield held
         finally:
-            held.users -= 1
+            held.users -= place is not None
             if held.closing and held.users == 0:
                 await held.engine.aclose()
-            await self._make_room()
+                self._shelf.closing -= 1
+            self._shelf.freed.set()
 
     async def _take(self, place: Place) -> _Open:
-        async with self._shelf.opening.setdefault(place, asyncio.Lock()):
+        async with self._shelf.taking:
             held = self._shelf.open.pop(place, None)
             if held is None:
+                await self._make_room()
                 module = await self._shop.torch.run(partial(self._load, place))
                 held = _Open(Engine(module, self._shop.size), module)
             self._shelf.open[place] = held  # the most recently used is last
-        self._shelf.opening.pop(place, None)
+            held.users += 1
         return held
 
     async def _make_room(self) -> None:
-        idle = [place for place, held in self._shelf.open.items() if held.users == 0]
-        surplus = len(self._shelf.open) - self._shop.config.open_samplers
-        for place in idle[: max(0, surplus)]:
-            await self.close(place)
+        """For one more: close what was not used for longest, or wait until something is idle."""
+        shelf = self._shelf
+        while len(shelf.open) + shelf.closing >= self._shop.config.open_samplers:
+            idle = next((place for place, held in shelf.open.items() if not held.users), None)
+            if idle is not None:
+                await self.close(idle)
+            else:
+                shelf.freed.clear()
+                await shelf.freed.wait()
 
     def _load(self, place: Place) -> Any:
         self._shop.store.read(place)
@@ -136,6 +161,10 @@ class Samplers:
         params = ask.sampling_params
         if ask.prompt_alt_tokens_k:
             raise RequestError("prompt_alt_tokens_k is not served here; leave it at 0.")
+        if params.unknown is not None:
+            raise RequestError(
+                f"sampling_params has a field {params.unknown!r}, which is not served here."
+            )
         room = self._shop.size.context_tokens - prompt_tokens
         return SamplingParams(
             max_tokens=max(1, room) if params.max_tokens is None else params.max_tokens,
@@ -151,6 +180,11 @@ class Samplers:
         if params.stop is None:
             return self._stop_tokens
         words = params.stop if isinstance(params.stop, list) else [params.stop]
+        if len(words) > _STOPS:
+            raise RequestError(
+                f"stop has {len(words)} ids, and each token is compared with all; "
+                f"give at most {_STOPS}."
+            )
         ids = [word for word in words if isinstance(word, int)]
         if len(ids) < len(words):
             raise RequestError(
@@ -169,7 +203,10 @@ class Samplers:
             raise RequestError(f"The prompt has a token outside 0..{size.vocabulary - 1}.")
         rules = (
             (params.max_tokens >= 1, f"max_tokens is {params.max_tokens}, not at least 1."),
-            (params.temperature >= 0, f"temperature is {params.temperature:g}, below 0."),
+            (
+                0 <= params.temperature < math.inf,
+                f"temperature is {params.temperature:g}, not in [0, inf).",
+            ),
             (0 < params.top_p <= 1, f"top_p is {params.top_p:g}, not in (0, 1]."),
             (
                 params.top_k is None or params.top_k >= 1,

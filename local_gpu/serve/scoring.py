@@ -33,7 +33,8 @@ class Targets:
     """(N - 1, K); -1 asks for nothing."""
 
     @classmethod
-    def of(cls, ask: TensorAsk, prompt_tokens: int, vocabulary: int) -> Targets:
+    def of(cls, ask: TensorAsk, vocabulary: int) -> Targets:
+        """Unfold a table whose shape was checked: where and when it is used, not before."""
         values = np.array(ask.data, np.int64)
         try:
             if ask.sparse_crow_indices is None:
@@ -42,15 +43,10 @@ class Targets:
                 crow = np.array(ask.sparse_crow_indices, np.int64)
                 col = np.array(ask.sparse_col_indices or [], np.int64)
                 ids = densify(values, crow, col, ask.shape, pad=-1)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise RequestError(
                 f"target_prompt_logprobs does not fill its shape {ask.shape}."
             ) from error
-        if ids.ndim != 2 or len(ids) != prompt_tokens - 1 or ids.shape[1] < 1:
-            raise RequestError(
-                f"target_prompt_logprobs has shape {ask.shape}; a prompt of {prompt_tokens} tokens "
-                f"takes [{prompt_tokens - 1}, K]."
-            )
         if ids.size and (int(ids.min()) < -1 or int(ids.max()) >= vocabulary):
             raise RequestError(f"target_prompt_logprobs has an id outside -1..{vocabulary - 1}.")
         return cls(ask, ids)
@@ -84,10 +80,11 @@ class PromptAsk:
     logprobs_from: int
     """Positions before it get no logprobs and no candidates."""
     top_k: int
-    targets: Targets | None
+    targets: TensorAsk | None
+    """Of a shape that fits; its values are not looked at yet."""
 
     @classmethod
-    def of(cls, ask: Sample, prompt_tokens: int, vocabulary: int) -> PromptAsk:
+    def of(cls, ask: Sample, prompt_tokens: int, vocabulary: int, most_cells: int) -> PromptAsk:
         """Raises RequestError naming what does not fit."""
         last_n = ask.prompt_logprobs_last_n
         if last_n is not None and not ask.prompt_logprobs:
@@ -98,22 +95,38 @@ class PromptAsk:
             )
         if ask.topk_prompt_logprobs > vocabulary:
             raise RequestError(f"topk_prompt_logprobs is above the vocabulary of {vocabulary}.")
-        wanted = ask.target_prompt_logprobs
+        wanted, width = ask.target_prompt_logprobs, 0
+        if wanted is not None:
+            shape = wanted.shape[:3]  # what is longer is wrong whatever follows
+            if len(shape) != 2 or shape[0] != prompt_tokens - 1 or shape[1] < 1:
+                raise RequestError(
+                    f"target_prompt_logprobs has shape {shape}; a prompt of {prompt_tokens} tokens "
+                    f"takes [{prompt_tokens - 1}, K]."
+                )
+            if (width := shape[1]) > vocabulary:
+                raise RequestError(
+                    f"target_prompt_logprobs has K = {width}, and the vocabulary is {vocabulary}."
+                )
+        if (cells := prompt_tokens * (ask.topk_prompt_logprobs + width)) > most_cells:
+            raise RequestError(
+                f"{prompt_tokens} prompt tokens with {cells // prompt_tokens} logprobs each are "
+                f"{cells}; this server gives {most_cells} at once: ask for fewer candidates."
+            )
         return cls(
             logprobs=bool(ask.prompt_logprobs),
             logprobs_from=1 if last_n is None else prompt_tokens - last_n,
             top_k=ask.topk_prompt_logprobs,
-            targets=None if wanted is None else Targets.of(wanted, prompt_tokens, vocabulary),
+            targets=wanted,
         )
 
     @property
     def anything(self) -> bool:
         return self.logprobs or self.top_k > 0 or self.targets is not None
 
-    def first(self, prompt_tokens: int) -> int:
+    def first(self, prompt_tokens: int, targets: Targets | None) -> int:
         """The first position whose row must be computed."""
         plain = self.logprobs_from if self.logprobs or self.top_k else prompt_tokens
-        return min(plain, self.targets.first() if self.targets else prompt_tokens)
+        return min(plain, targets.first() if targets else prompt_tokens)
 
 
 @torch.no_grad()
@@ -121,15 +134,16 @@ def score(
     body: Body, module: Any, prompt: list[int], ask: PromptAsk, then: SamplingParams
 ) -> tuple[PromptScores, Completion]:
     """Score a prompt and draw the one token that follows it, in the torch thread."""
-    n, first = len(prompt), ask.first(len(prompt))
     device, head = body.device, module.get_output_embeddings()
+    named = None if ask.targets is None else Targets.of(ask.targets, head.out_features)
+    n, first = len(prompt), ask.first(len(prompt), named)
     tokens = torch.tensor(prompt)
     (rows,) = body.hidden(module, [tokens], [first - 1])
     tokens = tokens.to(device)
     ids = tokens[first:, None]
-    if ask.targets is not None:
-        named = torch.from_numpy(ask.targets.ids[first - 1 :]).to(device)
-        ids = torch.cat([ids, named.clamp(min=0)], dim=1)
+    if named is not None:
+        rest = torch.from_numpy(named.ids[first - 1 :]).to(device)
+        ids = torch.cat([ids, rest.clamp(min=0)], dim=1)
     read = read_logprobs(head, rows[:-1], ids, ask.top_k)
     if not bool(read.chosen.isfinite().all()):
         raise SamplerError("The model's logprobs are not finite.")
@@ -145,10 +159,10 @@ def score(
         top = np.full((n, ask.top_k), NOT_SCORED, np.float32)
         top_ids[ask.logprobs_from :] = read.top_ids.cpu().numpy()[shown]
         top[ask.logprobs_from :] = read.top.float().cpu().numpy()[shown]
-    if ask.targets is not None:
-        full = np.zeros(ask.targets.ids.shape, np.float32)
+    if named is not None:
+        full = np.zeros(named.ids.shape, np.float32)
         full[first - 1 :] = chosen[:, 1:]
-        targets = ask.targets.filled(full)
+        targets = named.filled(full)
     return PromptScores(own, top_ids, top, targets), completion
 
 

@@ -21,6 +21,7 @@ from local_gpu.serve import asks
 from local_gpu.serve.config import WireConfig, source_of
 from local_gpu.serve.futures import Promises
 from local_gpu.serve.links import Links
+from local_gpu.serve.memory import Adapters
 from local_gpu.serve.models import Models, check_base
 from local_gpu.serve.sampling import Samplers
 from local_gpu.serve.sessions import Sessions
@@ -55,6 +56,7 @@ def build(config: WireConfig) -> Workshop:
         checkpointing=checkpoints_activations(base, config.checkpointing),
         torch=TorchThread(),
         store=store,
+        adapters=Adapters(base, config.adapters_bytes),
     )
 
 
@@ -65,7 +67,7 @@ class Service:
         config = shop.config
         self.shop = shop
         self.links = Links()
-        self.sessions = Sessions(config.silence_s)
+        self.sessions = Sessions(config.silence_s, config.open_sessions)
         self.samplers = Samplers(shop)
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,6 +76,7 @@ class Service:
             keep_s=config.keep_result_s,
             keep_retrieved_s=config.keep_retrieved_s,
             keep_bytes=config.keep_result_bytes,
+            pending_bytes=config.pending_bytes,
         )
         self.models = Models(shop, self.sessions, self.samplers, self.promises)
 
@@ -102,6 +105,7 @@ class Service:
             raise RequestError("create_sampling_session needs base_model or model_path.")
         if ask.base_model is not None:
             check_base(self.shop, ask.base_model)
+        self.sessions.check_room(len(session.samplers), "samplers in this session")
         return session.add_sampler(number, self.shop.config.offered, ask.model_path).id
 
     def sample(self, ask: asks.Sample) -> tuple[str, list[str]]:
@@ -112,8 +116,12 @@ class Service:
         if ask.seq_id is not None and ask.seq_id in sampler.requests:
             return sampler.requests[ask.seq_id]
         place = None if sampler.model_path is None else Place.at(sampler.model_path)
-        work = self.samplers.sample(ask, place)
-        request_id = self.promises.start(sampler.session_id, work, cancellable=True)
+        request_id = self.promises.start(
+            sampler.session_id,
+            lambda: self.samplers.sample(ask, place),
+            size=ask.size,
+            cancellable=True,
+        )
         ids = request_id, [uuid4().hex for _ in range(ask.num_samples)]
         if ask.seq_id is not None:
             sampler.remember(ask.seq_id, ids)

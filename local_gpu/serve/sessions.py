@@ -54,12 +54,15 @@ class Session:
 
 
 class Sessions:
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, silence_s: float, most: int) -> None:
         self._silence_s = silence_s
+        self._most = most
         self._open: dict[str, Session] = {}
         self._ended: dict[str, str] = {}
 
     def create(self) -> Session:
+        """Raises RequestError: there are too many."""
+        self.check_room(len(self._open), "sessions, which end when they are silent")
         session = Session(str(uuid4()), time.monotonic())
         self._open[session.id] = session
         return session
@@ -84,10 +87,18 @@ class Sessions:
             status=HTTPStatus.NOT_FOUND,
         )
 
+    def check_room(self, there: int, of_what: str) -> None:
+        """Raises RequestError if there cannot be one more."""
+        if there >= self._most:
+            raise RequestError(
+                f"There are {there} {of_what}; close what is not used, and try again.",
+                status=HTTPStatus.UNPROCESSABLE_ENTITY,
+            )
+
     def run(self, model_id: str) -> Run:
         session_id, _, number = model_id.partition(":train:")
         session = self.get(session_id)
-        run = session.runs.get(int(number)) if number.isdecimal() else None
+        run = session.runs.get(_number(number))
         if run is None:
             raise RequestError(f"There is no model {model_id}.", status=HTTPStatus.NOT_FOUND)
         return run
@@ -95,7 +106,7 @@ class Sessions:
     def sampler(self, sampler_id: str) -> SamplingSession:
         session_id, _, number = sampler_id.partition(":sample:")
         session = self.get(session_id)
-        sampler = session.samplers.get(int(number)) if number.isdecimal() else None
+        sampler = session.samplers.get(_number(number))
         if sampler is None:
             raise RequestError(f"There is no sampler {sampler_id}.", status=HTTPStatus.NOT_FOUND)
         return sampler
@@ -121,3 +132,8 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))
+
+
+def _number(text: str) -> int:
+    """The number at the end of an id; -1, which nobody has, where there is none."""
+    return int(text) if text.isdecimal() and len(text) < 20 else -1

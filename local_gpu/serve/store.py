@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -84,6 +84,10 @@ class Record:
     ephemeral: bool = False
     """Belongs to a session of this server; a later server sweeps it."""
     user_metadata: dict[str, str] | None = None
+    run_metadata: dict[str, str] | None = None
+    """Of the run that wrote it."""
+    public: bool = False
+    """Only a mark: whoever may ask this server may have everything that is in it."""
 
     def __post_init__(self) -> None:
         if self.expires_at is not None:
@@ -91,17 +95,18 @@ class Record:
 
     @classmethod
     def now(cls, base_model: str, rank: int, ttl_seconds: int | None, **more: Any) -> Record:
-        time = datetime.now(UTC)
-        expires = time + timedelta(seconds=ttl_seconds) if ttl_seconds is not None else None
-        return cls(
-            base_model, rank, time.isoformat(), expires.isoformat() if expires else None, **more
-        )
+        return cls(base_model, rank, datetime.now(UTC).isoformat(), expires_in(ttl_seconds), **more)
 
     @property
     def expired(self) -> bool:
         return self.expires_at is not None and datetime.fromisoformat(
             self.expires_at
         ) <= datetime.now(UTC)
+
+
+def expires_in(seconds: int | None) -> str | None:
+    """From now, as a record has it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
 
 
 class Store:
@@ -141,16 +146,33 @@ class Store:
             raise RequestError(f"There is no checkpoint {place.path}.", status=HTTPStatus.NOT_FOUND)
         return record
 
+    def amend(self, place: Place, **facts: Any) -> None:
+        """Change fields of a record. Raises like `read`."""
+        record = replace(self.read(place), **facts)
+        draft = self.folder(place) / f"{_RECORD}.draft"
+        draft.write_text(json.dumps(asdict(record)))
+        draft.replace(self.folder(place) / _RECORD)
+
     def files(self, place: Place) -> dict[str, Path]:
         """The files of a checkpoint that a client may have, by name."""
         self.read(place)
         found = sorted(self.folder(place).iterdir())
-        return {file.name: file for file in found if file.name != _RECORD}
+        return {file.name: file for file in found if not file.name.startswith(_RECORD)}
 
     def of_run(self, run: str) -> list[tuple[Place, Record]]:
         """The checkpoints of a run that have not expired, by kind and name."""
         folder = self.folder(Place.of(run, "weights", "x")).parent.parent
         return [(place, record) for place, record in self._all(folder) if not record.expired]
+
+    def all(self) -> list[tuple[Place, Record]]:
+        """Every checkpoint that has not expired, newest first."""
+        found = [
+            (place, record)
+            for folder in self.root.glob("*")
+            for place, record in self._all(folder)
+            if not record.expired
+        ]
+        return sorted(found, key=lambda one: one[1].time, reverse=True)
 
     def size_bytes(self, place: Place) -> int:
         return sum(file.stat().st_size for file in self.folder(place).iterdir())

@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from secrets import randbits
@@ -27,6 +28,7 @@ from local_gpu.serve.asks import Lora, OptimStep
 from local_gpu.serve.config import WireConfig
 from local_gpu.serve.futures import Answer
 from local_gpu.serve.lane import Lane
+from local_gpu.serve.memory import Adapters
 from local_gpu.serve.store import Place, Record, Store
 from local_gpu.serve.torch_thread import TorchThread
 from local_gpu.serve.wire import forward_backward_output, record_pass
@@ -45,6 +47,7 @@ class Workshop:
     checkpointing: bool
     torch: TorchThread
     store: Store
+    adapters: Adapters
 
 
 class Run:
@@ -59,6 +62,9 @@ class Run:
         self._optimizer: LoraOptimizer | None = None
         self._shape: LoraShape | None = None
         self._ephemeral: list[Place] = []
+        self.asked_at = datetime.now(UTC)
+        """When its client last wanted something."""
+        self.metadata: dict[str, str] | None = None
         self._void: str | None = None
         """Why the next optim_step must fail."""
 
@@ -73,7 +79,8 @@ class Run:
         def build() -> LoraOptimizer:
             return self._build(shape, fresh_adapter(self._shop.base, shape, seed))
 
-        self._optimizer, self._shape = await self._shop.torch.run(build), shape
+        with self._shop.adapters.room(self.id, lora.rank):
+            self._optimizer, self._shape = await self._shop.torch.run(build), shape
         return {"type": "create_model", "model_id": self.id}
 
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
@@ -82,12 +89,13 @@ class Run:
 
         def build() -> tuple[LoraOptimizer, LoraShape]:
             saved = read_adapter(self._folder(place), self._shop.base)
-            try:
-                optimizer = self._build(saved.shape, saved.tensors)
-            except ConfigError as error:
-                raise RequestError(str(error)) from error
-            if with_optimizer:
-                optimizer.load(self._state(place, saved.shape))
+            with self._shop.adapters.room(self.id, saved.shape.rank):
+                try:
+                    optimizer = self._build(saved.shape, saved.tensors)
+                except ConfigError as error:
+                    raise RequestError(str(error)) from error
+                if with_optimizer:
+                    optimizer.load(self._state(place, saved.shape))
             return optimizer, saved.shape
 
         self._optimizer, self._shape = await self._shop.torch.run(build)
@@ -118,6 +126,7 @@ class Run:
                     message,
                     vocabulary=self._shop.size.vocabulary,
                     context_tokens=self._shop.size.context_tokens,
+                    most_cells=self._shop.config.table_cells,
                 )
             )
             scored: list[Scored] = []
@@ -147,7 +156,9 @@ class Run:
         """
         optimizer, shape = self._ready(), self._shape
         assert shape is not None
-        record = Record.now(self._shop.config.offered, shape.rank, **facts)
+        record = Record.now(
+            self._shop.config.offered, shape.rank, run_metadata=self.metadata, **facts
+        )
 
         def write() -> None:
             state = optimizer.state() if moments else None
@@ -176,6 +187,7 @@ class Run:
     def free(self) -> None:
         """Let go of weights and moments."""
         self._optimizer = None
+        self._shop.adapters.give_back(self.id)
 
     def _ready(self) -> LoraOptimizer:
         if self._optimizer is None:
@@ -235,6 +247,8 @@ def _adam(ask: OptimStep) -> Adam:
     if ask.adam_params is None:
         kind = ask.optimizer_params.type if ask.optimizer_params else "none"
         raise RequestError(f"optimizer {kind!r}: this server steps with adam_params only.")
+    if (unknown := ask.adam_params.unknown) is not None:
+        raise RequestError(f"adam_params has a field {unknown!r}, which is not served here.")
     values = ask.adam_params.model_dump()
     for name, value in values.items():
         most = 1.0 if name.startswith("beta") else math.inf

@@ -6,6 +6,7 @@ datum's number; nothing is padded or cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,8 +28,6 @@ NOT_SCORED: Final = -99999.0
 """The logprob that the SDK reads as none in a top-k table."""
 _CLIP: Final = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 """Tinker's own defaults (its documentation), which are not this project's."""
-_DENSE_CELLS: Final = 1 << 28
-"""A sparse tensor may not unfold to more."""
 _DTYPES: Final = {
     pb.DTYPE_FLOAT32: np.dtype(np.float32),
     pb.DTYPE_INT64: np.dtype(np.int64),
@@ -46,7 +45,7 @@ def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
 
 
 def record_pass(
-    message: pb.ForwardBackwardRequest, *, vocabulary: int, context_tokens: int
+    message: pb.ForwardBackwardRequest, *, vocabulary: int, context_tokens: int, most_cells: int
 ) -> RecordPass:
     """Check a request and convert it.
 
@@ -59,6 +58,7 @@ def record_pass(
     LOSSES[name].check_config(name, config)
     if not message.data:
         raise StepError("The request has no datums.")
+    _check_tables(message.data, vocabulary, most_cells)
     records: list[LossRecord] = []
     for number, datum in enumerate(message.data):
         try:
@@ -69,6 +69,25 @@ def record_pass(
         records.append(record)
     defaults = _CLIP if name in ("ppo", "cispo") else {}
     return RecordPass(name, tuple(records), {**defaults, **config})
+
+
+def _check_tables(data: Sequence[pb.Datum], vocabulary: int, most_cells: int) -> None:
+    """Of all datums together, before any sparse table is unfolded: it may say any shape."""
+    cells = 0
+    for number, datum in enumerate(data):
+        for key, tensor in datum.loss_fn_inputs.items():
+            shape = list(tensor.shape[:3])
+            if len(shape) == 2 and shape[1] > vocabulary:
+                raise StepError(
+                    f"datum {number}: {key} has K = {shape[1]}, and the vocabulary is {vocabulary}."
+                )
+            if key == "target_tokens":
+                cells += abs(math.prod(shape))
+    if cells > most_cells:
+        raise StepError(
+            f"The targets are {cells} in all; this server takes {most_cells} in one request: send "
+            "fewer datums at once, or fewer candidates."
+        )
 
 
 def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
@@ -85,11 +104,17 @@ def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
 def _record(name: str, datum: pb.Datum) -> LossRecord:
     inputs = _tokens(datum.model_input)
     wanted = {"target_tokens", *LOSSES[name].arrays}
-    given = {key: _dense(key, tensor) for key, tensor in datum.loss_fn_inputs.items()}
-    if missing := sorted(wanted - set(given)):
+    tensors = dict(datum.loss_fn_inputs)
+    if missing := sorted(wanted - set(tensors)):
         raise StepError(f"loss {name} needs {missing[0]}, which is missing.")
-    if unknown := sorted(set(given) - wanted):
+    if unknown := sorted(set(tensors) - wanted):
         raise StepError(f"loss {name} takes {', '.join(sorted(wanted))}, and no {unknown[0]}.")
+    # No sparse table is unfolded to a shape that was not counted.
+    shape = list(tensors["target_tokens"].shape)
+    for key, tensor in tensors.items():
+        if tensor.HasField("sparse_csr") and list(tensor.shape) != shape:
+            raise AlignmentError(f"{key} has shape {list(tensor.shape)} and target_tokens {shape}.")
+    given = {key: _dense(key, tensor) for key, tensor in tensors.items()}
     ids = given["target_tokens"]
     if ids.dtype.kind != "i" or ids.ndim not in (1, 2) or 0 in ids.shape:
         raise StepError(f"target_tokens must be int64 [N] or [N, K], not {ids.dtype} {ids.shape}.")
@@ -163,7 +188,7 @@ def _dense(key: str, tensor: pb.Tensor) -> Array:
             np.frombuffer(csr.col_indices, np.int64),
             list(tensor.shape),
         )
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise AlignmentError(f"{key} does not fill its shape {list(tensor.shape)}.") from error
 
 
@@ -171,21 +196,19 @@ def densify(
     values: Array, crow: NDArray[np.int64], col: NDArray[np.int64], shape: list[int], pad: int = 0
 ) -> Array:
     """A CSR matrix with `pad` where it lists nothing. Raises ValueError if it is none."""
-    counts = np.diff(crow)
     sound = (
         len(shape) == 2
         and min(shape) >= 0
-        and shape[0] * shape[1] <= _DENSE_CELLS
         and len(crow) == shape[0] + 1
-        and len(values) == len(col) == counts.sum()
-        and (counts >= 0).all()
-        and ((col >= 0) & (col < shape[1])).all()
         and crow[0] == 0
+        and len(values) == len(col) == crow[-1]
+        and (crow[1:] >= crow[:-1]).all()
+        and ((col >= 0) & (col < shape[1])).all()
     )
     if not sound:
         raise ValueError("not a CSR matrix of that shape")
     out = np.full(shape, pad, values.dtype)
-    out[np.repeat(np.arange(shape[0]), counts), col] = values
+    out[np.repeat(np.arange(shape[0]), np.diff(crow)), col] = values
     return out
 
 

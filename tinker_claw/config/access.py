@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv6Address, ip_address
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from tinker_claw.errors import ConfigError
+from tinker_claw.origin import is_loopback
 
 DEFAULT_USER = "default"
 """Who calls without a key, or with --api-key."""
@@ -31,19 +31,6 @@ class User(BaseModel):
         description="a short plain word: it stands in the ledger and in log lines",
     )
     key: SecretStr = Field(description="key that this user's clients send")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address that is bound, or called, by this name."""
-    if host == "localhost":
-        return True
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False  # a name: who knows where it leads
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
 
 
 def check_access(host: str, api_key: SecretStr | None, users: Sequence[User]) -> None:

@@ -24,8 +24,8 @@ from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.discretion import Discretion
 from tinker_claw.gateway.keys import Keys
 from tinker_claw.gateway.limits import Limits, read_body
-from tinker_claw.gateway.origin import refuse_forms, refuse_pages
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
+from tinker_claw.origin import refuse_forms, refuse_pages
 from tinker_claw.wire import model_list, model_object
 
 

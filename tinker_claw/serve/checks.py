@@ -20,7 +20,7 @@ from tinker_claw.errors import BackendError, ConfigError, RequestError
 from tinker_claw.judge import HttpEndpoint
 from tinker_claw.ledger.figures import newest_steps
 from tinker_claw.ledger.reading import FILE, reading
-from tinker_claw.methods import build, require
+from tinker_claw.methods import build, require, student_topk
 from tinker_claw.openclaw_config.context import Context
 from tinker_claw.render import Renderer
 from tinker_claw.render.stream import BufferedStream
@@ -166,9 +166,17 @@ async def method(patient: Patient) -> Found:
         open_trainer(settings, patient.source.weights)
     )
     has = await trainer.capabilities()
-    require(build(settings.run.method), settings.training, has)
+    method = build(settings.run.method)
+    require(method, settings.training, has)
     patient.context = Context(has.context_tokens, "the service says so")
-    return Found(f"the service can do all of {settings.run.method}")
+    from tinker_claw.backends.tinker import TinkerTrainer
+
+    assert isinstance(trainer, TinkerTrainer)
+    left = await trainer.rehearse(student_topk(method, settings.training))
+    told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
+    if left:
+        return Found(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
+    return Found(told)
 
 
 async def price(patient: Patient) -> Found:

@@ -2,8 +2,8 @@
 requests?
 
 Rule: each check says one thing, in a line, and what to do where it fails. Checks that stand on a
-failed one are left out. Nothing is started or changed; against Tinker about forty tokens are
-spent, to see what the service can do.
+failed one are left out. Nothing is started or changed; against Tinker about fifty tokens are
+spent, and one state and one sampler are saved and deleted again, as a start would save them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def parser() -> argparse.ArgumentParser:
         prog="run.py doctor",
         description="Say what is there, what is missing and what to do, for the flags that you "
         "would give run.py; then what came of the last requests, also while the gateway runs. "
-        "Nothing is started or changed.",
+        "Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint "
+        "is saved and deleted.",
         epilog="Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is "
         "wrong. All flags of run.py can be given, too:",
         allow_abbrev=False,

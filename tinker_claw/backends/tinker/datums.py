@@ -52,13 +52,16 @@ def rows_of(datum: Datum, logprobs: sdk.TensorData) -> tuple[float, ...]:
     """The trainer's logprobs of `tokens[start:]` out of an answer over all N predictions.
 
     Raises:
-        AlignmentError: the answer has another length than what was sent.
+        AlignmentError: the answer has another shape than what was sent.
     """
-    predictions = len(datum.tokens) - 1
-    table = logprobs.to_numpy()
-    if table.shape[0] != predictions:
-        raise AlignmentError(f"Tinker gave {table.shape[0]} logprobs for {predictions} tokens.")
-    table = table.reshape(predictions, -1)
+    table, rows = logprobs.to_numpy(), len(datum.tokens) - 1
+    width = 1 + len(datum.targets[0]) if datum.targets else 1
+    if table.shape[:1] != (rows,) or table.size != rows * width:
+        raise AlignmentError(
+            f"Tinker gave logprobs of shape {list(table.shape)} for {rows} tokens with {width} "
+            "targets each."
+        )
+    table = table.reshape(rows, width)
     # The sampled token is the first candidate of every row (see `_cross_entropy`).
     return tuple(table[datum.start - 1 :, 0].tolist())
 

@@ -54,7 +54,7 @@ class Scoring:
 
 
 class TinkerSampler:
-    """Implements `tinker_claw.policy.Sampler`. The ref is a tinker:// path, or `base`."""
+    """Implements `tinker_claw.policy.Sampler`. The ref is a path of the service's, or `base`."""
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class TinkerSampler:
 
     @property
     def _name(self) -> str:
-        """The last part of the path, which is enough to know it by."""
-        return self.ref.rsplit("/", 1)[-1]
+        """The end of the path, which is enough to know it by."""
+        return self.ref.rstrip("/").rsplit("/", 1)[-1] or self.ref
 
     async def aclose(self) -> None:
         await self._idle.wait()

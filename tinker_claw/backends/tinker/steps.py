@@ -9,7 +9,7 @@ from tinker import types as sdk
 
 from tinker_claw.backends.tinker.datums import rows_of
 from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
-from tinker_claw.errors import StepError
+from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
 _NORM: Final = "unclipped_grad_l2:mean"
@@ -59,5 +59,5 @@ def report_of(
             grad_norm=float(metrics[_NORM]) if _NORM in metrics else None,
             tokens=tokens,
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, AlignmentError) as error:
         raise StepError(f"Tinker's answer to a step is incomplete: {error}.") from error

@@ -1,19 +1,20 @@
 """What lies at the service: names for it, taking it home, and throwing the oldest away.
 
-Rule: nothing that serves, or that training would go back to, is ever deleted.
+Rule: a path is the service's own word for a checkpoint, of whatever shape, and nothing is read out
+of it. Nothing that serves, or that training would go back to, is ever deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import quote
 
 import httpx
 import tinker
@@ -45,24 +46,55 @@ class Shelf:
         self._address = address
         self._keep = keep
         self._spare = spare
-        self._paths: deque[str] = deque()
+        self._runs: dict[str, str] = {}
+        """path: the training run that wrote it, oldest first."""
 
-    async def add(self, path: str) -> None:
-        """Put a new checkpoint there, and delete the oldest of too many."""
-        self._paths.append(path)
-        surplus = [p for p in list(self._paths)[: -self._keep] if not self._spare(p)]
-        for old in surplus:
-            self._paths.remove(old)
-            await self._delete(old)
+    async def add(self, run: str, path: str) -> None:
+        """Put a new checkpoint there, and delete the oldest of too many.
 
-    async def _delete(self, path: str) -> None:
+        Raises:
+            BackendError: there is one of that path, which now has other weights.
+        """
+        if path in self._runs:
+            raise BackendError(
+                f"Tinker gave the path {path!r} to two checkpoints; a version could change while "
+                "it serves, so this server cannot be used."
+            )
+        self._runs[path] = run
+        for old in list(self._runs)[: -self._keep]:
+            if not self._spare(old):
+                await self._delete(old)
+
+    async def clear(self) -> list[str]:
+        """Delete all of them, whoever uses them; those that could not be deleted."""
+        return [path for path in list(self._runs) if not await self._delete(path)]
+
+    async def _delete(self, path: str) -> bool:
+        """Whether it is gone; one that cannot be deleted is left, and not tried again."""
+        run = self._runs.pop(path)
         try:
             async with asyncio.timeout(_DELETE_S):
                 client = await _rest(self._address)
-                await client.delete_checkpoint_from_tinker_path(path).result_async()
+                listed = (await client.list_checkpoints(run).result_async()).checkpoints
+                # The service says what it calls it: an id that we made out of a path could be
+                # another one's.
+                ids = [found.checkpoint_id for found in listed if found.tinker_path == path]
+                if len(ids) != 1:
+                    log.warning("checkpoint.kept", path=path, error=f"listed {len(ids)} times")
+                    return False
+                await client.delete_checkpoint(_in_url(run), _in_url(ids[0])).result_async()
+                return True
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError) as error:
             # It costs a little storage, and no more; the step it belongs to is long over.
             log.warning("checkpoint.kept", path=path, error=type(error).__name__)
+            return False
+
+
+def _in_url(name: str) -> str:
+    """Raises ValueError for a name that would lead elsewhere in an address."""
+    if {".", "..", ""} & set(name.split("/")):
+        raise ValueError("a name of dots")
+    return quote(name, safe="/:=+")  # the SDK puts it into the address as it is
 
 
 async def download(address: Address, path: str, folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +29,21 @@ from tinker_claw.backends.tinker.steps import adam_params, raise_failures, repor
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
 from tinker_claw.errors import BackendError, StepError
 from tinker_claw.metering import bill
-from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, Usage
+from tinker_claw.types import (
+    Adam,
+    Capabilities,
+    LossPass,
+    SamplingParams,
+    StepReport,
+    Tokens,
+    Usage,
+)
 
 T = TypeVar("T")
 
 FALLBACK_CONTEXT: Final = 32_768
 """Where neither the service nor the settings say how long a context may be."""
-_STATE: Final = re.compile(r"tinker://[^/]+/weights/[^/]+")
-_SAMPLER: Final = re.compile(r"tinker://[^/]+/sampler_weights/[^/]+")
+_PROMPT: Final[Tokens] = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +96,8 @@ class TinkerTrainer:
         self._abilities: Abilities | None = None
         self._loaded: str | None = None
         self._open: Counter[str] = Counter()
-        self._states = Shelf(where, config.keep_states, lambda path: path == self._loaded)
-        self._samplers = Shelf(where, config.keep_samplers, lambda path: self._open[path] > 0)
+        self._states = Shelf(where, config.keep_states, self._in_use)
+        self._samplers = Shelf(where, config.keep_samplers, self._in_use)
 
     @classmethod
     async def start(cls, config: TinkerConfig) -> TinkerTrainer:
@@ -140,14 +146,12 @@ class TinkerTrainer:
     async def publish(self) -> TinkerSampler:
         client = await self._ready()
         saved = await self._saved("publishing the weights", client.save_weights_for_sampler, "v")
-        await self._samplers.add(saved.path)
+        await self._samplers.add(client.model_id, saved.path)
         return await self.open(saved.path)
 
     async def open(self, ref: str) -> TinkerSampler:
         if ref == BASE_REF:
             return await self.base()
-        if not _SAMPLER.fullmatch(ref):
-            raise BackendError(f"{ref!r} is not the path of a sampler at Tinker.")
         sampler = self._sampler(ref)
         await sampler.connect()
         self._open[ref] += 1
@@ -159,7 +163,7 @@ class TinkerTrainer:
     async def save_state(self, name: str) -> str:
         client = await self._ready()
         saved = await self._saved("saving the state", client.save_state, name)
-        await self._states.add(saved.path)
+        await self._states.add(client.model_id, saved.path)
         return saved.path
 
     async def load_state(self, ref: str) -> None:
@@ -167,8 +171,6 @@ class TinkerTrainer:
 
         The old session is finished only when the new one has the weights.
         """
-        if not _STATE.fullmatch(ref):
-            raise BackendError(f"{ref!r} is not the path of a saved state at Tinker.")
         try:
             fresh, client = await self._loaded_in_new_session(ref)
         except Exception as error:
@@ -205,9 +207,35 @@ class TinkerTrainer:
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError, OSError) as error:
             raise BackendError(f"Tinker: {what} failed: {reason(error)}.") from error
 
+    async def rehearse(self, student_topk: int) -> list[str]:
+        """Do once what every start does, and delete what this trainer has saved.
+
+        Saves the weights, loads them again, publishes and opens them, and samples one token.
+
+        Returns:
+            The paths that could not be deleted.
+
+        Raises:
+            BackendError: one of these fails, and so would a start.
+        """
+        left: list[str] = []
+        try:
+            await self.load_state(await self.save_state("doctor"))
+            sampler = await self.publish()
+            params = SamplingParams(max_tokens=1, student_topk=student_topk)
+            await sampler.sample(_PROMPT, params)
+        finally:
+            for shelf in (self._states, self._samplers):
+                left += await shelf.clear()
+        return left
+
     async def aclose(self) -> None:
         """Finish both sessions."""
         await asyncio.gather(self._training.aclose(), self._sampling.aclose())
+
+    def _in_use(self, path: str) -> bool:
+        """Whether a path serves, or is what training would go back to."""
+        return path == self._loaded or self._open[path] > 0
 
     async def _ready(self) -> tinker.TrainingClient:
         """The training client; made on first use.

@@ -1,16 +1,29 @@
 """Requests that a web page makes in the user's browser.
 
-Rule: no page may use the gateway. Any page may try: a browser sends its requests to loopback, too,
-and keeps the answer from the page, but by then the reply is paid for and the turn recorded.
+Rule: no page may use a server of ours. Any page may try: a browser sends its requests to loopback,
+too, and keeps the answer from the page, but by then the reply is paid for and the turn recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 
-from tinker_claw.config import is_loopback
 from tinker_claw.errors import RequestError
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address that is bound, or called, by this name."""
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False  # a name: who knows where it leads
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
 
 
 def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
@@ -34,14 +47,18 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
         )
 
 
-def refuse_forms(headers: Mapping[str, str]) -> None:
+def refuse_forms(headers: Mapping[str, str], *others: str) -> None:
     """Bodies are JSON, and say so; a form, or plain text, is what a page sends unasked.
+
+    Args:
+        headers: names in lower case.
+        others: kinds of bodies that are read besides JSON.
 
     Raises:
         RequestError: 415.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind not in ("application/json", *others) and not kind.endswith("+json"):
         raise RequestError(
             "The body must be JSON; send Content-Type: application/json.",
             status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
