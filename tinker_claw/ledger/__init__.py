@@ -6,6 +6,7 @@ restart picks up where the last process stopped.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
+        self._forgetting = asyncio.Lock()
         if is_begun(self._db):
             self._take_up()
         self.turns = TurnTable(self._db)
@@ -92,7 +94,9 @@ class Ledger:
 
     async def finish_forgetting(self) -> None:
         """Forget what is to be forgotten, beside all else."""
-        await beside(self.path, lambda writer: finish(writer, self._db.file))
+        async with self._forgetting:
+            if is_begun(self._db):
+                await beside(self.path, lambda writer: finish(writer, self._db.file))
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
         """One round of retention, beside all else; returns how many turns were emptied."""

@@ -46,8 +46,8 @@ def emptied_log(writer: Writer) -> Iterator[int]:
         if time.monotonic() > until:
             raise LedgerError(
                 f"the rows are gone, but another program reads {writer.path} without a pause, so "
-                "that its log holds them; they leave the log when that program has ended and the "
-                "gateway is started again"
+                "that its log holds them; end that program, and they leave it within minutes, or "
+                "at the next start"
             )
         time.sleep(_RETRY_S)
         yield 0
