@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kingfisher_sdk import Rules, Scanner
+if TYPE_CHECKING:
+    from kingfisher_sdk import Scanner
 
 _PIECE: Final = 65_536
 """Characters."""
@@ -53,4 +54,6 @@ def _name(rule: str) -> str:
 
 @cache
 def _scanner() -> Scanner:
+    from kingfisher_sdk import Rules, Scanner  # most commands need none of it
+
     return Scanner(Rules(confidence="high"), base64=False)

@@ -39,6 +39,11 @@ class Redactor:
                 self._heads.setdefault(head, []).append(rule)
         self._maintained = SECRETS in wanted
 
+    def load(self) -> None:
+        """Have all rules ready, so that the first text does not wait for them."""
+        if self._maintained:
+            maintained.load()
+
     def holds(self, text: str) -> str | None:
         """What there is in a text that must not be kept, for a sentence; None: nothing."""
         return next((found.what for found in self._search(text)), None)

@@ -54,7 +54,7 @@ def _mixed(text: str) -> bool:
     return digits > 1 and digits < len(text)
 
 
-LONG = re.compile(r"(?<![A-Za-z0-9_+/=-])[A-Za-z0-9](?=[A-Za-z0-9_.%+/=-]{13})")
+LONG = re.compile(r"(?<![A-Za-z0-9_.%+/=-])[A-Za-z0-9](?=[A-Za-z0-9_.%+/=-]{13})")
 """Where something begins that may be a token, and not in the middle of something longer."""
 
 
@@ -141,24 +141,25 @@ def _assigned(found: Match) -> bool:
         return False
     if sign.strip() == ">" and not text.startswith("</", end):
         return False
-    before = text[max(0, found.start() - 130) : found.start()]
-    if sign.isspace() and not _NAMED.search(before):
-        return False
+    before = text[max(0, found.start() - 12) : found.start()]
     if word == "key" and not _KEY_OF.search(before):
         return False
     if word in _SHORT and before[-1:].isalpha() and not sign.isspace():
         return False
     if word in ("pin", "puk"):
-        return value.isdigit() and len(value) <= 8
+        return value.isdigit() and len(value) <= 8 and not sign.isspace()
     if " " in value:
-        return password and _is_passphrase(value)
+        return password and not sign.isspace() and _is_passphrase(value)
     if not _looks_made_up(value, password=password):
         return False
+    if sign.isspace():
+        return _NAMED.search(text, max(0, found.start() - 130), found.start()) is not None
     if quote or sign not in (" = ", " := "):
         return True
     # Spaces around the sign, and no quotes: code, where a name stands for what it is.
     digits = sum(map(str.isdigit, value))
-    return len(value) >= (10 if password else 16) and (digits > 2 or not _IDENTIFIER.fullmatch(value))
+    long = len(value) >= (10 if password else 16)
+    return long and (digits > 2 or not _IDENTIFIER.fullmatch(value))
 
 
 _ASSIGNMENT = Rule(
@@ -197,10 +198,11 @@ _GIVEN_TO: Final = {
 
 def _given(found: Match) -> bool:
     text, start = found.string, found.start()
-    line = text[max(text.rfind("\n", 0, start) + 1, start - 300, 0) : start].lower()
-    if not _GIVEN_TO[(found["option"] or found["flag"] or found["share"]).lower()].search(line):
+    if not _looks_made_up(found["cut"], password=True):
         return False
-    return _looks_made_up(found["cut"], password=True)
+    option = (found["option"] or found["flag"] or found["share"]).lower()
+    begin = max(text.rfind("\n", max(0, start - 300), start) + 1, start - 300, 0)
+    return _GIVEN_TO[option].search(text[begin:start].lower()) is not None
 
 
 _COMMAND = Rule(
