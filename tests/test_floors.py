@@ -15,6 +15,7 @@ FLOORS = {
     "tinker_claw.errors": 0,
     "tinker_claw.types": 0.5,  # records check themselves and raise
     "tinker_claw": 0,
+    "tinker_claw.files": 0,
     "tinker_claw.origin": 0.8,  # config asks it what loopback is
     "tinker_claw.privacy": 0.8,  # config names its kinds
     "tinker_claw.config": 1,
@@ -47,6 +48,7 @@ FLOORS = {
 LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.types",
     "tinker_claw.errors",
+    "tinker_claw.files",
     "tinker_claw.origin",
     "tinker_claw.policy",
 }
@@ -54,6 +56,7 @@ FENCES = {
     "torch": ("local_gpu", "benchmarks"),
     "peft": ("local_gpu", "benchmarks"),
     "safetensors": ("local_gpu",),
+    "kingfisher_sdk": ("tinker_claw.privacy",),
     "fastapi": (
         "tinker_claw.gateway",
         "tinker_claw.serve",

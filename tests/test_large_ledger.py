@@ -42,14 +42,14 @@ def test_prompts_come_back_and_old_turns_go_without_holding_anybody_up(
     assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET settled = 1, untrained_because = 'side turn: test'")
-    size, seconds, dropped = ledger.retention.live_bytes(), list[float](), 0
+    size, seconds, dropped = ledger.live_bytes(), list[float](), 0
     started = time.thread_time()  # not that of whatever else runs on this machine
     for some in ledger.retention.round(None, size // 2):
         seconds.append(time.thread_time() - started)
         dropped += some
         started = time.thread_time()
     assert TURNS // 4 < dropped < TURNS
-    assert ledger.retention.live_bytes() <= size // 2
+    assert ledger.live_bytes() <= size // 2
     assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
     assert ledger.turns.get(1).prompt == ()
     seconds.sort()

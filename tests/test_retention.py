@@ -138,13 +138,13 @@ def test_texts_are_gone_from_the_file_and_shared_blocks_stay(ledger: Ledger) -> 
         add(ledger, f"x{n}", untrained_because="side")
     kept = add(ledger, "kept")
     prompt = ledger.turns.get(kept).prompt
-    before = ledger.retention.live_bytes()
+    before = ledger.live_bytes()
     assert trim(ledger, before=time.time() + 1) == 40
     assert ledger.turns.get(kept).prompt == prompt
     row = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
     assert row is not None
     assert row["n"] == 4, "the kept one's own"
-    assert ledger.retention.live_bytes() < before / 2
+    assert ledger.live_bytes() < before / 2
     ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     assert ledger.path.read_bytes().count(WORDS.encode()) == 2, "request and reply of the kept one"
 
@@ -187,7 +187,7 @@ def test_oldest_go_until_the_file_is_small_enough_and_it_shrinks(ledger: Ledger)
     assert 20 < dropped < 399
     left = full(ledger)
     assert left == set(range(dropped + 1, 401)), "the oldest"
-    assert ledger.retention.live_bytes() <= size // 2
+    assert ledger.live_bytes() <= size // 2
     ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     assert ledger.path.stat().st_size < 0.85 * size
     check = sqlite3.connect(ledger.path)

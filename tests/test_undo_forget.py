@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import sqlite3
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,12 @@ from tests.fakes import FakeSampler, Script
 from tests.gateways import gateway, spell
 from tests.stories import METRICS, run
 from tests.test_ledger import new_turn
-from tinker_claw.errors import LedgerError, UndoError
+from tinker_claw.errors import UndoError
 from tinker_claw.ledger import Ballot, Bill, Ledger
 from tinker_claw.ledger.codec import pack_ids, raw_ids
-from tinker_claw.ledger.forget import from_turn, in_session
+from tinker_claw.ledger.forget import begin, finish, from_turn, in_session, is_begun
 from tinker_claw.ledger.prompts import BLOCK
+from tinker_claw.ledger.reading import reading
 from tinker_claw.render import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 
@@ -47,7 +50,7 @@ class Talk:
             topk_ids=tuple((i, n) for i in ids[:tail]),
             topk_logprobs=tuple((-(i + n) / 991, -5.0) for i in range(tail)),
             stop_reason=StopReason.STOP,
-            params=SamplingParams(max_tokens=500, stop=(f"{MARK}{n}stop",)),
+            params=SamplingParams(max_tokens=500, stop=(f"{MARK}{n}!stop",)),
         )
         return self.ledger.turns.add(
             new_turn(
@@ -56,34 +59,34 @@ class Talk:
                 session_id=self.ledger.turns.session(user, key),
                 prompt=(*SYSTEM, *ids, *ids[:tail]),
                 completion=done,
-                request_text=f"{MARK}{n}request " * 90,
-                reply_text=f"{MARK}{n}reply",
-                history=(f"{MARK}{n}history",),
-                reply_digest=f"{MARK}{n}digest",
-                kind_reason=f"{MARK}{n}reason",
-                trace=f"{MARK}{n}trace",
-                fallback=f"{MARK}{n}fallback",
+                request_text=f"{MARK}{n}!request " * 90,
+                reply_text=f"{MARK}{n}!reply",
+                history=(f"{MARK}{n}!history",),
+                reply_digest=f"{MARK}{n}!digest",
+                kind_reason=f"{MARK}{n}!reason",
+                trace=f"{MARK}{n}!trace",
+                fallback=f"{MARK}{n}!fallback",
             ),
             Bill("serve", Usage(prefill=10), 0.25),
         )
 
     def judged(self, turn: int, said: int) -> None:
         """`said`: the turn whose request it is that followed."""
-        self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}request"))
-        ballot = Ballot(f"{MARK}{said}vote", 1)
+        self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}!request"))
+        ballot = Ballot(f"{MARK}{said}!vote", 1)
         self.ledger.judgements.add(
             turn,
             value=1,
             verdict_ballots=[ballot],
             hint_ballots=[ballot],
-            hints=[f"{MARK}{said}hint"],
+            hints=[f"{MARK}{said}!hint"],
         )
 
     def sampled(self, turn: int, said: int) -> int:
         self.judged(turn, said)
         scores = tuple(-(i + said) / 953 for i in range(300))
         targets = tuple((x, x - 1) for x in scores)
-        teacher = HintScores(f"{MARK}{said}hint", scores, targets, 1)
+        teacher = HintScores(f"{MARK}{said}!hint", scores, targets, 1)
         return self.ledger.samples.add(turn, 1, teacher)
 
     def step(self, *samples: int) -> int:
@@ -115,7 +118,7 @@ def found(directory: Path, number: int) -> list[str]:
     """Which traces of a turn lie in any file, packed or plain."""
     raw, ids = everything(directory), own(number)
     packed = {
-        "text": f"{MARK}{number}".encode(),
+        "text": f"{MARK}{number}!".encode(),
         "ids": raw_ids(ids[:8]),
         "tokens": pack_ids(ids[:300])[:80],
         "block": zlib.compress(raw_ids(ids), 1)[:80],
@@ -172,7 +175,7 @@ def test_step_that_used_it_still_says_on_how_many_samples_it_trained(
     assert run("explain", "1", directory=tmp_path).returncode == 0
     full = run("log", "turns", "--full", directory=tmp_path)
     assert full.returncode == 0
-    assert f"{MARK}1" not in full.stdout
+    assert f"{MARK}1!" not in full.stdout
     talk.ledger = Ledger(tmp_path)
 
 
@@ -265,14 +268,98 @@ async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgo
         assert [turn.session_id for turn in w.turns()] == [2]
 
 
-def test_without_room_to_write_the_file_anew_nothing_is_forgotten(
-    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_was_moved_from_page_to_page_before_leaves_nothing_either(
+    talk: Talk, tmp_path: Path
 ) -> None:
-    turn = talk.turn("a")
-    monkeypatch.setattr("tinker_claw.ledger.forget._ROOM", 1e12)
-    with pytest.raises(LedgerError, match="nothing was changed"):
-        talk.ledger.forget(from_turn(turn))
-    assert "text" in found(tmp_path, 1)
+    """Rows change their length and their neighbours: SQLite leaves copies where they lay."""
+    rng, sessions = random.Random(3), 400
+    for number in range(1, sessions + 1):
+        turn = talk.turn(f"{rng.getrandbits(64):016x}-{MARK}{number}-key", tail=2)
+        talk.judged(turn, number)
+        for earlier in (turn, rng.randint(max(1, turn - 30), turn)):
+            with talk.ledger._db.transaction() as tx:
+                text = f"{MARK}{earlier}-request " * rng.randint(1, 120)
+                tx.execute("UPDATE turns SET request_text = ? WHERE id = ?", (text, earlier))
+                tx.execute("UPDATE next_states SET text = ? WHERE turn_id = ?", (text, earlier))
+                tx.execute("UPDATE hints SET text = ? WHERE turn_id = ?", (text[:1800], earlier))
+    gone = rng.sample(range(1, sessions + 1), sessions // 2)
+    for number in gone:
+        begin(talk.ledger._db, in_session(str(number), None))
+    asyncio.run(talk.ledger.finish_forgetting())
+    left = everything(tmp_path)
+    assert [number for number in gone if f"{MARK}{number}-".encode() in left] == []
+    assert f"{MARK}{max(set(range(sessions)) - set(gone))}-".encode() in left
+    assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
+    # What other connections remember of the pages does not bring it back.
+    with talk.ledger._db.transaction() as tx:
+        tx.execute("UPDATE hints SET text = text || '.'")
+        tx.execute("UPDATE turns SET reply_text = reply_text || '.'")
+    left = everything(tmp_path)
+    assert [number for number in gone if f"{MARK}{number}-".encode() in left] == []
+    assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
+
+
+def test_forgetting_that_was_cut_short_is_finished_at_the_next_start(
+    talk: Talk, tmp_path: Path
+) -> None:
+    for _ in range(60):
+        talk.turn("a")
+    talk.turn("b")
+    begin(talk.ledger._db, in_session("a", None))
+    next(finish(talk.ledger._db, talk.ledger._db.file))
+    talk.ledger.close()
+    assert found(tmp_path, 1) != []
+    talk.ledger = Ledger(tmp_path)
+    assert [number for number in range(1, 61) if found(tmp_path, number)] == []
+    assert found(tmp_path, 61) != []
+    assert not is_begun(talk.ledger._db)
+
+
+async def test_others_go_on_while_it_waits_for_a_reader(talk: Talk, tmp_path: Path) -> None:
+    talk.turn("a")
+    with reading(talk.ledger.path) as outside:
+        with outside.moment():
+            assert outside.one("SELECT COUNT(*) FROM turns") == 1
+            talk.ledger.begin_to_forget(in_session("a", None))
+            forgetting = asyncio.create_task(talk.ledger.finish_forgetting())
+            for _ in range(50):
+                talk.turn("b")  # which no lock keeps out
+                await asyncio.sleep(0.01)
+            assert outside.one("SELECT COUNT(*) FROM turns") == 1, "its moment"
+            assert not forgetting.done()
+        await forgetting
+    assert found(tmp_path, 1) == []
+    assert len(found(tmp_path, 2)) > 2
+
+
+async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
+    talk: Talk, tmp_path: Path
+) -> None:
+    queued, open_turn = talk.turn("a"), talk.turn("a")
+    talk.sampled(queued, 1)
+    talk.ledger.begin_to_forget(in_session("a", None))
+    assert talk.ledger.samples.oldest(1) == []
+    assert talk.ledger.turns.is_open(open_turn) is False
+    assert talk.ledger.turns.session("me", "a") == 2, "what is said now is another session's"
+    await talk.ledger.finish_forgetting()
+    assert found(tmp_path, 1) == found(tmp_path, 2) == []
+
+
+def test_ledger_of_before_is_written_anew_once_without_what_it_still_held(
+    tmp_path: Path,
+) -> None:
+    Ledger(tmp_path).close()
+    old = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    old.execute("PRAGMA secure_delete = OFF")
+    old.execute("INSERT INTO meta VALUES ('x', ?)", (MARK * 2000,))
+    old.commit()
+    old.execute("DELETE FROM meta")
+    old.commit()
+    old.execute("PRAGMA user_version = 3")
+    old.close()
+    assert MARK.encode() in everything(tmp_path)
+    Ledger(tmp_path).close()
+    assert MARK.encode() not in everything(tmp_path)
 
 
 def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tinker_claw import config
 from tinker_claw.errors import ClawError
+from tinker_claw.files import for_owner_only
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -18,6 +19,7 @@ EXIT_UNREAD = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the gateway until it is told to stop; an error is one sentence."""
+    for_owner_only()
     given = list(sys.argv[1:] if arguments is None else arguments)
     command, _ = COMMANDS.get(given[0], (None, "")) if given else (None, "")
     try:

@@ -18,6 +18,7 @@ from examples.demo import DemoError, report, server, view
 from examples.demo.conduct import conduct
 from examples.demo.options import Options, parse
 from examples.demo.progress import Progress
+from tinker_claw.files import for_owner_only
 
 EXIT_FAILED = 1
 EXIT_SIGNALLED = 128
@@ -26,6 +27,7 @@ EXIT_SIGNALLED = 128
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
+    for_owner_only()
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.files import for_owner_only
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -23,6 +24,7 @@ _SERVER_FLAGS = ("host", "port")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until told to stop. An error is one sentence on standard error."""
+    for_owner_only()
     flags = vars(parser().parse_args(arguments))
     host, port = (flags.pop(name) for name in _SERVER_FLAGS)
     try:

@@ -94,7 +94,8 @@ class Undoing:
         """
         async with self._one, self._learner.between_steps():
             self._forget_session(self._ledger.look(found).session)
-            forgotten = self._ledger.forget(found)
+            forgotten = self._ledger.begin_to_forget(found)
+            await self._ledger.finish_forgetting()
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
             return forgotten
 

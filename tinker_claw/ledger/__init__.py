@@ -6,21 +6,25 @@ restart picks up where the last process stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.forget import Forgetting, carry_out
+from tinker_claw.ledger.beside import beside
+from tinker_claw.ledger.database import Database, Writer
+from tinker_claw.ledger.forget import Forgetting, begin, finish, is_begun
 from tinker_claw.ledger.judgements import Ballot, JudgementTable
 from tinker_claw.ledger.lineage import Pin
 from tinker_claw.ledger.means import Means, read_means
 from tinker_claw.ledger.reading import Rows
-from tinker_claw.ledger.retention import Retention
+from tinker_claw.ledger.remains import overwritten
+from tinker_claw.ledger.retention import Retention, live_bytes
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Bill, SpendTable, Spent
 from tinker_claw.ledger.steps import StepTable
 from tinker_claw.ledger.turns import LastTurn, NewTurn, TurnTable
+from tinker_claw.telemetry import log
 
 __all__ = ["Ballot", "Bill", "Forgetting", "LastTurn", "Ledger", "Means", "NewTurn", "Spent"]
 
@@ -30,6 +34,9 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
+        self._forgetting = asyncio.Lock()
+        if is_begun(self._db):
+            self._take_up()
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.samples = SampleTable(self._db)
@@ -37,6 +44,13 @@ class Ledger:
         self.spend = SpendTable(self._db)
         self.retention = Retention(self._db)
         self.pin = Pin(self._db)
+
+    def _take_up(self) -> None:
+        """Go on with what a process began to forget, and did not finish."""
+        try:
+            log.info("forgotten.late", turns=sum(finish(self._db, self._db.file)))
+        except LedgerError as error:
+            log.warning("ledger.unforgotten", error=str(error))
 
     @property
     def path(self) -> Path:
@@ -68,10 +82,38 @@ class Ledger:
         return found(self._db)
 
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Forget it; returns what it was."""
-        forgetting = self.look(found)
-        carry_out(self._db, forgetting)
+        """Forget it at once; returns what it was."""
+        forgetting = self.begin_to_forget(found)
+        for _ in finish(self._db, self._db.file):
+            pass
         return forgetting
+
+    def begin_to_forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Say that it is to be forgotten, which `finish_forgetting` then does."""
+        return begin(self._db, found)
+
+    async def finish_forgetting(self) -> None:
+        """Forget what is to be forgotten, beside all else."""
+        async with self._forgetting:
+            if is_begun(self._db):
+                await beside(self.path, lambda writer: finish(writer, self._db.file))
+
+    async def trim(self, before: float | None, most_bytes: int | None) -> int:
+        """One round of retention, beside all else; returns how many turns were emptied."""
+
+        def work(writer: Writer) -> Iterator[int]:
+            dropped = 0
+            for some in self.retention.round(before, most_bytes, writer):
+                dropped += some
+                yield some
+            if dropped:
+                yield from overwritten(self.path, self._db.file)
+
+        return await beside(self.path, work)
+
+    def live_bytes(self) -> int:
+        """What the file holds, without its free pages."""
+        return live_bytes(self._db)
 
     def means(self) -> Means:
         """What turns were like so far, for estimates."""

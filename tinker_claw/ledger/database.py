@@ -1,8 +1,9 @@
 """The SQLite file: open, lock, transactions.
 
-Rule: every write happens inside `Database.transaction()`; a crash leaves whole transactions only.
+Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
-power cut the newest few may be missing, never half of one. A damaged file is left as it is.
+power cut the newest few may be missing, never half of one. A damaged file is left as it is. What is
+deleted is overwritten, on every connection, from a file's first day on.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
 from tinker_claw.telemetry import log
 
-_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
+_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql", 3: "migrate_3_to_4.sql"}
 """From each older version to the next."""
+
+_OVERWRITTEN = 4
+"""The first schema whose files have had secure_delete all their life."""
+
+_BUSY_MS = 5000
+"""What a writer waits for another one."""
 
 _LARGE_BYTES = 200_000_000
 """Of a ledger whose check at the start takes long enough to say so."""
@@ -33,57 +40,14 @@ _DISK: Final = {
 """What helps where the file itself may be as it should."""
 
 
-class Database(Rows):
-    """One connection, used from one thread, to a data directory that this process has locked."""
+class Writer(Rows):
+    """A connection that may write, used from one thread, in a process that has the lock."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open or create the ledger of `directory`.
-
-        Raises:
-            LedgerError: the directory cannot be written or is in use, or the file is no ledger.
-        """
-        path = directory / FILE
-        self._lock = _lock(directory)
-        try:
-            _check(path)
-            super().__init__(path, sqlite3.connect(path, isolation_level=None))
-            self._prepare()
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
-            cure = _DISK.get(code & 0xFF, "move it away")
-            raise LedgerError(
-                f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
-            ) from error
-        except LedgerError:
-            os.close(self._lock)
-            raise
-
-    def _prepare(self) -> None:
-        execute = self._connection.execute
-        version = execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            execute(
-                "PRAGMA auto_vacuum = INCREMENTAL"
-            )  # of an older file it would write the header
-        execute("PRAGMA journal_mode = WAL")
-        execute("PRAGMA synchronous = NORMAL")
-        execute("PRAGMA foreign_keys = ON")
-        if version == 0:
-            schema = files("tinker_claw.ledger").joinpath("schema.sql").read_text()
-            self._connection.executescript(
-                f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            )
-        while 0 < version < SCHEMA_VERSION:
-            step = files("tinker_claw.ledger").joinpath(_MIGRATIONS[version]).read_text()
-            version += 1
-            self._connection.executescript(
-                f"BEGIN; {step} PRAGMA user_version = {version}; COMMIT;"
-            )
-        if version > SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(
-                f"its schema is version {version}, this program knows {SCHEMA_VERSION}"
-            )
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, sqlite3.connect(path, timeout=_BUSY_MS / 1e3, isolation_level=None))
+        self._connection.execute("PRAGMA secure_delete = ON")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
@@ -113,11 +77,23 @@ class Database(Rows):
         with self._reading():
             return super().row(query, *values)
 
+    def pragma(self, name: str) -> int:
+        return int(self.one(f"PRAGMA {name}"))
+
     def give_back(self, pages: int) -> None:
         """Make the file shorter by so many free pages, where it was made for that."""
         with self._reading():
             # Not execute(): that takes the first step of this statement, which is one page.
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
+
+    def empty_log(self) -> bool:
+        """Move the log into the file, and make it empty. False: somebody is reading it."""
+        self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # most of it, and nobody waits for that
+        self.rows("PRAGMA busy_timeout = 0")  # what waits here keeps writers out meanwhile
+        try:
+            return self.rows("PRAGMA wal_checkpoint(TRUNCATE)")[0][0] == 0
+        finally:
+            self.rows(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
     @contextmanager
     def _reading(self) -> Generator[None]:
@@ -128,6 +104,75 @@ class Database(Rows):
 
     def close(self) -> None:
         self._connection.close()
+
+
+class Database(Writer):
+    """The first connection to a data directory, which it locks for this process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open or create the ledger of `directory`.
+
+        Raises:
+            LedgerError: the directory cannot be written or is in use, or the file is no ledger.
+        """
+        path = directory / FILE
+        self._lock = _lock(directory)
+        self.file = -1
+        """Open for as long as any connection is: closing it drops the locks that they have."""
+        try:
+            _check(path)
+            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            super().__init__(path)
+            self._prepare()
+        except (OSError, sqlite3.Error) as error:
+            self._release()
+            code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
+            cure = _DISK.get(code & 0xFF, "move it away")
+            raise LedgerError(
+                f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
+            ) from error
+        except LedgerError:
+            self._release()
+            raise
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        version = self.pragma("user_version")
+        if version == 0:
+            execute("PRAGMA auto_vacuum = INCREMENTAL")
+        execute("PRAGMA journal_mode = WAL")
+        if 0 < version < _OVERWRITTEN:
+            self._write_anew()
+        if version == 0:
+            schema = files("tinker_claw.ledger").joinpath("schema.sql").read_text()
+            self._connection.executescript(
+                f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+        while 0 < version < SCHEMA_VERSION:
+            step = files("tinker_claw.ledger").joinpath(_MIGRATIONS[version]).read_text()
+            version += 1
+            self._connection.executescript(
+                f"BEGIN; {step} PRAGMA user_version = {version}; COMMIT;"
+            )
+        if version > SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(
+                f"its schema is version {version}, this program knows {SCHEMA_VERSION}"
+            )
+
+    def _write_anew(self) -> None:
+        """Its free pages may hold what was deleted before deleted things were overwritten."""
+        log.info("ledger.written_anew", gigabytes=round(self.path.stat().st_size / 1e9, 1))
+        self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._connection.execute("VACUUM")
+        self.empty_log()
+
+    def close(self) -> None:
+        super().close()
+        self._release()
+
+    def _release(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
         os.close(self._lock)
 
 

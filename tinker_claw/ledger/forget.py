@@ -1,6 +1,8 @@
 """Forgetting: turns leave the file, free pages and write-ahead log included.
 
-Rule: what a step has trained on leaves a row that says so, with numbers and without ids, text or
+Rule: one transaction says what goes, after which nobody judges it, trains on it or adds to it; the
+rest is done a few milliseconds at a time, and taken up again at the next start where it was cut
+short. What a step has trained on leaves a row that says so, with numbers and without ids, text or
 anything that they could be read from. Sums of what was spent stay. Later turns of a session repeat
 the earlier ones in their prompts, so a turn is forgotten with all that come after it.
 """
@@ -8,23 +10,25 @@ the earlier ones in their prompts, so a turn is forgotten with all that come aft
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_claw.errors import LedgerError, UndoError
-from tinker_claw.ledger.codec import pack_ids, unraw_ids
-from tinker_claw.ledger.database import Database
+from tinker_claw.errors import UndoError
+from tinker_claw.ledger.codec import pack_ids
+from tinker_claw.ledger.database import Writer
 from tinker_claw.ledger.lineage import read_versions
 from tinker_claw.ledger.reading import Rows
+from tinker_claw.ledger.remains import overwritten
+from tinker_claw.ledger.retention import SLICE_S, give_back, sweep
 
 FORGOTTEN = "forgotten"
 """Stands as the reason of the kind in what is left of a turn, and before a session's new key."""
 _CHUNK = 500
-_ROOM = 2.5
-"""Times the file's size that must be free to write it anew: it goes through the log."""
+_BEGUN = "forgetting"
+"""In the ledger, what is not finished yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,48 +161,89 @@ def _steps(rows: Rows, turns: Sequence[int]) -> tuple[UsedIn, ...]:
     return tuple(found[step] for step in sorted(found))
 
 
-def carry_out(database: Database, what: Forgetting) -> None:
-    """Forget it, and write the file anew without it.
+def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    """Say for good that it is to be forgotten.
 
     Raises:
-        LedgerError: there is no room for that, and nothing was changed; or another program is
-            reading the ledger, and what was forgotten is still in its log.
+        LedgerError: it cannot be written.
     """
-    size = database.path.stat().st_size
-    if shutil.disk_usage(database.path.parent).free < _ROOM * size:
-        raise LedgerError(
-            f"{database.path} is written anew to forget something, which takes "
-            f"{_ROOM * size / 1e6:.0f} MB of room; nothing was changed"
-        )
-    database.rows("PRAGMA secure_delete = ON")
+    what = found(database)
     with database.transaction() as tx:
-        blocks = set[int]()
-        for turn in what.turns:
-            blocks |= _forget_turn(tx, turn)
+        for some in _chunks(what.turns):
+            which = f"turn_id IN ({_marks(some)})"
+            tx.execute(
+                f"UPDATE samples SET state = 'expired' WHERE state = 'queued' AND {which}", some
+            )
+            tx.execute(
+                f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN ({_marks(some)})", some
+            )
         for turn in what.unsaid:
             _unsay(tx, turn)
-        _drop_unused(tx, blocks)
         if what.whole:
             tx.execute(
                 "UPDATE sessions SET key = ? || '-' || id, "
                 "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
                 (FORGOTTEN, what.session),
             )
-    # Pages that were rewritten in place may hold remains that no row owns. An older file learns at
-    # the same time to give back what retention frees.
-    database.rows("PRAGMA auto_vacuum = INCREMENTAL")
-    database.rows("VACUUM")
-    busy = database.rows("PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
-    if busy:
-        raise LedgerError(
-            f"the rows are gone, but another program reads {database.path} (`log --follow`, "
-            "`status --live`?), so its log holds them until all that use it have ended"
-        )
+        begun = _begun(database)
+        if what.turns:
+            begun.append((what.session, what.turns[0], what.turns[-1]))
+        _write_begun(tx, begun)
+    return what
 
 
-def _forget_turn(tx: sqlite3.Connection, turn: int) -> set[int]:
-    """Returns the blocks that its prompt was made of."""
-    row = tx.execute("SELECT blocks, params FROM turns WHERE id = ?", (turn,)).fetchone()
+def is_begun(rows: Rows) -> bool:
+    """Whether there is something left to do of what was to be forgotten."""
+    return rows.row("SELECT 1 FROM meta WHERE key = ?", _BEGUN) is not None
+
+
+def finish(database: Writer, file: int) -> Iterator[int]:
+    """Forget what is to be forgotten; yields turns, after each transaction, the newest first.
+
+    Args:
+        file: as in remains.overwritten.
+
+    Raises:
+        LedgerError: it could not be finished; the next start goes on with it.
+    """
+    begun = _begun(database)
+    for session, first, last in begun:
+        turns = [
+            row["id"]
+            for row in database.rows(
+                "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
+                "AND kind_reason <> ? ORDER BY id",
+                *(session, first, last, FORGOTTEN),
+            )
+        ]
+        while turns:
+            gone, until = 0, time.perf_counter() + SLICE_S
+            with database.transaction() as tx:
+                while turns and (not gone or time.perf_counter() < until):
+                    _forget_turn(tx, turns.pop())
+                    gone += 1
+            yield gone
+    yield from sweep(database)
+    yield from give_back(database)
+    yield from overwritten(database.path, file)
+    with database.transaction() as tx:
+        _write_begun(tx, [one for one in _begun(database) if one not in begun])
+
+
+def _begun(rows: Rows) -> list[tuple[int, int, int]]:
+    """Session, first and last turn of what is to be forgotten."""
+    stored = rows.one("SELECT value FROM meta WHERE key = ?", _BEGUN)
+    return [tuple(one) for one in json.loads(stored)] if stored else []
+
+
+def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) -> None:
+    tx.execute("DELETE FROM meta WHERE key = ?", (_BEGUN,))
+    if begun:
+        tx.execute("INSERT INTO meta VALUES (?, ?)", (_BEGUN, json.dumps(begun)))
+
+
+def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
+    row = tx.execute("SELECT params FROM turns WHERE id = ?", (turn,)).fetchone()
     for table in ("next_states", "votes", "verdicts", "hints"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
@@ -206,7 +251,6 @@ def _forget_turn(tx: sqlite3.Connection, turn: int) -> set[int]:
         _blank(tx, turn, json.loads(row["params"]))
     else:
         tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
-    return set(unraw_ids(row["blocks"]))
 
 
 def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
@@ -250,15 +294,6 @@ def _unsay(tx: sqlite3.Connection, turn: int) -> None:
     tx.execute("UPDATE next_states SET text = '' WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE votes SET answer = '' WHERE turn_id = ?", (turn,))
     tx.execute("DELETE FROM hints WHERE turn_id = ?", (turn,))
-
-
-def _drop_unused(tx: sqlite3.Connection, blocks: set[int]) -> None:
-    """Delete those of these blocks that no prompt is made of any more."""
-    for row in tx.execute("SELECT blocks FROM turns WHERE blocks <> x''"):
-        if not blocks:
-            return
-        blocks -= set(unraw_ids(row["blocks"]))
-    tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", [(block,) for block in blocks])
 
 
 def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 
 from tinker_claw.ledger.codec import pack_ids, unraw_ids
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import Writer
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
 SAFE_STATES = 8
@@ -24,7 +24,6 @@ _PAGES = 64
 """Pages given back at a time."""
 _SPARE = 256
 """Free pages that stay for what comes next."""
-_INCREMENTAL = 2
 _EMPTY = pack_ids(())
 
 _NEXT = f"""
@@ -47,47 +46,46 @@ WHERE turns.id > ? ORDER BY turns.id LIMIT ?
 class Retention:
     """Drops what is too old or too much, a little at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Writer) -> None:
         self._db = database
         self._begin = 0
         """Every turn up to this one has been dropped."""
 
-    def live_bytes(self) -> int:
-        """What the ledger's file holds, without its free pages."""
-        size, pages = self._pragma("page_size"), self._pragma("page_count")
-        return size * (pages - self._pragma("freelist_count"))
-
-    def round(self, before: float | None, most_bytes: int | None) -> Iterator[int]:
+    def round(
+        self, before: float | None, most_bytes: int | None, on: Writer | None = None
+    ) -> Iterator[int]:
         """One pass over what there is to drop; yields turns dropped, after each transaction.
 
         Args:
             before: drop turns captured earlier, seconds since 1970.
             most_bytes: drop the oldest while the file holds more.
+            on: the connection of another thread.
         """
-        # What is dropped must not lie readable in the free pages.
-        self._db.rows("PRAGMA secure_delete = ON")
+        db = on or self._db
         if before is not None:
-            yield from self._drop(lambda row, _: row["created_at"] < before)
+            yield from self._drop(db, lambda row, _: row["created_at"] < before)
         if most_bytes is not None:
             # What prompts share is freed by the sweep only, so it is looked again now and then.
-            some = max(20, self._db.one("SELECT COUNT(*) FROM turns") // 50)
+            some = max(20, db.one("SELECT COUNT(*) FROM turns") // 50)
             dropped = 1
-            while dropped and self.live_bytes() > most_bytes:
+            while dropped and live_bytes(db) > most_bytes:
                 dropped = yield from self._drop(
-                    lambda _, dropped: dropped < some and self.live_bytes() > most_bytes
+                    db, lambda _, dropped: dropped < some and live_bytes(db) > most_bytes
                 )
-        yield from self._give_back()
+        yield from give_back(db)
 
-    def _drop(self, wanted: Callable[[sqlite3.Row, int], bool]) -> Generator[int, None, int]:
+    def _drop(
+        self, db: Writer, wanted: Callable[[sqlite3.Row, int], bool]
+    ) -> Generator[int, None, int]:
         """Empty turns, the oldest first, while they are wanted; returns how many.
 
         Args:
             wanted: of a row, with how many were emptied before.
         """
         total, at, whole, more = 0, self._begin, True, True
-        while more and (rows := self._db.rows(_NEXT, at, _ROWS)):
+        while more and (rows := db.rows(_NEXT, at, _ROWS)):
             dropped, until = 0, time.perf_counter() + SLICE_S
-            with self._db.transaction() as tx:
+            with db.transaction() as tx:
                 for row in rows:
                     more = wanted(row, total + dropped)
                     if not more or time.perf_counter() > until:
@@ -101,46 +99,49 @@ class Retention:
             total += dropped
             yield dropped
         if total:
-            yield from self._sweep()
+            yield from sweep(db)
         return total
 
-    def _sweep(self) -> Iterator[int]:
-        """Delete the blocks that no prompt is made of any more."""
-        used, at = set[int](), 0
-        top = self._db.one("SELECT MAX(id) FROM prompt_blocks") or 0
-        query = "SELECT id, blocks FROM turns WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._db.rows(query, at, 2 * _ROWS):
-            at = rows[-1]["id"]
-            for row in rows:
+
+def live_bytes(database: Writer) -> int:
+    """What the ledger's file holds, without its free pages."""
+    pages = database.pragma("page_count") - database.pragma("freelist_count")
+    return database.pragma("page_size") * pages
+
+
+def sweep(database: Writer) -> Iterator[int]:
+    """Delete the blocks that no prompt is made of any more."""
+    used, at = set[int](), 0
+    top = database.one("SELECT MAX(id) FROM prompt_blocks") or 0
+    query = "SELECT id, blocks FROM turns WHERE id > ? ORDER BY id LIMIT ?"
+    while rows := database.rows(query, at, 2 * _ROWS):
+        at = rows[-1]["id"]
+        for row in rows:
+            used.update(unraw_ids(row["blocks"]))
+        yield 0
+    block = 0
+    while block < top:
+        with database.transaction() as tx:
+            # Turns that were written meanwhile may share blocks with those that are gone.
+            for row in tx.execute(query, (at, -1)):
+                at = row["id"]
                 used.update(unraw_ids(row["blocks"]))
-            yield 0
-        block = 0
-        while block < top:
-            with self._db.transaction() as tx:
-                # Turns that were written meanwhile may share blocks with those that are gone.
-                for row in tx.execute(query, (at, -1)):
-                    at = row["id"]
-                    used.update(unraw_ids(row["blocks"]))
-                found = tx.execute(
-                    "SELECT id FROM prompt_blocks WHERE id > ? ORDER BY id LIMIT ?",
-                    (block, 2 * _ROWS),
-                ).fetchall()
-                block = found[-1]["id"] if found else top
-                unused = [(row["id"],) for row in found if row["id"] not in used]
-                tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", unused)
-            yield 0
+            found = tx.execute(
+                "SELECT id FROM prompt_blocks WHERE id > ? ORDER BY id LIMIT ?",
+                (block, 2 * _ROWS),
+            ).fetchall()
+            block = found[-1]["id"] if found else top
+            unused = [(row["id"],) for row in found if row["id"] not in used]
+            tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", unused)
+        yield 0
 
-    def _give_back(self) -> Iterator[int]:
-        """Make the file smaller. One that an earlier release made keeps its free pages for use."""
-        if self._pragma("auto_vacuum") != _INCREMENTAL:
-            return
-        while self._pragma("freelist_count") > _SPARE:
-            self._db.give_back(_PAGES)
-            yield 0
-        self._db.rows("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _pragma(self, name: str) -> int:
-        return int(self._db.one(f"PRAGMA {name}"))
+def give_back(database: Writer) -> Iterator[int]:
+    """Make the file smaller."""
+    while database.pragma("freelist_count") > _SPARE:
+        database.give_back(_PAGES)
+        yield 0
+    database.rows("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def _empty(tx: sqlite3.Connection, turn: int, *, settled: bool) -> None:

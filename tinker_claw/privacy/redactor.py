@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tinker_claw.privacy.rules import RULES, Match, Rule
+from tinker_claw.privacy import maintained
+from tinker_claw.privacy.rules import LONG, RULES, SECRETS, Match, Rule
 
 _ROUNDS = 8
 """What stands beside something that was cut out may show itself only then."""
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     start: int
     end: int
-    rule: Rule
+    name: str
+    what: str
 
 
 class Redactor:
@@ -28,11 +31,22 @@ class Redactor:
     def __init__(self, kinds: Iterable[str]) -> None:
         """`kinds`: of KINDS."""
         wanted = frozenset(kinds)
-        self._rules = tuple(rule for rule in RULES if rule.kind in wanted)
+        rules = [rule for rule in RULES if rule.kind in wanted]
+        self._rules = tuple(rule for rule in rules if not rule.heads)
+        self._heads: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for head in rule.heads:
+                self._heads.setdefault(head, []).append(rule)
+        self._maintained = SECRETS in wanted
+
+    def load(self) -> None:
+        """Have all rules ready, so that the first text does not wait for them."""
+        if self._maintained:
+            maintained.load()
 
     def holds(self, text: str) -> str | None:
         """What there is in a text that must not be kept, for a sentence; None: nothing."""
-        return next((found.rule.what for found in self._search(text)), None)
+        return next((found.what for found in self._search(text)), None)
 
     def redact(self, text: str) -> str:
         """The text without it."""
@@ -48,7 +62,7 @@ class Redactor:
         for found in sorted(self._search(text), key=lambda found: (found.start, -found.end)):
             if found.end <= at:
                 continue
-            parts += [text[at : found.start], f"[redacted: {found.rule.name}]"]
+            parts += [text[at : found.start], f"[redacted: {found.name}]"]
             at = found.end
         return "".join([*parts, text[at:]]) if parts else text
 
@@ -56,22 +70,42 @@ class Redactor:
         lowered = text.lower()
         if len(lowered) != len(text):  # as of a Turkish I with a dot
             lowered = "".join(c.lower() if c.isascii() else c for c in text)
+        if self._heads:
+            yield from self._tokens(text)
         for rule in self._rules:
             group = "cut" if "cut" in rule.pattern.groupindex else 0
             for match in _matches(rule, text, lowered):
-                if rule.valid is None or rule.valid(match):
-                    yield _Found(*match.span(group), rule)
+                yield _Found(*match.span(group), rule.name, rule.what)
+        if self._maintained:
+            for start, end, name in maintained.search(text):
+                yield _Found(start, end, name, f"a secret ({name})")
+
+    def _tokens(self, text: str) -> Iterator[_Found]:
+        for begin in LONG.finditer(text):
+            at = begin.start()
+            for head in (text[at], text[at : at + 2]):
+                for rule in self._heads.get(head, ()):
+                    if (match := rule.pattern.match(text, at)) and rule.holds(match):
+                        yield _Found(*match.span(), rule.name, rule.what)
 
 
 def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:
-    """Where a rule's literals stand in most texts is found far faster than a pattern is."""
+    """Where a rule's literals stand in most texts is found far faster than a pattern is.
+
+    Inside of what was no match after all only a few others are tried, so that the time grows with
+    the length and no faster.
+    """
     if not rule.begins:
-        yield from rule.pattern.finditer(text)
+        yield from filter(rule.holds, rule.pattern.finditer(text))
     for begin in rule.begins:
-        at, behind = lowered.find(begin), 0
+        at, behind, tries = lowered.find(begin), 0, 0
         while at >= 0:
-            match = rule.pattern.match(text, at) if at >= behind else None
+            if at >= behind:
+                tries = _TRIES
+            match = rule.pattern.match(text, at) if tries else None
             if match is not None:
-                behind = match.end()
-                yield match
+                found = rule.holds(match)
+                behind, tries = max(behind, match.end()), 0 if found else tries - 1
+                if found:
+                    yield match
             at = lowered.find(begin, at + 1)

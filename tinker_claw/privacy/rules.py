@@ -35,6 +35,12 @@ class Rule:
     """Lower case; a match begins with one of them. (): every place of a text is tried."""
     valid: Callable[[Match], bool] | None = None
     """Whether a match is one; None: always."""
+    heads: frozenset[str] = frozenset()
+    """Instead of `begins`, of what stands alone and is long: its first one or two characters."""
+
+    def holds(self, match: Match) -> bool:
+        """Whether a match of the pattern is one."""
+        return self.valid is None or self.valid(match)
 
     @property
     def what(self) -> str:
@@ -48,15 +54,19 @@ def _mixed(text: str) -> bool:
     return digits > 1 and digits < len(text)
 
 
+LONG = re.compile(r"(?<![A-Za-z0-9_.%+/=-])[A-Za-z0-9](?=[A-Za-z0-9_.%+/=-]{13})")
+"""Where something begins that may be a token, and not in the middle of something longer."""
+
+
 def _token(name: str, *prefixes: str, body: str = "[A-Za-z0-9_-]{16,250}") -> Rule:
-    """A token that announces itself, and does so not in the middle of something longer."""
+    """A token that announces itself."""
     starts = "|".join(map(re.escape, prefixes))
     return Rule(
         SECRETS,
         name,
-        re.compile(rf"(?<![A-Za-z0-9_+/=-])(?:{starts}){body}"),
-        tuple(prefix.lower() for prefix in prefixes),
-        lambda found: _mixed(found[0]),
+        re.compile(rf"(?:{starts}){body}"),
+        valid=lambda found: _mixed(found[0]),
+        heads=frozenset(prefix[:2] for prefix in prefixes),
     )
 
 
@@ -70,44 +80,142 @@ _NAME = re.compile(r"[A-Za-z_.-]{1,200}\d{0,2}[A-Za-z_]{0,3}")
 """A name in code, perhaps with a number: token2, API_KEY_V1."""
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6,8}")
 _KEY_OF = re.compile(
-    r"(?i)(?:api|access|private|auth|secret|signing|encryption|account|master|shared)[ _-]?\Z"
+    r"(?i)(?:api|access|private|auth|secret|signing|encryption|account|master|shared|client)"
+    r"[ _-]?\Z"
 )
 """What stands before `key` where that opens something."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_SENTENCE = re.compile(
+    r"(?i)\b(?:an?|the|is|are|was|be|must|should|can|will|may|not|no|your?|my|its?|this|that|at|"
+    r"least|most|of|for|to|in|on|by|with|from|or|and|if|as|when|which|characters|long|required|"
+    r"optional|field|value|enter|used?|der|die|das|ist|und|eine?|mit|nicht|muss)\b"
+)
+"""Words of what is said about a password; a passphrase is made of others."""
+_SPECIAL = "!@#%^&*?~+"
+
+
+def _looks_made_up(value: str, *, password: bool) -> bool:
+    """Whether a value without blanks is what people or programs choose, rather than a name."""
+    if _PLACEHOLDER.search(value) or _ELSEWHERE.match(value) or _COLOUR.fullmatch(value):
+        return False
+    letters, digits = any(map(str.isalpha, value)), any(map(str.isdigit, value))
+    if not letters or not (digits or any(c in _SPECIAL for c in value)):
+        return False
+    return not _NAME.fullmatch(value) or (password and "pass" not in value.lower())
+
+
+def _is_passphrase(value: str) -> bool:
+    words = value.lower().split()
+    return (
+        3 <= len(words) <= 10
+        and any(map(str.isdigit, value))
+        and not _SENTENCE.search(value)
+        and all(word.rstrip("!?").isalnum() for word in words)
+    )
+
+
+_PASSWORD = re.compile(
+    r"pass(?:w(?:or[dt]|d)|phrase|code|e)?|kennwort|pwd?|psk|contrase[ñn]a|senha|пароль|密码", re.I
+)
+_BEGINS = (
+    *("pass", "kennwort", "pwd", "pw:", "pw=", "psk", "contrase", "senha", "пароль", "密码"),
+    *("pin:", "pin=", "puk:", "puk=", "secret", "key", "token"),
+)
+_SHORT = ("pass", "pw", "psk", "pin", "puk")
+"""Words that stand at the end of others: bypass, spin."""
+_NAMED = re.compile(
+    r"(?:(?:\s|\A)--?[\w-]{0,20}|\blogin[ \t]+\S{1,100}\s+|require|\bwith |\boption "
+    r"|\b(?:env|arg|setx?)[ \t]+\w{0,40})\Z",
+    re.IGNORECASE,
+)
+"""Before a word of which the value follows without a sign: options, netrc, Dockerfiles."""
+_AFTER = re.compile(r"(?![ \t]{1,3}[=(])(?=[\s;&|<\"'`]|\.?\Z|\\[nrt\"'])")
+"""What follows a value that stands without quotes."""
 
 
 def _assigned(found: Match) -> bool:
     """Whether what is assigned to a password or a key looks like one, rather than like code."""
-    value, word = found["cut"], found["word"].lower()
-    before = found.string[max(0, found.start() - 12) : found.start()]
-    if word.startswith("key") and not _KEY_OF.search(before):
+    value, word, sign, quote = found["cut"], found["word"].lower(), found["sign"], found["quote"]
+    text, end, password = found.string, found.end(), _PASSWORD.fullmatch(word) is not None
+    if not (text.startswith(quote, end) if quote else _AFTER.match(text, end)):
         return False
-    if _PLACEHOLDER.search(value) or _ELSEWHERE.match(value) or _COLOUR.fullmatch(value):
+    if sign.strip() == ">" and not text.startswith("</", end):
         return False
-    letters, digits = any(map(str.isalpha, value)), sum(map(str.isdigit, value))
-    if not letters or not (digits or any(c in "!@#%^&*?~+" for c in value)):
+    before = text[max(0, found.start() - 12) : found.start()]
+    if word == "key" and not _KEY_OF.search(before):
         return False
-    secret_word = word.startswith(("pass", "pwd")) and "pass" not in value.lower()
-    if _NAME.fullmatch(value) and not secret_word:
+    if word in _SHORT and before[-1:].isalpha() and not sign.isspace():
         return False
-    if found["quote"] or found["sign"] not in (" = ", " := "):
+    if word in ("pin", "puk"):
+        return value.isdigit() and len(value) <= 8 and not sign.isspace()
+    if " " in value:
+        return password and not sign.isspace() and _is_passphrase(value)
+    if not _looks_made_up(value, password=password):
+        return False
+    if sign.isspace():
+        return _NAMED.search(text, max(0, found.start() - 130), found.start()) is not None
+    if quote or sign not in (" = ", " := "):
         return True
     # Spaces around the sign, and no quotes: code, where a name stands for what it is.
-    return len(value) >= 16 and (digits > 2 or not _IDENTIFIER.fullmatch(value))
+    digits = sum(map(str.isdigit, value))
+    long = len(value) >= (10 if password else 16)
+    return long and (digits > 2 or not _IDENTIFIER.fullmatch(value))
 
 
 _ASSIGNMENT = Rule(
     SECRETS,
     "password or key",
     re.compile(
-        r"(?P<word>pass(?:word|wd|phrase|code)|pwd|secret|key|token)"
-        r"[\"'`*\\]{0,4}(?P<sign>[ \t]{0,3}(?::=|=>|[:=]|is\b)[ \t]{0,3})"
-        r"(?P<quote>\\?[\"'`])?(?P<cut>[^\s\"'`,;()<>\[\]{}$|\\&]{6,200})"
-        r"(?(quote)\\?[\"'`]|(?:(?=[\s;&]|\.?\Z))(?![ \t]{1,3}[=(]))",
+        rf"(?P<word>{_PASSWORD.pattern}|pin|puk|secret(?:_key_base)?|key(?:-data)?|token)"
+        r"[\"'`*\\]{0,4}"
+        r"(?: (?:for|of|to|für|vom|zum) [^\n:=\"']{1,40}?(?= is\b| ist\b|:))?"
+        r"(?P<sign>[ \t]{0,3}(?::=|=>|[:=：]|is\b:?|ist\b:?|lautet:?|>)[ \t]{0,3}"
+        r"|[ \t]value=|[ \t]{1,3})"
+        r"(?P<quote>\\?[\"'`])?"
+        r"(?P<cut>(?(quote)[^\"'`\n\\]{6,4000}|[^\s\"'`,;()<>\[\]{}$|\\&]{6,4000}))",
         re.IGNORECASE,
     ),
-    ("pass", "pwd", "secret", "key", "token"),
+    _BEGINS,
     _assigned,
+)
+_IDENTIFIED = Rule(
+    SECRETS,
+    "password or key",
+    re.compile(r"identified by (?P<quote>[\"'])(?P<cut>[^\s\"'<>{}$]{6,200})(?P=quote)", re.I),
+    ("identified by ",),
+    lambda found: _looks_made_up(found["cut"], password=True),
+)
+_GIVEN_TO: Final = {
+    "-u": re.compile(r"\b(?:curl|http|smb\w*|rpcclient)\b"),
+    "--user": re.compile(r"\bcurl\b"),
+    "-p": re.compile(r"\b(?:my\w*|maria\w*|sshpass|login|mongo\w*|7z|unzip|zip|ldap\w*)\b"),
+    "-a": re.compile(r"\bredis-cli\b"),
+    "-b": re.compile(r"\bcurl\b"),
+    "/user:": re.compile(r"\bnet use\b"),
+}
+"""Programs to which such an option gives a password, further left in the line."""
+
+
+def _given(found: Match) -> bool:
+    text, start = found.string, found.start()
+    if not _looks_made_up(found["cut"], password=True):
+        return False
+    option = (found["option"] or found["flag"] or found["share"]).lower()
+    begin = max(text.rfind("\n", max(0, start - 300), start) + 1, start - 300, 0)
+    return _GIVEN_TO[option].search(text[begin:start].lower()) is not None
+
+
+_COMMAND = Rule(
+    SECRETS,
+    "password in a command",
+    re.compile(
+        r" (?:(?P<option>-u|--user|-b)[ =]?[\"']?[^\s:%=\"']{1,100}[:%=]"
+        r"|(?P<flag>-p|-a) ?|(?P<share>/user:)\S{1,100} )"
+        r"[\"']?(?P<cut>[^\s\"'`;|&<>]{4,400})",
+        re.IGNORECASE,
+    ),
+    (" -u", " --user", " -p", " -a", " -b", " /user:"),
+    _given,
 )
 
 
@@ -121,18 +229,85 @@ def _url_password(found: Match) -> bool:
     return value.lower() not in words and not _PLACEHOLDER.search(value) and value[0] not in "<${["
 
 
+_COOKIE_VALUE = re.compile(r"=[ \t\"]{0,2}([A-Za-z0-9%._~+/-]{16,4000})")
+
+
+def _cookies(found: Match) -> bool:
+    return any(
+        _mixed(value[1]) and not _PLACEHOLDER.search(value[1])
+        for value in _COOKIE_VALUE.finditer(found["cut"])
+    )
+
+
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_ENDED = "(?![A-Za-z0-9+/=_-])"
+
 _SECRETS = (
     _token("API key", "sk-", "tml-", "xai-", "pplx-", "nvapi-", "gsk_", "r8_", "tskey-", "fw_"),
-    _token("Stripe key", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "whsec_"),
-    _token("GitHub token", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
-    _token("Slack token", *(f"xox{letter}-" for letter in "abeoprs"), "xapp-"),
-    _token("AWS key", "AKIA", "ASIA", body=r"[A-Z0-9]{16}(?![A-Za-z0-9+/=_-])"),
-    _token("Google key", "AIza", body=r"[A-Za-z0-9_-]{35}(?![A-Za-z0-9+/=_-])"),
-    _token("Google token", "ya29.", "GOCSPX-"),
+    _token("API key", "sk_", body=rf"[0-9a-f]{{40,64}}{_ENDED}"),
+    _token("API key", "nfp_", "fo1_", "rnd_", "sb_secret_", "pscale_tkn_", "pscale_oauth_"),
+    _token(
+        "API key",
+        "sq0csp-",
+        "rzp_live_",
+        "tfp_",
+        "tvly-",
+        "dt0c01.",
+        "ops_eyJ",
+        "sl.",
+        body="[A-Za-z0-9_.-]{14,2000}",
+    ),
+    _token("API key", "NRAK-", "FLWSECK-", "LTAI", "AKID", body="[A-Za-z0-9-]{20,60}"),
+    _token("API key", "cio", "oy2", "AKCp", body=rf"[A-Za-z0-9]{{32,80}}{_ENDED}"),
+    _token("API key", "key-", body=rf"[0-9a-f]{{32}}{_ENDED}"),
+    _token("API key", "re_", body=rf"[A-Za-z0-9]{{8}}_[A-Za-z0-9]{{20,40}}{_ENDED}"),
+    _token("API key", "pk_", body=rf"\d{{6,10}}_[A-Z0-9]{{32}}{_ENDED}"),
+    _token("API key", "sdk-", "pat-na1-", "pat-eu1-", "access-production-", body=_UUID),
+    _token(
+        "Stripe key",
+        "sk_live_",
+        "sk_test_",
+        "rk_live_",
+        "rk_test_",
+        "whsec_",
+        body="[A-Za-z0-9+/_-]{16,250}",
+    ),
+    _token(
+        "GitHub token",
+        "ghp_",
+        "gho_",
+        "ghu_",
+        "ghs_",
+        "ghr_",
+        "github_pat_",
+        "glpat-",
+        body="[A-Za-z0-9_.-]{16,250}",
+    ),
+    _token("Slack token", *(f"xox{letter}-" for letter in "abceoprs"), "xapp-", "xoxe."),
+    _token("Slack token", "xoxd-", body="[A-Za-z0-9%+/_=-]{16,400}"),
+    _token("AWS key", "AKIA", "ASIA", "ABIA", "ACCA", body=rf"[A-Z0-9]{{16}}{_ENDED}"),
+    _token("Google key", "AIza", body=rf"[A-Za-z0-9_-]{{35}}{_ENDED}"),
+    _token("Google token", "ya29.", "GOCSPX-", "1//0", body="[A-Za-z0-9_-]{20,400}"),
     _token("Hugging Face token", "hf_", body="[A-Za-z0-9]{30,60}"),
     _token("package registry token", "npm_", "pypi-", "dckr_pat_", body="[A-Za-z0-9_-]{27,250}"),
     _token(
         "cloud token", "dop_v1_", "SG.", body=r"[A-Za-z0-9_-]{16,64}(?:\.[A-Za-z0-9_-]{16,64})?"
+    ),
+    _token("cloud token", "t1.9eu", "sk.eyJ", body=r"[A-Za-z0-9_.-]{40,400}"),
+    _token("Heroku token", "HRKU-"),
+    _token("Postman key", "PMAK-"),
+    _token("Atlassian token", "ATATT3x", "ATCTT3x", body="[A-Za-z0-9_=-]{60,300}"),
+    _token("Sentry token", "sntrys_", body="[A-Za-z0-9+/_=-]{40,400}"),
+    _token("Notion token", "secret_", body=rf"[A-Za-z0-9]{{43}}{_ENDED}"),
+    _token("Linear token", "lin_oauth_"),
+    _token("Vault token", "hvs.", "hvb.", "hvr."),
+    _token("age key", "AGE-SECRET-KEY-1", body="[A-Z0-9]{50,60}"),
+    Rule(
+        SECRETS,
+        "Discord token",
+        re.compile(rf"[MNO][A-Za-z0-9_-]{{22,27}}\.[\w-]{{6}}\.[\w-]{{27,40}}{_ENDED}"),
+        valid=lambda found: _mixed(found[0]),
+        heads=frozenset("MNO"),
     ),
     Rule(
         SECRETS,
@@ -144,10 +319,10 @@ _SECRETS = (
         SECRETS,
         "webhook",
         re.compile(
-            r"(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks)/"
-            r"(?P<cut>[A-Za-z0-9/_-]{20,200})"
+            r"(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks"
+            r"|webhook\.office\.com/webhookb2)/(?P<cut>[A-Za-z0-9/@_-]{20,300}(?:/[\w/-]{20,200})?)"
         ),
-        ("hooks.slack.com/", "discord.com/", "discordapp.com/"),
+        ("hooks.slack.com/", "discord.com/", "discordapp.com/", "webhook.office.com/"),
     ),
     Rule(
         SECRETS,
@@ -172,7 +347,7 @@ _SECRETS = (
         SECRETS,
         "authorization header",
         re.compile(
-            r"\b(?:bearer|authorization[\"']{0,2}:[ \t]{0,3}[\"']?basic)[ \t]{1,3}"
+            r"\b(?:bearer|authorization[\"']{0,2}:[ \t]{0,3}[\"']?(?:basic|token))[ \t]{1,3}"
             r"(?P<cut>[A-Za-z0-9._~+/=-]{16,4000})",
             re.IGNORECASE,
         ),
@@ -181,11 +356,59 @@ _SECRETS = (
     ),
     Rule(
         SECRETS,
+        "cookie",
+        re.compile(r"cookie[\"']?[ \t]{0,3}:[ \t]{0,3}[\"']?(?P<cut>[^\n\r\"'\\]{18,8000})", re.I),
+        ("cookie",),
+        _cookies,
+    ),
+    Rule(
+        SECRETS,
+        "signature",
+        re.compile(r"(?<=[?&; ])sig=(?P<cut>[A-Za-z0-9%+/_-]{20,200}=?)", re.I),
+        ("sig=",),
+        lambda found: _mixed(found["cut"]),
+    ),
+    Rule(
+        SECRETS,
+        "registry login",
+        re.compile(
+            r"(?:\"auth\"[ \t]{0,3}:[ \t]{0,3}\"|\b_auth[ \t]{0,3}=[ \t]{0,3}\"?)"
+            r"(?P<cut>[A-Za-z0-9+/]{16,2000}={0,2})"
+        ),
+        ('"auth"', "_auth"),
+        lambda found: _mixed(found["cut"]),
+    ),
+    Rule(
+        SECRETS,
+        "key in a header",
+        re.compile(
+            r"\b(?:x-|xi-|private-|deploy-|job-)(?:api-|auth-)?(?:key|token)[\"']?[ \t]{0,3}:"
+            r"[ \t]{0,3}[\"']?(?P<cut>[A-Za-z0-9._~+/=-]{16,4000})",
+            re.I,
+        ),
+        ("x-", "xi-", "private-", "deploy-", "job-"),
+        lambda found: _mixed(found["cut"]) and not _PLACEHOLDER.search(found["cut"]),
+    ),
+    Rule(
+        SECRETS,
+        "password in a list",
+        re.compile(
+            r"(?:credentials?[ \t]{0,3}[:=][ \t]{0,3}[\w.@-]{1,60}[ \t]{0,2}[/|:][ \t]{0,2}"
+            r"|:5432:[^\s:]{1,60}:[^\s:]{1,60}:)(?P<cut>[^\s\"'`,;()<>\[\]{}|\\]{6,200})",
+            re.I,
+        ),
+        ("credential", ":5432:"),
+        lambda found: _looks_made_up(found["cut"], password=True),
+    ),
+    Rule(
+        SECRETS,
         "password in an address",
         re.compile(r"://[^\s/:@\"'<>]{0,100}:(?P<cut>[^\s/:@\"'<>]{3,200})@(?=[\w\[])"),
         ("://",),
         _url_password,
     ),
+    _IDENTIFIED,
+    _COMMAND,
     _ASSIGNMENT,
 )
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from tinker_claw.config import Settings
 from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.files import close_to_others
 from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
@@ -34,7 +36,9 @@ async def serve(settings: Settings) -> None:
     Raises:
         ClawError: it could not start; the sentence says why and what to do.
     """
-    configure(settings.run.log_format, redact=Redactor([SECRETS]).redact)
+    redactor = Redactor([SECRETS])
+    redactor.load()
+    configure(settings.run.log_format, redact=redactor.redact)
     stop = Stop()
     try:
         async with AsyncExitStack() as stack:
@@ -58,6 +62,7 @@ async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
         model = source(settings)
         ledger = _open_ledger(settings)
+        _close_to_others(run.directory)
         stack.callback(ledger.close)
         announce(settings, price, ledger)
         system = await wire(settings, model, ledger, price, stack)
@@ -113,6 +118,15 @@ def _first_cause(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _close_to_others(directory: Path) -> None:
+    """A directory of before may be open to all who use this machine."""
+    closed, left = close_to_others(directory)
+    if closed:
+        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
+    if left:
+        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
 
 
 def _open_ledger(settings: Settings) -> Ledger:

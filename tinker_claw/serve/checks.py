@@ -17,6 +17,7 @@ from typing import Literal
 from tinker_claw.backends.sdk import SDK_VERSION
 from tinker_claw.config import Settings
 from tinker_claw.errors import BackendError, ConfigError, RequestError
+from tinker_claw.files import open_to_others
 from tinker_claw.judge import HttpEndpoint
 from tinker_claw.ledger.figures import newest_steps
 from tinker_claw.ledger.reading import FILE, reading
@@ -214,6 +215,12 @@ async def data(patient: Patient) -> Found:
     free_gb = shutil.disk_usage(there).free / 1e9
     if free_gb < _LOW_DISK_GB:
         raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
+    if bare := open_to_others(directory):
+        return Found(
+            f"others on this machine may read {len(bare)} of its files ({bare[0]}); the next start "
+            f"closes them, or you do: chmod -R go= {directory}",
+            "warn",
+        )
     held = "holds a run to go on with" if patient.ledger.exists() else "is new"
     return Found(f"{directory} {held}; {free_gb:.0f} GB free")
 

@@ -1,7 +1,8 @@
-"""Now and then, what the user does not want kept any longer goes.
+"""Now and then, what the user does not want kept any longer goes: what is too old or too much, and
+what somebody began to forget and did not finish.
 
-Rule: a few milliseconds at a time, with room for the gateway in between; a ledger that cannot be
-written is no reason to stop.
+Rule: beside the gateway, which never waits for more than a few milliseconds of it; a ledger that
+cannot be written is no reason to stop.
 """
 
 from __future__ import annotations
@@ -15,17 +16,14 @@ from tinker_claw.ledger import Ledger
 from tinker_claw.telemetry import log
 
 EVERY_S = 600.0
-PAUSE_S = 0.02
-"""Between two transactions."""
 DAY_S = 86_400.0
 
 
 async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
     """Keep the ledger as young and as small as it was asked to be, until cancelled."""
-    if cfg.keep_days is None and cfg.keep_gb is None:
-        return
     while True:
         try:
+            await ledger.finish_forgetting()
             await once(ledger, cfg)
         except LedgerError as error:
             log.warning("ledger.untrimmed", error=str(error))
@@ -34,12 +32,11 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 
 async def once(ledger: Ledger, cfg: Keeping) -> int:
     """One pass; returns how many turns were emptied."""
+    if cfg.keep_days is None and cfg.keep_gb is None:
+        return 0
     before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
     most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
-    dropped = 0
-    for some in ledger.retention.round(before, most):
-        dropped += some
-        await asyncio.sleep(PAUSE_S)
+    dropped = await ledger.trim(before, most)
     if dropped:
-        log.info("ledger.trimmed", turns=dropped, bytes=ledger.retention.live_bytes())
+        log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
     return dropped

@@ -1,0 +1,65 @@
+"""Files of which only their owner may know: they hold conversations, keys and what was learned.
+
+Rule: whatever a program of ours creates is closed to others from the start, by its umask; what lay
+there before is closed at the next start, or named where that cannot be done.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_OTHERS: Final = 0o077
+_OURS: Final = (
+    *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm", "lock", "control.json"),
+    *("metrics.jsonl", "adapters", "states", "logs"),
+)
+"""What a run keeps in its data directory."""
+
+
+def for_owner_only() -> None:
+    """From now on, in this process and in those that it starts."""
+    os.umask(_OTHERS)
+
+
+def open_to_others(directory: Path) -> list[Path]:
+    """What of a data directory, itself included, somebody else may read or write."""
+    if not directory.is_dir():
+        return []
+    return [path for path in (directory, *_inside(directory)) if _mode(path) & _OTHERS]
+
+
+def close_to_others(directory: Path) -> tuple[list[Path], list[Path]]:
+    """Close what is ours; returns what was closed, and what is open still.
+
+    A directory that holds other things, too, is somebody's choice and stays as it is.
+    """
+    closed, left = list[Path](), list[Path]()
+    for path in open_to_others(directory):
+        alone = path != directory or all(one.name in _OURS for one in directory.iterdir())
+        try:
+            if alone:
+                os.chmod(path, _mode(path) & ~_OTHERS)
+        except OSError:
+            alone = False
+        (closed if alone else left).append(path)
+    return closed, left
+
+
+def _inside(directory: Path) -> Iterator[Path]:
+    for name in _OURS:
+        path = directory / name
+        if path.exists() and not path.is_symlink():
+            yield path
+            if path.is_dir():
+                yield from (one for one in path.rglob("*") if not one.is_symlink())
+
+
+def _mode(path: Path) -> int:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:  # gone meanwhile
+        return 0

@@ -1,0 +1,1 @@
+-- Version 4: whatever is deleted is overwritten. The file is written anew once (database.py).
