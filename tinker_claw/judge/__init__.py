@@ -25,6 +25,18 @@ class Judgement:
     hints: tuple[str, ...]
     """Chosen from the hint answers, best first."""
 
+    @property
+    def heard(self) -> tuple[bool, ...]:
+        """Of every answer whether it could be read."""
+        answers = (*self.verdict_answers, *self.hint_answers)
+        return tuple(parse_vote(answer) is not None for answer in answers)
+
+    @property
+    def whole(self) -> bool:
+        """Whether of each question that was asked at least one answer could be read."""
+        asked = [some for some in (self.verdict_answers, self.hint_answers) if some]
+        return all(any(parse_vote(a) is not None for a in some) for some in asked)
+
 
 class Judge:
     """m votes on the verdict and, where the method wants hints, m votes on those, side by side."""
