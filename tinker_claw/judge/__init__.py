@@ -32,10 +32,12 @@ class Judgement:
         return tuple(parse_vote(answer) is not None for answer in answers)
 
     @property
-    def whole(self) -> bool:
-        """Whether of each question that was asked at least one answer could be read."""
-        asked = [some for some in (self.verdict_answers, self.hint_answers) if some]
-        return all(any(parse_vote(a) is not None for a in some) for some in asked)
+    def unread(self) -> str | None:
+        """An answer to a question of which none could be read; None: of each, one could."""
+        for answers in (self.verdict_answers, self.hint_answers):
+            if answers and all(parse_vote(answer) is None for answer in answers):
+                return answers[0]
+        return None
 
 
 class Judge:
@@ -48,6 +50,11 @@ class Judge:
         self._endpoint = endpoint
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
+
+    @property
+    def answers(self) -> int:
+        """So many are asked for, of one turn."""
+        return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
         """Ask about one turn.

@@ -1,7 +1,7 @@
 """Who is asked: the backend's base model, or any OpenAI-compatible endpoint.
 
-Rule: all votes on one case are one request (n = m), so that the prompt is computed once. Whatever an
-endpoint sends is n texts or a `JudgeError`; it is read within bounds of size and time.
+Rule: all votes on one case are one request (n = m), so that the prompt is computed once. Whatever
+an endpoint sends is n texts or a `JudgeError`; it is read within bounds of size and time.
 """
 
 from __future__ import annotations
