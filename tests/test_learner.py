@@ -16,7 +16,7 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.config import Training
 from tinker_claw.errors import BackendError, JudgeError, OutageError
-from tinker_claw.judge import Judge
+from tinker_claw.judge import Endpoint, Judge
 from tinker_claw.learner import (
     Health,
     HintScorer,
@@ -171,6 +171,7 @@ async def world(
     score_fresh: bool = False,
     judge_waits: Backoff = judging.WAITS,
     rests: Backoff = judging.RESTS,
+    endpoint: Endpoint | None = None,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -191,7 +192,7 @@ async def world(
             score_fresh=score_fresh,
         )
     )
-    judge = Judge(says, JudgeSettings(), hint_candidates=1)
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
     scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
     judged = Judging(
         JudgingDeps(
