@@ -151,9 +151,11 @@ async def _answer(
 ) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
-        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if b"content-length" in line
     )
-    body: dict[str, Any] = json.loads(await reader.readexactly(length))
+    body: dict[str, Any] = json.loads(await reader.readexactly(int(length)))
     system, case = body["messages"][0]["content"], body["messages"][-1]["content"]
     how = judge.spoilt or (case.split(MARK + " ")[1].split("\n")[0] if MARK in case else "")
     judge.asked[how] += 1

@@ -11,8 +11,6 @@ from tests.test_learner import SHORT, World, world
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge import HttpEndpoint
-from tinker_claw.ledger import Ledger
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.outages import Backoff
 
 NEVER = Backoff(1e6, 1e6)

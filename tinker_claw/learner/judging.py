@@ -41,7 +41,7 @@ from tinker_claw.types import HintScores, Turn, Verdict
 WAITS = Backoff(first_s=5.0, longest_s=600.0)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
-"""Between the tries of a turn that fails while others are judged."""
+"""Between the tries of a turn whose answers cannot be read."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 
@@ -81,8 +81,8 @@ class _Heard:
     def __init__(self) -> None:
         self._last = deque[tuple[int, int]](maxlen=LATELY)
         """Answers that could be read, of how many; none can be where the endpoint failed."""
-        self._down: str | None = None
-        """Why the last try got no answers; None: it got some."""
+        self.down: str | None = None
+        """Why the last try got no answers, where that was not the turn's fault."""
         self._tries = 0
         self._well = 0
         """Number of the last try that was answered well."""
@@ -92,31 +92,38 @@ class _Heard:
     @property
     def trouble(self) -> str | None:
         """Why the judge fails as a whole; None: it works, as far as anybody knows."""
-        return self._down or self._mostly_lost()
+        return self.down or self._mostly_lost()
+
+    @property
+    def mends(self) -> bool:
+        """Whether its last answers were good ones."""
+        return self._well == self._tries
 
     def well(self, turn_id: int, read: int, of: int) -> None:
-        self._note(read, of, None)
+        self._note(read, of)
+        self.down = None
         self._well = self._tries
         self._failed.pop(turn_id, None)
 
     def ill(self, turn_id: int, read: int, of: int, error: str | None) -> bool:
         """Whether it counts against the turn. `error`: why there was no answer at all."""
-        self._note(read, of, error)
-        return self.alone(turn_id)
+        self._note(read, of)
+        counts = self.alone(turn_id)
+        self.down = None if counts else error
+        return counts
 
     def alone(self, turn_id: int) -> bool:
-        """Whether others were answered well since this turn was last tried, which has failed."""
-        counts = self._mostly_lost() is None and self._well > self._failed.get(turn_id, 0)
+        """Note that this turn has failed; whether others do not: since any has, one went well."""
+        counts = not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
         self._failed[turn_id] = self._tries
         return counts
 
     def forget(self, turn_id: int) -> None:
         self._failed.pop(turn_id, None)
 
-    def _note(self, read: int, of: int, error: str | None) -> None:
+    def _note(self, read: int, of: int) -> None:
         self._tries += 1
         self._last.append((read, of))
-        self._down = error
 
     def _mostly_lost(self) -> str | None:
         read, of = (sum(some) for some in zip(*self._last, strict=True)) if self._last else (0, 0)
@@ -155,6 +162,7 @@ class Judging:
     async def run(self) -> None:
         """Judge whatever the ledger has to judge, until cancelled. May be called again after it has
         ended by accident: what was learned of turns and judge holds."""
+        self._in_hand.clear()  # a task that was cancelled before it began could not say so
         self._show()
         self._wake.set()
         failures = 0
@@ -215,7 +223,11 @@ class Judging:
                     return
 
     async def _pause(self) -> None:
-        """Wait before the judge is asked again; a new next state cuts that short."""
+        """Wait before the judge is asked again, unless it has just answered well; a new next state
+        cuts that short."""
+        if self._heard.mends:
+            self._probes = 0
+            return
         self._probes += 1
         with suppress(TimeoutError):
             async with asyncio.timeout(self._deps.waits.after(self._probes)):
@@ -275,10 +287,10 @@ class Judging:
                 self._done(turn_id)
                 deps.telemetry.sample("set_aside", turn=turn_id)
                 return
-        if self._heard.trouble and not counts:
-            self._set_due(turn_id, deps.waits, self._until_it_works)
-        else:
-            self._set_due(turn_id, deps.rests, asyncio.sleep)
+        # Answers cost money, errors do not.
+        backoff = deps.waits if self._heard.down else deps.rests
+        failing = self._heard.trouble and not counts
+        self._set_due(turn_id, backoff, self._until_it_works if failing else asyncio.sleep)
 
     def _set_due(
         self, turn_id: int, backoff: Backoff, rest: Callable[[float], Awaitable[None]]
@@ -327,21 +339,26 @@ class Judging:
                     redact(turn.reply_text),
                     replace(state, text=redact(state.text)),
                 )
-        heard = judgement.heard
-        if (unread := judgement.unread) is not None:
-            counts = self._heard.ill(turn.id, sum(heard), len(heard), None)
-            if not (counts and self._settles_for(turn, judgement)):
-                raise _Unread(unread, counts=counts)
+        if judgement.unread is not None:
+            self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
-        if unread is None:
-            self._heard.well(turn.id, sum(heard), len(heard))
+        if judgement.unread is None:
+            self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
         return judgement.verdict
 
-    def _settles_for(self, turn: Turn, judgement: Judgement) -> bool:
-        """Whether the last try of a turn gave enough to train on, if not all that was asked for."""
-        tries = self._deps.ledger.judgements.in_vain(turn.id) + 1
+    def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
+        """Let a judgement count of which only a part could be read.
+
+        Raises:
+            _Unread: it is no signal, or worth another try, since others get whole ones.
+        """
         hints = judgement.hints if self._takes_hints(turn) else ()
-        return tries >= TRIES and self._deps.method.refuses(judgement.verdict, hints) is None
+        enough = self._deps.method.refuses(judgement.verdict, hints) is None
+        read = sum(judgement.heard) if enough else 0
+        counts = self._heard.ill(turn.id, read, len(judgement.heard), None)
+        last = self._deps.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
+        if not enough or (counts and not last):
+            raise _Unread(unread, counts=counts)
 
     def _takes_hints(self, turn: Turn) -> bool:
         return self._deps.method.wants_hints and turn.hint_at is not None
