@@ -10,8 +10,8 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,22 @@ async def bad_judge() -> AsyncGenerator[BadJudge]:
         for task in list(running):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+@contextmanager
+def bad_judge_beside() -> Generator[BadJudge]:
+    """One in a thread of its own, for tests that wait for processes."""
+    with asyncio.Runner() as runner:
+        loop, judging = runner.get_loop(), bad_judge()
+        judge = loop.run_until_complete(judging.__aenter__())
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        try:
+            yield judge
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.run_until_complete(judging.__aexit__(None, None, None))
 
 
 async def _answer(
