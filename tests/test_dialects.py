@@ -272,6 +272,14 @@ async def test_events_may_be_torn_anywhere_and_hold_any_character(
 LAST = choice(1, -1.0, (2, -2.0), (3, -3.0), ends="length")
 
 
+def of_token(id: int) -> dict[str, Any]:
+    return choice(id, -1.0, (2, -2.0), (3, -3.0), ends="length")
+
+
+def row(logprob: object) -> dict[str, object]:
+    return {"token_id:1": -1.0, "token_id:2": logprob, "token_id:3": -3.0}
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -285,6 +293,15 @@ LAST = choice(1, -1.0, (2, -2.0), (3, -3.0), ends="length")
         LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": []}},
         LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [{"token_id:1": -1.0}]}},
         LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [{"the": -1.0, "a": -2.0}]}},
+        LAST | {"token_ids": [1.0]},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": ["-1.0"]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [float("nan")]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [10**400]}},
+        of_token(2**31),
+        of_token(-1),
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row(float("nan"))]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row("-1.0")]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row(10**400)]}},
         LAST | {"finish_reason": "stop"},
         LAST | {"finish_reason": "repetition"},
         LAST | {"index": 1},
@@ -306,9 +323,33 @@ async def test_a_reply_that_was_cut_short_is_an_error(script: Scripted, vllm: Ht
 
 
 async def test_what_is_not_json_is_an_error(script: Scripted, vllm: HttpServer) -> None:
-    script.replies["/v1/completions"] = Reply(pieces=[b"data: {\n\n"])
-    with pytest.raises(SamplerError, match="not JSON"):
-        await drained(vllm, PARAMS)
+    for sent in (b"{", b"[" * 100_000 + b"]" * 100_000, b"\xff", b"9" * 5000):
+        script.replies["/v1/completions"] = Reply(pieces=[b"data: %b\n\n" % sent])
+        with pytest.raises(SamplerError, match="not JSON"):
+            await drained(vllm, PARAMS)
+
+
+async def test_what_a_server_says_of_itself_is_not_trusted_either(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    for body in (b"[" * 100_000, b"[1]", b'{"data": [1]}', b'{"data": [{"id": 1}]}'):
+        script.replies["/v1/models"] = Reply(pieces=[body])
+        with pytest.raises(SamplerError, match="does not say what it serves"):
+            await vllm.info()
+    script.replies["/v1/models"] = said({"data": [BASE | {"max_model_len": 1e999}]})
+    with pytest.raises(SamplerError, match="does not say what it serves"):
+        await vllm.info()
+
+
+@pytest.mark.parametrize("cached", ["many", -3, 10**400, 2.5])
+async def test_a_count_of_cached_tokens_costs_no_reply(
+    script: Scripted, vllm: HttpServer, cached: object
+) -> None:
+    usage = event() | {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+    script.replies["/v1/completions"] = streamed(event(LAST), usage)
+    (chunk,) = await drained(vllm, SamplingParams(max_tokens=1))
+    assert type(chunk.cached_tokens) is int
+    assert 0 <= chunk.cached_tokens <= len(PROMPT)
 
 
 @pytest.mark.parametrize(

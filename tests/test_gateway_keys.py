@@ -9,7 +9,6 @@ from typing import Any
 from tests.agents import assistant, openclaw, user, utility
 from tests.gateways import MODEL, gateway, spell
 from tests.test_gateway_refusals import assert_error
-from tinker_claw.errors import JudgeError
 from tinker_claw.render import Renderer
 
 ANNA, BEN, MINE = "anna-0123456789abcdef", "ben-0123456789abcdefg", "mine-0123456789abcdef"
@@ -145,7 +144,7 @@ async def test_strangers_are_told_whether_all_is_well_and_no_more(
 ) -> None:
     async with gateway(tmp_path, renderer, users=USERS) as world:
         address = world.url.removesuffix("/v1") + "/healthz"
-        world.health.judge_fails(JudgeError("the judge at https://judge.example is away"))
+        world.health.judge_is("failing", "the judge at https://judge.example is away")
         for headers in ({}, bearer("wrong")):
             told = await world.http.get(address, headers=headers)
             assert told.json() == {"status": "degraded"}

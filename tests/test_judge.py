@@ -115,10 +115,14 @@ def completion(*texts: str) -> httpx.Response:
 
 
 def endpoint(answer: Callable[[httpx.Request], httpx.Response]) -> HttpEndpoint:
+    def streamed(request: httpx.Request) -> httpx.Response:
+        whole = answer(request)
+        return httpx.Response(whole.status_code, stream=httpx.ByteStream(whole.content))
+
     return HttpEndpoint(
         "http://judge/v1",
         SETTINGS,
-        transport=httpx.MockTransport(answer),
+        transport=httpx.MockTransport(streamed),
         longest_wait_s=0.01,
     )
 

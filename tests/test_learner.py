@@ -16,7 +16,7 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tinker_claw.config import Judge as JudgeSettings
 from tinker_claw.config import Training
 from tinker_claw.errors import BackendError, JudgeError, OutageError
-from tinker_claw.judge import Judge
+from tinker_claw.judge import Endpoint, Judge
 from tinker_claw.learner import (
     Health,
     HintScorer,
@@ -87,7 +87,9 @@ class Says:
         if "[HINT]" in messages[0]["content"]:
             hint = "\\boxed{1}[HINT]do it the other way[/HINT]" if "HOW" in text else "\\boxed{-1}"
             return [hint] * n
-        return ["\\boxed{-1}" if bad else "\\boxed{1}" if good else "hm"] * n
+        if "MUMBLE" in text:
+            return ["I'm sorry, I cannot rate that."] * n
+        return [f"\\boxed{{{-1 if bad else 1 if good else 0}}}"] * n
 
     async def aclose(self) -> None: ...
 
@@ -167,6 +169,9 @@ async def world(
     waits: Backoff = SHORT,
     redact: Callable[[str], str] = str,
     score_fresh: bool = False,
+    judge_waits: Backoff = judging.WAITS,
+    rests: Backoff = judging.RESTS,
+    endpoint: Endpoint | None = None,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -187,7 +192,7 @@ async def world(
             score_fresh=score_fresh,
         )
     )
-    judge = Judge(says, JudgeSettings(), hint_candidates=1)
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
     scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
     judged = Judging(
         JudgingDeps(
@@ -195,6 +200,8 @@ async def world(
             on_sample=learner.wake,
             concurrency=4,
             redact=redact,
+            waits=judge_waits,
+            rests=rests,
         )
     )
     assert isinstance(base, FakeSampler)
@@ -232,11 +239,11 @@ async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Pa
 
 async def test_turn_without_signal_is_never_counted(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        silent = w.turn("hm, something unreadable")
+        silent = w.turn("something that does not tell")
         for _ in range(3):
             w.turn("YES")
         await w.settled()
-        assert w.why_refused(silent) == "no valid vote, no hint"
+        assert w.why_refused(silent) == "neutral verdict, no hint"
         assert w.ledger.samples.waiting() == 3
         assert w.trainer.steps == []
 
@@ -281,11 +288,8 @@ async def test_hint_that_has_no_place_in_the_prompt_leaves_the_reward(
         assert w.base.scored == []
 
 
-async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "RETRY_S", 0.05)
-    async with world(tmp_path) as w:
+async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=Backoff(0.05, 0.1)) as w:
         w.says.failing = 2
         turn = w.turn("YES")
         await w.until(lambda: w.health.judge.state == "failing")
@@ -298,7 +302,7 @@ async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(
 
 
 async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with world(tmp_path, judge_waits=SHORT) as w:
         stuck = [w.turn("UNJUDGEABLE") for _ in range(6)]  # more than are judged at a time
         await w.until(lambda: w.says.asked >= 6)
         for _ in range(4):

@@ -14,9 +14,8 @@ import pytest
 import structlog
 
 from tests.fakes import UNTIL_TOLD, FakeTrainer
-from tests.test_learner import World, has_token, world
+from tests.test_learner import SHORT, World, has_token, world
 from tinker_claw.errors import OutageError, SamplerError
-from tinker_claw.learner import judging
 from tinker_claw.outages import Backoff, Outages
 from tinker_claw.telemetry import configure
 from tinker_claw.types import LossPass
@@ -229,11 +228,8 @@ async def test_outage_while_looking_for_the_culprit_blames_nobody_else(
         assert w.ledger.samples.counts()["trained"] == 4
 
 
-async def test_judging_waits_for_the_service_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
-) -> None:
-    monkeypatch.setattr(judging, "RETRY_S", 0.01)
-    async with world(tmp_path) as w:
+async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events: Events) -> None:
+    async with world(tmp_path, judge_waits=SHORT) as w:
         w.says.away = UNTIL_TOLD
         turn = w.turn("YES")
         await w.until(lambda: w.health.backend.attempts("judging") > 2)
@@ -257,11 +253,8 @@ async def test_judging_waits_for_the_service_and_goes_on(
         assert (names["backend.away"], names["backend.back"], names["judge.failing"]) == (1, 1, 0)
 
 
-async def test_first_judged_turn_after_an_outage_wakes_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "RETRY_S", 600)  # a turn rests for so long, and longer
-    async with world(tmp_path) as w:
+async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=Backoff(600, 600)) as w:  # a turn rests for so long
         w.says.away = 4  # verdict and hint of two turns
         batch(w, "YES", "YES")
         await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
@@ -270,11 +263,8 @@ async def test_first_judged_turn_after_an_outage_wakes_the_others(
         assert w.ledger.samples.waiting() == 3
 
 
-async def test_teacher_that_is_away_keeps_the_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "RETRY_S", 0.01)
-    async with world(tmp_path) as w:
+async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=SHORT) as w:
         w.base.away = UNTIL_TOLD
         turn = w.turn("NO, HOW it should be")
         await w.until(lambda: w.health.backend.attempts("teaching") > 2)

@@ -17,6 +17,7 @@ from tests.processes import ROOT
 from tests.test_ledger import new_turn
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger import Ballot, Ledger
+from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.reading import SCHEMA_VERSION
 from tinker_claw.ledger.recent import RecentTurn, read_recent
 from tinker_claw.serve.advice import advice
@@ -246,10 +247,11 @@ def test_a_judge_that_says_nothing_is_told_from_one_that_is_late(ledger: Ledger)
     (late,) = advice(recent(ledger))
     assert late.startswith("4 turns wait for the judge: `run.py status` says")
     for number in ids:
-        ledger.judgements.add(number, value=None, verdict_ballots=[], hint_ballots=[], hints=())
-        ledger.turns.refuse(number, "no verdict, no hint")
+        for _ in range(TRIES):
+            ledger.judgements.add_in_vain(number, "I cannot rate that.")
     (silent,) = advice(recent(ledger))
-    assert silent.startswith("4 of 4 judged turns have no verdict: no vote could be read.")
+    assert silent.startswith("4 of 4 main turns were set aside: three times the judge gave nothing")
+    assert f"`run.py explain {ids[-1]}` shows what it said" in silent
 
 
 def test_sampling_that_cannot_be_trained_and_fallbacks_are_explained(ledger: Ledger) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,23 +11,50 @@ import pytest
 from local_gpu.demo import MODEL_DIR
 from tests.fakes import FakeSampler, FakeTrainer
 from tinker_claw import config
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ConfigError, DisagreementError
 from tinker_claw.learner import restore
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
+from tinker_claw.outages import Backoff
 from tinker_claw.serve import guarded
 from tinker_claw.serve.backend import learning_rate
 from tinker_claw.serve.model_files import Source, source
 from tinker_claw.serve.versions import MOST_OPEN, Versions
 
+SOON = Backoff(first_s=0.001, longest_s=0.002)
 
-async def test_failing_part_is_recorded_and_does_not_spread() -> None:
-    async def fails() -> None:
-        raise ExceptionGroup("tasks", [ExceptionGroup("more", [OSError("disk full")])])
 
-    part = Part()
-    await guarded(fails(), part)
-    assert (part.state, part.error) == ("failed", "OSError: disk full")
+async def test_part_that_ends_by_accident_starts_again_and_says_so_meanwhile() -> None:
+    part, seen, starts = Part("waiting"), list[tuple[str, str | None, bool]](), 0
+
+    async def fails_twice() -> None:
+        nonlocal starts
+        starts += 1
+        seen.append((part.state, part.error, part.next_try_s is not None))
+        if starts < 3:
+            raise ExceptionGroup("tasks", [ExceptionGroup("more", [OSError(f"no {starts}")])])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(guarded("a part", fails_twice, part, SOON))
+        while part.state != "failed":  # noqa: ASYNC110 - an observer
+            await asyncio.sleep(0)
+        assert part.error == "OSError: no 1"
+        assert part.next_try_s is not None
+    assert seen == [("waiting", None, False)] * 3
+    assert part.state == "waiting"
+
+
+async def test_part_that_ends_on_purpose_stays_ended() -> None:
+    part, starts = Part(), 0
+
+    async def gives_up() -> None:
+        nonlocal starts
+        starts += 1
+        raise ExceptionGroup("tasks", [DisagreementError("they do not agree")])
+
+    await guarded("a part", gives_up, part, SOON)
+    assert (starts, part.state, part.ended) == (1, "failed", True)
+    assert part.error == "DisagreementError: they do not agree"
 
 
 async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(

@@ -204,7 +204,8 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             "learning has stopped until a restart; nothing is lost.",
         ),
         (set(), "waiting", "ok", "alarm", 0, "if they do not on the next; nothing is lost."),
-        (set(), "waiting", "failed", "ok", 0, "judged after a restart; nothing is lost."),
+        (set(), "waiting", "failed", "ok", 0, "judging has started again; nothing is lost."),
+        (set(), "failed", "ok", "ok", 0, "learning starts again by itself; nothing is lost."),
         (
             {"learning"},
             "stalled",
@@ -235,6 +236,7 @@ def test_meaning(
         learner=learner,
         judge=judge,
         agreement=agreement,
+        learning_ended=learner == "failed" and agreement == "alarm",
     )
     assert told.endswith(says)
 
@@ -245,7 +247,22 @@ def test_a_part_that_failed_is_not_said_to_try_again() -> None:
     health.learner.enter("failed", "no state")
     told = describe(snapshot(health), "http://here", time.time())
     assert "next try" not in "\n".join(told)
+    assert "starting again" not in "\n".join(told)
     health = Health()
     health.backend.seen("learning", OutageError("away"))
     health.learner_stalls(OutageError("away"), -1)
     assert "next try in 0 s" in "\n".join(describe(snapshot(health), "http://here", time.time()))
+
+
+def test_a_part_that_starts_again_says_when() -> None:
+    for part in ("judge", "learner", "upkeep"):
+        health = Health()
+        getattr(health, part).enter("failed", "KeyError: 3", next_try_s=4.2)
+        seen = snapshot(health) | {f"{part}_since": NOON - 60}
+        assert seen["status"] == "degraded"
+        told = describe(seen, "http://here", NOON)
+        assert told[1:3] == [
+            f"  {part}: failed since 11:59:00 (60 s ago); starting again in 4 s",
+            "    KeyError: 3",
+        ]
+        assert "until a restart" not in told[3]

@@ -22,7 +22,7 @@ from tinker_claw.types import Adam, LossPass, StepReport
 
 
 def undoing(w: World) -> Undoing:
-    return Undoing(w.ledger, w.trainer, w.policy, w.learner, lambda session: None)
+    return Undoing(w.ledger, w.trainer, w.policy, w.learner, lambda session: None, w.judging.wake)
 
 
 async def learn(w: World, to: int) -> None:

@@ -91,6 +91,12 @@ def _unpin(arguments: Sequence[str]) -> int:
     return unpin(arguments)
 
 
+def _rejudge(arguments: Sequence[str]) -> int:
+    from tinker_claw.undo.rejudge import main as rejudge
+
+    return rejudge(arguments)
+
+
 def _rollback(arguments: Sequence[str]) -> int:
     from tinker_claw.undo.serving import rollback
 
@@ -117,6 +123,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "log": (_log, "turns, verdicts, samples, steps or versions, also as they come"),
     "openclaw-config": (_openclaw_config, "what to tell OpenClaw of the gateway, or tell it"),
     "pin": (_pin, "one version answers from now on, whatever is learned"),
+    "rejudge": (_rejudge, "turns that were set aside, to be judged again"),
     "rollback": (_rollback, "an earlier version answers, and learning goes on from it"),
     "status": (_status, "how the gateway that runs is: what is wrong, and what that means"),
     "unpin": (_unpin, "the newest version answers again"),

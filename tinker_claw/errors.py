@@ -12,7 +12,8 @@
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
-        ├── DisagreementError     sampler and trainer, again and again, are not of one mind
+        ├── LearningEndedError    a step fails again and again: learning ends until a restart
+        │   └── DisagreementError sampler and trainer, again and again, are not of one mind
         └── OutageError           the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
@@ -93,7 +94,11 @@ class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
 
 
-class DisagreementError(BackendError):
+class LearningEndedError(BackendError):
+    """Learning ends on purpose, until a restart: to go on by itself would do harm or no good."""
+
+
+class DisagreementError(LearningEndedError):
     """The sampler's logprobs are not the trainer's: no step may be built on them."""
 
 

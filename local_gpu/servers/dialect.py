@@ -29,6 +29,8 @@ IMPOSSIBLE: Final = -9999.0
 """What servers write for a logprob of minus infinity, which JSON has no word for."""
 END_TOKEN: Final = "end token"
 """For `Piece.ended`: at a token that ends what this model says, though nobody asked."""
+_IDS: Final = 2**31
+"""Ids of tokens are below that, whatever the model."""
 _SEEDS: Final = 2**62
 """Seeds are taken modulo this: servers take 64 bits, and -1 for no seed."""
 
@@ -71,7 +73,7 @@ class HttpServer(ABC):
         try:
             body: Any = answer.body
             self._info = _info(body["data"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SamplerError(f"The server {self.url} does not say what it serves.") from error
         return self._info
 
@@ -127,7 +129,8 @@ class HttpServer(ABC):
         try:
             async with aclosing(self._pieces(name, prompt, params, n, info)) as pieces:
                 async for piece in pieces:
-                    cached = cached if piece.cached_tokens is None else piece.cached_tokens
+                    if type(piece.cached_tokens) is int:  # it is worth no reply
+                        cached = max(0, min(piece.cached_tokens, len(prompt)))
                     if not piece.tokens and piece.ended is None:
                         continue
                     if piece.index in last or not 0 <= piece.index < n:
@@ -143,9 +146,12 @@ class HttpServer(ABC):
             raise self._refused(refusal, name, prompt, params, info) from refusal
         except _Odd as odd:
             raise SamplerError(f"The server {self.url} sent a completion that {odd}.") from odd
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (
+            *(KeyError, TypeError, ValueError, IndexError),
+            *(AttributeError, OverflowError),
+        ) as error:
             raise SamplerError(
-                f"The server {self.url} sent a completion that cannot be read ({error!r})."
+                f"The server {self.url} sent a completion that cannot be read ({error!r:.200})."
             ) from error
         for index, chunk in last.items():
             yield index, replace(chunk, cached_tokens=cached)
@@ -191,6 +197,8 @@ class _Reader:
         k = self._params.student_topk
         if len(piece.logprobs) != len(piece.tokens):
             raise _Odd(f"has {len(piece.tokens)} tokens with {len(piece.logprobs)} logprobs")
+        if not all(type(token) is int and 0 <= token < _IDS for token in piece.tokens):
+            raise _Odd("has a token whose id is none")
         if not all(math.isfinite(x) and x > IMPOSSIBLE for x in piece.logprobs):
             raise _Odd("has a logprob that is not finite")
         if k and len(piece.candidates) != len(piece.tokens):
@@ -236,6 +244,8 @@ def _nth(params: SamplingParams, i: int) -> SamplingParams:
 def _likeliest(row: Mapping[int, float], k: int) -> list[tuple[int, float]]:
     if len(row) < k:
         raise _Odd(f"has {len(row)} candidates of {k} for a token")
+    if not all(type(id) is int and 0 <= id < _IDS and math.isfinite(x) for id, x in row.items()):
+        raise _Odd("has a candidate that is none")
     # The sampled token stands first; it is dropped where it is not among the k.
     return sorted(row.items(), key=lambda pair: -pair[1])[:k]
 

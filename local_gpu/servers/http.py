@@ -30,6 +30,8 @@ _AWAY: Final = (
 _IDLE_S: Final = 2.0
 """Connections are not used again after so long: these servers close idle ones after 5 seconds, and
 a request on one that is just being closed would look like an outage."""
+_MOST_BYTES: Final = 256 * 2**20
+"""Of an answer, or of one event; the largest that was seen, of a long reply, is a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,8 @@ class Link:
         with self.pulse.call(takes_s=takes_s) as call:
             async with self._in_time(until, call):
                 method = "GET" if body is None else "POST"
-                response = await self._client.request(method, path, json=body)
-        return _answer(response)
+                async with self._client.stream(method, path, json=body) as response:
+                    return await self._answer(response)
 
     async def events(
         self, path: str, body: Mapping[str, object], tokens: int
@@ -157,8 +159,8 @@ class Link:
         try:
             if response.status_code != HTTPStatus.OK:
                 async with self._in_time(until, call):
-                    await response.aread()
-                raise self._refusal(_answer(response))
+                    answer = await self._answer(response)
+                raise self._refusal(answer)
             rest = b""
             pieces = cast(AsyncGenerator[bytes], response.aiter_bytes())
             async with aclosing(pieces):
@@ -169,6 +171,8 @@ class Link:
                         raise OutageError(f"The server {self.url} broke off a completion.")
                     # Not by `aiter_lines`: it also breaks at characters that JSON may hold.
                     *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > _MOST_BYTES:
+                        raise self._unreadable()
                     for line in lines:
                         if line.strip() == b"data: [DONE]":
                             return
@@ -197,7 +201,7 @@ class Link:
         event: object = None
         try:
             event = json.loads(line.removeprefix(b"data:"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._unreadable() from error
         if not isinstance(event, dict):
             raise self._unreadable()
@@ -207,6 +211,18 @@ class Link:
             status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
             raise self._refusal(Answer(status, told))
         return told
+
+    async def _answer(self, response: httpx.Response) -> Answer:
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise OutageError(f"The server {self.url} sends more than any answer can have.")
+        try:
+            body: object = json.loads(content)
+        except (ValueError, RecursionError):
+            body = content.decode(errors="replace")
+        return Answer(response.status_code, body)
 
     def _refusal(self, answer: Answer) -> Exception:
         return self.outage(answer) if answer.away else Refusal(answer)
@@ -233,11 +249,3 @@ class Link:
             ) from error
         finally:
             call.scope = None
-
-
-def _answer(response: httpx.Response) -> Answer:
-    try:
-        body: object = response.json()
-    except ValueError:
-        body = response.text
-    return Answer(response.status_code, body)

@@ -25,6 +25,20 @@ class Judgement:
     hints: tuple[str, ...]
     """Chosen from the hint answers, best first."""
 
+    @property
+    def heard(self) -> tuple[bool, ...]:
+        """Of every answer whether it could be read."""
+        answers = (*self.verdict_answers, *self.hint_answers)
+        return tuple(parse_vote(answer) is not None for answer in answers)
+
+    @property
+    def unread(self) -> str | None:
+        """An answer to a question of which none could be read; None: of each, one could."""
+        for answers in (self.verdict_answers, self.hint_answers):
+            if answers and all(parse_vote(answer) is None for answer in answers):
+                return answers[0]
+        return None
+
 
 class Judge:
     """m votes on the verdict and, where the method wants hints, m votes on those, side by side."""
@@ -36,6 +50,11 @@ class Judge:
         self._endpoint = endpoint
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
+
+    @property
+    def answers(self) -> int:
+        """So many are asked for, of one turn."""
+        return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
         """Ask about one turn.

@@ -1,13 +1,17 @@
 """Who is asked: the backend's base model, or any OpenAI-compatible endpoint.
 
-Rule: all votes on one case are one request (n = m), so that the prompt is computed once.
+Rule: all votes on one case are one request (n = m), so that the prompt is computed once. Whatever
+an endpoint sends is n texts or a `JudgeError`; it is read within bounds of size and time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import zlib
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
 import httpx
 from tenacity import (
@@ -32,6 +36,11 @@ from tinker_claw.types import Message, SamplingParams
 
 MAX_ATTEMPTS = 6
 MAX_RETRY_S = 120.0
+_ENVELOPE_BYTES: Final = 65_536
+_TOKEN_BYTES: Final = 64
+"""Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
+_GZIP_OR_ZLIB: Final = 47
+"""zlib's word for either header."""
 
 
 class Endpoint(Protocol):
@@ -97,7 +106,8 @@ class HttpEndpoint:
         self._client = httpx.AsyncClient(
             transport=transport,
             timeout=settings.judge_timeout_s,
-            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}),
         )
         self._retry = AsyncRetrying(
             retry=retry_if_exception_type(_Again),
@@ -126,15 +136,57 @@ class HttpEndpoint:
             "temperature": self._settings.prm_temperature,
             "max_tokens": self._settings.prm_max_tokens,
         }
+        most = _ENVELOPE_BYTES + n * self._settings.prm_max_tokens * _TOKEN_BYTES
         try:
-            response = await self._client.post(self._url, json=body)
-        except httpx.TransportError as error:
+            # httpx's own limits start anew with every piece of an answer.
+            async with (
+                asyncio.timeout(self._settings.judge_timeout_s),
+                self._client.stream("POST", self._url, json=body) as response,
+            ):
+                if response.status_code in (408, 429) or response.status_code >= 500:
+                    raise _Again(f"HTTP {response.status_code}")
+                content = await self._content(response, most)
+        except TimeoutError as error:
+            seconds = self._settings.judge_timeout_s
+            raise _Again(f"no whole answer within {seconds:g} s (--judge-timeout-s)") from error
+        except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
-        if response.status_code in (408, 429) or response.status_code >= 500:
-            raise _Again(f"HTTP {response.status_code}")
         if not response.is_success:
-            raise JudgeError(_refusal(response, self._url))
-        return _texts(response, self._url)
+            raise JudgeError(_refusal(response.status_code, content, self._url))
+        return _texts(content, self._url)
+
+    async def _content(self, response: httpx.Response, most: int) -> bytes:
+        """The body, plain; `most` bounds it before and after it is unpacked."""
+        content = bytearray()
+        # Not by `aiter_bytes`: it unpacks a piece before anybody can look how much that makes.
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > most:
+                raise self._too_long(most)
+        packed = response.headers.get("content-encoding", "identity").strip().lower()
+        if packed in ("", "identity"):
+            return bytes(content)
+        if packed not in ("gzip", "x-gzip", "deflate"):
+            raise JudgeError(
+                f"the judge at {self._url} packs its answers ({packed[:20]}) although it was asked "
+                "not to"
+            )
+        unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+        try:
+            plain = unpacking.decompress(bytes(content), most + 1)
+        except zlib.error as error:
+            raise JudgeError(
+                f"the judge at {self._url} sent what cannot be unpacked as {packed}"
+            ) from error
+        if len(plain) > most:
+            raise self._too_long(most)
+        return plain
+
+    def _too_long(self, most: int) -> JudgeError:
+        return JudgeError(
+            f"the judge at {self._url} sent more than the {most} bytes that "
+            f"{self._settings.prm_max_tokens} tokens a vote can have (--prm-max-tokens)"
+        )
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -151,18 +203,34 @@ class HttpEndpoint:
         await self.aclose()
 
 
-def _refusal(response: httpx.Response, url: str) -> str:
+def _refusal(status: int, content: bytes, url: str) -> str:
     """Why, where that is about key, address or model; other answers may repeat a user's words."""
-    told = f": {response.text[:200]}" if response.status_code in (401, 403, 404) else ""
-    return f"the judge at {url} refuses (HTTP {response.status_code}){told}"
+    words = " ".join(content.decode(errors="replace").split())[:200]
+    told = f": {words}" if status in (401, 403, 404) else ""
+    return f"the judge at {url} refuses (HTTP {status}){told}"
 
 
-def _texts(response: httpx.Response, url: str) -> list[str]:
+def _texts(content: bytes, url: str) -> list[str]:
     try:
-        choices: list[dict[str, Any]] = response.json()["choices"]
-        texts = [str(choice["message"]["content"] or "") for choice in choices]
-    except (ValueError, KeyError, TypeError) as error:
-        raise JudgeError(f"the judge at {url} sent no chat completion: {error!r}") from error
+        choices = json.loads(content)["choices"]
+        if not isinstance(choices, list):
+            raise TypeError("choices are no list")
+        texts = [_text(choice) for choice in cast("list[Any]", choices)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        # Not the error's own words: they may quote the answer.
+        raise JudgeError(
+            f"the judge at {url} sent no chat completion ({type(error).__name__})"
+        ) from error
     if not texts:
         raise JudgeError(f"the judge at {url} sent no choices")
     return texts
+
+
+def _text(choice: Any) -> str:
+    """What a choice says; "" where it says nothing, which is a vote that cannot be read."""
+    content = choice["message"]["content"]
+    if content is not None and not isinstance(content, str):
+        raise TypeError("content is no text")
+    # Half of a surrogate pair, as an answer that is cut within an emoji ends, is no text that can
+    # be kept.
+    return (content or "").encode(errors="replace").decode()

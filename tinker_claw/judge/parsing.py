@@ -9,11 +9,15 @@ from collections.abc import Iterable, Sequence
 from tinker_claw.types import Verdict, Vote
 
 _BOX = re.compile(r"\\boxed\{\s*\+?(-?\d+)\s*\}")
-_HINT = re.compile(r"\[HINT\](.*?)\[/HINT\]", re.DOTALL)
 _VOTES: dict[str, Vote] = {"-1": -1, "0": 0, "1": 1}
+
+_OPEN, _CLOSE = "[HINT]", "[/HINT]"
 
 MIN_HINT_CHARS = 11
 """A shorter hint says nothing that could be followed."""
+MAX_HINT_CHARS = 2000
+"""A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
+the teacher."""
 
 
 def parse_vote(answer: str) -> Vote | None:
@@ -36,9 +40,10 @@ def parse_hint(answer: str) -> str | None:
     """The last hint of an answer whose last box is 1; None when there is none worth following."""
     if parse_vote(answer) != 1:
         return None
-    hints = _HINT.findall(answer)
-    hint = " ".join(hints[-1].split()) if hints else ""
-    return hint if len(hint) >= MIN_HINT_CHARS else None
+    # By its last marks: a pattern would look through the rest of a long answer for each of many.
+    before, closed, _ = answer.rpartition(_CLOSE)
+    hint = " ".join(before.rpartition(_OPEN)[2].split()) if closed and _OPEN in before else ""
+    return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
 
 def choose_hints(answers: Iterable[str], most: int) -> tuple[str, ...]:

@@ -20,19 +20,37 @@ class Part:
     state: str = "ok"
     error: str | None = None
     since: float = field(default_factory=time.time)
+    _next_try: float | None = None
 
-    def enter(self, state: str, error: str | None = None) -> None:
+    def enter(
+        self, state: str, error: str | None = None, *, next_try_s: float | None = None
+    ) -> None:
+        """`next_try_s`: after so many seconds it goes on by itself; None: that is not known."""
         if state != self.state:
             self.since = time.time()
         self.state, self.error = state, error
+        self._next_try = None if next_try_s is None else time.monotonic() + next_try_s
+
+    @property
+    def next_try_s(self) -> float | None:
+        if self._next_try is None:
+            return None
+        return round(max(0.0, self._next_try - time.monotonic()), 1)
+
+    @property
+    def ended(self) -> bool:
+        """It has failed, and does not start again by itself."""
+        return self.state == "failed" and self._next_try is None
 
 
 class Health:
     """Written by judging, learner and gateway, read by the gateway.
 
-    A part is `stalled` while it waits for the service: it goes on by itself. `agreement` is between
-    sampler and trainer, as far as anything has shown: `ok` or `alarm`. `servers`, where others than
-    this process sample: `ok`, or `away` for those that are out of the rotation.
+    A part is `stalled` while it waits for the service: it goes on by itself. It is `failed` when it
+    has ended: by accident, and then it starts again; or because going on would do harm.
+    `agreement` is between sampler and trainer, as far as anything has shown: `ok` or `alarm`.
+    `servers`, where others than this process sample: `ok`, or `away` for those that are out of the
+    rotation. `upkeep` drops what is not to be kept any longer.
     """
 
     def __init__(self) -> None:
@@ -40,26 +58,24 @@ class Health:
         self.judge = Part()
         self.agreement = Part()
         self.servers = Part()
+        self.upkeep = Part()
         self.backend = Outages()
         self.last_error: str | None = None
-        self._next_try: float | None = None
 
-    def judge_works(self) -> None:
-        self.judge.enter("ok")
-
-    def judge_fails(self, error: Exception) -> None:
-        if isinstance(error, OutageError):  # `backend` has logged it
-            self.judge.enter("stalled", str(error))
-        else:
-            if self.judge.state != "failing":
-                log.error("judge.failing", error=str(error))
-            self.judge.enter("failing", str(error))
-        self.last_error = str(error)
+    def judge_is(
+        self, state: Literal["ok", "failing", "stalled"], error: str | None = None
+    ) -> None:
+        """`failing`: of itself; `stalled`: its service is away, which `backend` has logged."""
+        if state != self.judge.state and state == "failing":
+            log.error("judge.failing", error=error)
+        if state != self.judge.state and self.judge.state == "failing":
+            log.info("judge.back")
+        self.judge.enter(state, error)
+        self.last_error = error or self.last_error
 
     def learner_is(self, state: str, error: str | None = None) -> None:
         self.learner.enter(state, error)
         self.last_error = error or self.last_error
-        self._next_try = None
 
     def agreement_is(self, state: Literal["ok", "alarm"], error: str | None = None) -> None:
         self.agreement.enter(state, error)
@@ -71,17 +87,16 @@ class Health:
 
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
         """The service is away; the learner asks again in so many seconds."""
-        self.learner_is("stalled", str(error))
-        self._next_try = time.monotonic() + next_try_s
+        self.learner.enter("stalled", str(error), next_try_s=next_try_s)
+        self.last_error = str(error)
 
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
         well = self.learner.state in ("waiting", "training", "observing", "finished")
-        well = well and all(p.state == "ok" for p in (self.judge, self.agreement, self.servers))
-        well = well and not away
-        left = self._next_try - time.monotonic() if self._next_try is not None else None
-        return {
+        others = (self.judge, self.agreement, self.servers, self.upkeep)
+        well = well and all(part.state == "ok" for part in others) and not away
+        shown: dict[str, Any] = {
             "status": "ok" if well else "degraded",
             "meaning": meaning(
                 version=version,
@@ -92,25 +107,21 @@ class Health:
                 judge=self.judge.state,
                 agreement=self.agreement.state,
                 servers=self.servers.state,
+                upkeep=self.upkeep.state,
+                learning_ended=self.learner.ended,
             ),
             "policy_version": version,
             "backend": "away" if away else "ok",
             "backend_since": self.backend.since,
             "backend_error": self.backend.error,
-            "learner": self.learner.state,
-            "learner_since": self.learner.since,
-            "learner_error": self.learner.error,
+        }
+        for name in ("learner", "judge", "agreement", "servers", "upkeep"):
+            part: Part = getattr(self, name)
+            shown |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
+            if name in ("learner", "judge", "upkeep"):
+                shown[f"{name}_next_try_s"] = part.next_try_s
+        return shown | {
             "learner_attempts": self.backend.attempts("learning"),
-            "learner_next_try_s": None if left is None else round(max(0.0, left), 1),
-            "judge": self.judge.state,
-            "judge_since": self.judge.since,
-            "judge_error": self.judge.error,
-            "agreement": self.agreement.state,
-            "agreement_since": self.agreement.since,
-            "agreement_error": self.agreement.error,
-            "servers": self.servers.state,
-            "servers_since": self.servers.since,
-            "servers_error": self.servers.error,
             "samples_waiting": waiting,
             "batch_size": batch_size,
             "last_error": self.last_error,

@@ -3,14 +3,19 @@
 Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
 or a ledger that fails leaves the turn to be tried again, and no verdict is made up; a teacher that
 fails drops the sample, and says why. While the service behind either is away, the turn waits.
+
+A turn that cannot be judged although others can is tried three times, ever later, and then set
+aside by name. While the judge fails as a whole no try counts, and one turn asks at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tinker_claw.errors import (
     AlignmentError,
@@ -25,15 +30,20 @@ from tinker_claw.judge.parsing import parse_vote
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger import Ballot, Ledger
+from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.methods import Method, reward_of
+from tinker_claw.outages import Backoff
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.spending import Spending, teacher_usage
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import HintScores, Turn, Verdict
 
-RETRY_S = 5.0
-"""How long a turn rests that got no answer; doubled with every further failure."""
-LONGEST_REST_S = 600.0
+WAITS = Backoff(first_s=5.0, longest_s=600.0)
+"""Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
+RESTS = Backoff(first_s=60.0, longest_s=3600.0)
+"""Between the tries of a turn whose answers cannot be read."""
+LATELY = 8
+"""Tries by whose answers it is told whether the judge works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,77 @@ class JudgingDeps:
     concurrency: int
     redact: Callable[[str], str] = str
     """A text as a judge may see it, and as it may be kept; older turns were kept as they came."""
+    waits: Backoff = WAITS
+    rests: Backoff = RESTS
+
+
+class _Unread(JudgeError):
+    """The judge has answered, and a question has no answer that can be read."""
+
+    def __init__(self, answer: str, *, counts: bool) -> None:
+        super().__init__(answer)
+        self.counts = counts
+        """Against the turn."""
+
+
+class _Heard:
+    """What the judge's last answers were like, and whether a failure is the turn's own."""
+
+    def __init__(self) -> None:
+        self._last = deque[tuple[int, int]](maxlen=LATELY)
+        """Answers that could be read, of how many; none can be where the endpoint failed."""
+        self.down: str | None = None
+        """Why the last try got no answers, where that was not the turn's fault."""
+        self._tries = 0
+        self._well = 0
+        """Number of the last try that was answered well."""
+        self._failed: dict[int, int] = {}
+        """By turn, the number of its last try, where that failed."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the judge fails as a whole; None: it works, as far as anybody knows."""
+        return self.down or self._mostly_lost()
+
+    @property
+    def mends(self) -> bool:
+        """Whether its last answers were good ones."""
+        return self._well == self._tries
+
+    def well(self, turn_id: int, read: int, of: int) -> None:
+        self._note(read, of)
+        self.down = None
+        self._well = self._tries
+        self._failed.pop(turn_id, None)
+
+    def ill(self, turn_id: int, read: int, of: int, error: str | None) -> bool:
+        """Whether it counts against the turn. `error`: why there was no answer at all."""
+        self._note(read, of)
+        counts = self.alone(turn_id)
+        self.down = None if counts else error
+        return counts
+
+    def alone(self, turn_id: int) -> bool:
+        """Note that this turn has failed; whether others do not: since any has, one went well."""
+        counts = not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
+        self._failed[turn_id] = self._tries
+        return counts
+
+    def forget(self, turn_id: int) -> None:
+        self._failed.pop(turn_id, None)
+
+    def _note(self, read: int, of: int) -> None:
+        self._tries += 1
+        self._last.append((read, of))
+
+    def _mostly_lost(self) -> str | None:
+        read, of = (sum(some) for some in zip(*self._last, strict=True)) if self._last else (0, 0)
+        if 2 * read >= of:
+            return None
+        return (
+            f"{of - read} of the judge's last {of} answers could not be read: it does not answer "
+            "in the form it is asked for, refuses, or is cut off (--prm-max-tokens)"
+        )
 
 
 class Judging:
@@ -62,20 +143,43 @@ class Judging:
         self._slots = asyncio.Semaphore(deps.concurrency)
         self._in_hand: set[int] = set()
         self._failures: Counter[int] = Counter()
+        self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]]]] = {}
+        """Until when a turn rests, and how."""
+        self._heard = _Heard()
+        self._probe = asyncio.Lock()
+        """While the judge fails, whoever holds it asks."""
+        self._probes = 0
+        """How often that was in vain, in a row."""
+        self._works = asyncio.Event()
+        self._news = asyncio.Event()
         self._wake = asyncio.Event()
-        self._wake.set()
 
     def wake(self) -> None:
-        """A next state has come in."""
+        """A next state has come in, or a turn is taken up again."""
+        self._news.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Judge whatever the ledger has to judge, until cancelled."""
+        """Judge whatever the ledger has to judge, until cancelled. May be called again after it has
+        ended by accident: what was learned of turns and judge holds."""
+        self._in_hand.clear()  # a task that was cancelled before it began could not say so
+        self._show()
+        self._wake.set()
+        failures = 0
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                for turn_id in self._deps.ledger.turns.judgeable():
+                try:
+                    found = self._deps.ledger.turns.judgeable()
+                except LedgerError as error:
+                    failures += 1
+                    self._deps.health.judge_is("failing", str(error))
+                    await asyncio.sleep(self._deps.waits.after(failures))
+                    self._wake.set()
+                    continue
+                failures = 0
+                for turn_id in found:
                     if turn_id not in self._in_hand:
                         self._in_hand.add(turn_id)
                         group.create_task(self._one(turn_id))
@@ -83,28 +187,118 @@ class Judging:
     async def _one(self, turn_id: int) -> None:
         """Advance one turn. One that gets no answer rests, and does not hold up the others."""
         try:
-            async with self._slots:
+            until, rest = self._due.get(turn_id, (0.0, asyncio.sleep))
+            if (left_s := until - asyncio.get_running_loop().time()) > 0:
+                await rest(left_s)
+            async with self._place(turn_id):
                 await self._advance(turn_id)
-            self._deps.health.judge_works()
-            del self._failures[turn_id]
+            self._done(turn_id)
+            self._show()
         except _ForgottenError:
-            del self._failures[turn_id]
-        except (JudgeError, OutageError, LedgerError) as error:
-            await self._rest(turn_id, error)
-            self._wake.set()
+            self._done(turn_id)
+        except (OutageError, LedgerError) as error:
+            self._wait_for(turn_id, error)
+        except JudgeError as error:
+            self._failed(turn_id, error)
+        except Exception as error:  # no answer of anybody's: this part ends, and starts again
+            answer = f"{type(error).__name__}: {error}"
+            self._rest(turn_id, answer, counts=self._heard.alone(turn_id))
+            raise
         finally:
             self._in_hand.discard(turn_id)
 
-    async def _rest(self, turn_id: int, error: JudgeError | OutageError | LedgerError) -> None:
-        health = self._deps.health
-        health.judge_fails(error)
-        rest_s = min(RETRY_S * 2 ** self._failures[turn_id], LONGEST_REST_S)
-        self._failures[turn_id] += 1
+    @asynccontextmanager
+    async def _place(self, turn_id: int) -> AsyncGenerator[None]:
+        """Room to ask: among so many others, or alone and ever later while the judge fails."""
+        asks = self._deps.ledger.judgements.verdict(turn_id) is None
+        while True:
+            async with self._slots:
+                if not (asks and self._heard.trouble):
+                    yield
+                    return
+            async with self._probe:
+                if self._heard.trouble:
+                    await self._pause()
+                    yield
+                    return
+
+    async def _pause(self) -> None:
+        """Wait before the judge is asked again, unless it has just answered well; a new next state
+        cuts that short."""
+        if self._heard.mends:
+            self._probes = 0
+            return
+        self._probes += 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._deps.waits.after(self._probes)):
+                await self._news.wait()
+        self._news.clear()
+
+    async def _until_it_works(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._works.wait()
+
+    def _show(self) -> None:
+        """What the judge's answers say of it, for the health and for those who wait."""
+        trouble = self._heard.trouble
+        if trouble is None:
+            self._probes = 0
+            self._works.set()
+        elif self._works.is_set():
+            self._works.clear()
+            self._news.clear()
+        self._deps.health.judge_is("failing" if trouble else "ok", trouble)
+
+    def _done(self, turn_id: int) -> None:
+        for known in (self._failures, self._due):
+            known.pop(turn_id, None)
+        self._heard.forget(turn_id)
+
+    def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
+        """Nothing is wrong with the turn or the judge: it waits for what is away."""
+        health, rest = self._deps.health, asyncio.sleep
         if isinstance(error, OutageError):  # what is left to do shows who did not answer
             judged = self._deps.ledger.judgements.verdict(turn_id) is not None
-            await health.backend.rest("teaching" if judged else "judging", rest_s)
+            rest = partial(health.backend.rest, "teaching" if judged else "judging")
+        health.judge_is("stalled" if isinstance(error, OutageError) else "failing", str(error))
+        self._set_due(turn_id, self._deps.waits, rest)
+
+    def _failed(self, turn_id: int, error: JudgeError) -> None:
+        """The judge gave nothing that can be read."""
+        if isinstance(error, _Unread):
+            counts = error.counts
         else:
-            await asyncio.sleep(rest_s)
+            counts = self._heard.ill(turn_id, 0, self._deps.judge.answers, str(error))
+        self._show()
+        self._rest(turn_id, str(error), counts=counts)
+
+    def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
+        """Try the turn again later, or set it aside where it had all its tries."""
+        deps = self._deps
+        if counts:
+            try:
+                tries = deps.ledger.judgements.add_in_vain(turn_id, deps.redact(answer))
+            except LedgerError as refused:
+                self._wait_for(turn_id, refused)
+                return
+            log.warning("turn.unjudged", turn=turn_id, tries=tries, of=TRIES)
+            if tries >= TRIES:
+                self._done(turn_id)
+                deps.telemetry.sample("set_aside", turn=turn_id)
+                return
+        # Answers cost money, errors do not.
+        backoff = deps.waits if self._heard.down else deps.rests
+        failing = self._heard.trouble and not counts
+        self._set_due(turn_id, backoff, self._until_it_works if failing else asyncio.sleep)
+
+    def _set_due(
+        self, turn_id: int, backoff: Backoff, rest: Callable[[float], Awaitable[None]]
+    ) -> None:
+        self._failures[turn_id] += 1
+        wait_s = backoff.after(self._failures[turn_id])
+        self._due[turn_id] = (asyncio.get_running_loop().time() + wait_s, rest)
+        self._wake.set()
 
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
@@ -113,8 +307,7 @@ class Judging:
         turn = ledger.turns.get(turn_id)
         verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
         # Without a place for it in the prompt a hint cannot be scored; the reward still counts.
-        usable = self._deps.method.wants_hints and turn.hint_at is not None
-        hints = ledger.judgements.hints(turn_id) if usable else ()
+        hints = ledger.judgements.hints(turn_id) if self._takes_hints(turn) else ()
         if reason := self._deps.method.refuses(verdict, hints):
             self._refuse(turn_id, reason)
             return
@@ -146,8 +339,29 @@ class Judging:
                     redact(turn.reply_text),
                     replace(state, text=redact(state.text)),
                 )
+        if judgement.unread is not None:
+            self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
+        if judgement.unread is None:
+            self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
         return judgement.verdict
+
+    def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
+        """Let a judgement count of which only a part could be read.
+
+        Raises:
+            _Unread: it is no signal, or worth another try, since others get whole ones.
+        """
+        hints = judgement.hints if self._takes_hints(turn) else ()
+        enough = self._deps.method.refuses(judgement.verdict, hints) is None
+        read = sum(judgement.heard) if enough else 0
+        counts = self._heard.ill(turn.id, read, len(judgement.heard), None)
+        last = self._deps.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
+        if not enough or (counts and not last):
+            raise _Unread(unread, counts=counts)
+
+    def _takes_hints(self, turn: Turn) -> bool:
+        return self._deps.method.wants_hints and turn.hint_at is not None
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
         self._check(turn_id)

@@ -18,6 +18,7 @@ from tinker_claw.config import Training
 from tinker_claw.errors import (
     ClawError,
     DisagreementError,
+    LearningEndedError,
     LedgerError,
     OutageError,
     StepError,
@@ -78,7 +79,6 @@ class Learner:
     def __init__(self, deps: LearnerDeps) -> None:
         self._deps = deps
         self._wake = asyncio.Event()
-        self._wake.set()
         self._finishing = False
         self.suspect = False
         """The trainer's weights are not those of the newest version."""
@@ -101,7 +101,11 @@ class Learner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled."""
+        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled.
+
+        May be called again after it has ended by accident.
+        """
+        self._wake.set()
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._retire())
             while not self._finished():
@@ -211,6 +215,9 @@ class Learner:
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
+        except Exception as error:  # by accident: learning ends, and starts again
+            self._void(step_id, f"{type(error).__name__}: {error}", outage=False)
+            raise
         finally:
             self.stepping = False
         return None
@@ -224,8 +231,8 @@ class Learner:
         """Undo a failed step, and look for the sample that is to blame where one seems to be.
 
         Raises:
-            ClawError: the batch fails again and again, and neither a sample nor the trainer alone
-                is to blame.
+            LearningEndedError: the batch fails again and again, and neither a sample nor the
+                trainer alone is to blame.
         """
         await self._restored(error)
         if isinstance(error, OutageError):
@@ -234,7 +241,10 @@ class Learner:
         if failures >= FAILURES_BEFORE_BISECTING and await self._works(step_id):
             found = await self._quarantine_culprit(batch, step_id)
             if not found and failures >= FAILURES_BEFORE_STOPPING:
-                raise error
+                raise LearningEndedError(
+                    f"A step over the same samples failed {failures} times, and no single one of "
+                    f"them is to blame: {error}"
+                ) from error
 
     async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
         deps, started = self._deps, time.monotonic()

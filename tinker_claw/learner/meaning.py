@@ -17,12 +17,15 @@ def meaning(
     judge: str,
     agreement: str,
     servers: str = "ok",
+    upkeep: str = "ok",
+    learning_ended: bool = False,
 ) -> str:
-    """What the state means to the user right now. The last four: states of their parts."""
+    """What the state means to the user right now. `learner` to `upkeep`: states of their parts."""
     found = (
         _sampling(away, servers),
         _judging(away, judge),
-        _learning(away, learner) or _agreeing(agreement),
+        _learning(away, learner, ended=learning_ended) or _agreeing(agreement),
+        None if upkeep == "ok" else "what is too old or too much is kept for now",
     )
     troubles = [told for told in found if told]
     if "serving" in away:
@@ -50,15 +53,17 @@ def _sampling(away: Set[Asking], servers: str) -> str | None:
 
 def _judging(away: Set[Asking], judge: str) -> str | None:
     if judge == "failed":
-        return "turns are recorded, and judged after a restart"
+        return "turns are recorded, and judged when judging has started again"
     if judge != "ok" or away & {"judging", "teaching"}:
         return "judging waits"
     return None
 
 
-def _learning(away: Set[Asking], learner: str) -> str | None:
-    if learner == "failed":
+def _learning(away: Set[Asking], learner: str, *, ended: bool) -> str | None:
+    if ended:
         return "learning has stopped until a restart"
+    if learner == "failed":
+        return "learning starts again by itself"
     if learner == "stalled" or "learning" in away:
         return "learning waits"
     if learner == "recovering":

@@ -6,6 +6,7 @@ Rule: a score is for exactly the sampled tokens, or it is an error; nothing is p
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from tinker_claw.config import Training
@@ -120,6 +121,9 @@ def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:
             f"{what}: {len(scores.logprobs)} logprobs and {len(scores.targets)} target rows "
             f"for {tokens} tokens and {targets} rows"
         )
+    # A sum is NaN where one of its terms is. An impossible token's -inf is bounded later.
+    if math.isnan(sum(scores.logprobs)) or math.isnan(sum(map(sum, scores.targets))):
+        raise AlignmentError(f"{what}: a score is not a number")
 
 
 def _overlap(student: Sequence[Sequence[int]], teacher: Sequence[Sequence[int]]) -> int:

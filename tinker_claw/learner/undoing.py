@@ -1,4 +1,4 @@
-"""Pins, rollbacks and forgetting while the loop runs.
+"""Pins, rollbacks, forgetting and judging again while the loop runs.
 
 Rule: serving changes at once. What touches the trainer or the queue happens between two steps, so
 that a step is committed before it or sees what it has left; what fails leaves all as it was.
@@ -7,7 +7,7 @@ that a step is committed before it or sees what it has left; what fails leaves a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.learner import Learner
@@ -28,6 +28,7 @@ class Undoing:
         policy: PolicyHolder,
         learner: Learner,
         forget_session: Callable[[int], None],
+        wake_judging: Callable[[], None],
     ) -> None:
         """`forget_session`: told of a session of which turns are forgotten."""
         self._ledger = ledger
@@ -35,6 +36,7 @@ class Undoing:
         self._policy = policy
         self._learner = learner
         self._forget_session = forget_session
+        self._wake_judging = wake_judging
         self._one = asyncio.Lock()
 
     async def pin(self, version_id: int) -> None:
@@ -98,6 +100,17 @@ class Undoing:
             await self._ledger.finish_forgetting()
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
             return forgotten
+
+    def judge_again(self, turn_ids: Sequence[int] | None) -> list[int]:
+        """Take up turns that were set aside, all or some; returns which.
+
+        Raises:
+            LedgerError: it cannot be written.
+        """
+        again = self._ledger.judgements.take_up(turn_ids)
+        self._wake_judging()
+        log.info("judged_again", turns=len(again))
+        return again
 
     async def _load(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
         try:

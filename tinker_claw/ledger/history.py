@@ -79,6 +79,8 @@ class History:
     verdict: Verdict | None
     """None: not judged."""
     hints: tuple[str, ...]
+    in_vain: tuple[str, ...]
+    """What came of tries to judge it that gave no verdict."""
     sample: SampleHistory | None
     queued: int
     """Samples that wait for a step just now."""
@@ -101,7 +103,7 @@ def read_history(rows: Rows, turn_id: int) -> History | None:
         return None
     state = rows.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
     votes = rows.rows(
-        "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
+        "SELECT about, value, answer FROM votes WHERE turn_id = ? ORDER BY n", turn_id
     )
     hints = rows.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
     return History(
@@ -127,10 +129,11 @@ def read_history(rows: Rows, turn_id: int) -> History | None:
         untrained_because=row["untrained_because"],
         next_state=NextState(role=state["role"], text=state["text"]) if state else None,
         passed_by=row["passed_by"],
-        verdict=Verdict(tuple(v["value"] for v in votes), row["verdict"])
+        verdict=Verdict(tuple(v["value"] for v in votes if v["about"] == "verdict"), row["verdict"])
         if row["judged"]
         else None,
         hints=tuple(hint["text"] for hint in hints),
+        in_vain=tuple(v["answer"] for v in votes if v["about"] == "in vain"),
         sample=_sample(rows, turn_id),
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
         batch=_batch(rows),

@@ -9,6 +9,18 @@ from dataclasses import dataclass
 from tinker_claw.ledger.database import Database
 from tinker_claw.types import Verdict, Vote
 
+TRIES = 3
+"""In vain; then a turn is set aside."""
+SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
+"""Stands as the reason why such a turn is not trained."""
+_LONGEST = 2000
+"""Characters that are kept of what came of a try in vain."""
+
+_SET_ASIDE = """
+SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
+WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
@@ -48,6 +60,50 @@ class JudgementTable:
                 "INSERT INTO verdicts (turn_id, value, created_at) VALUES (?, ?, ?)",
                 (turn_id, value, time.time()),
             )
+
+    def add_in_vain(self, turn_id: int, answer: str) -> int:
+        """A try gave no verdict, by the turn's own fault; returns how many did.
+
+        The last one sets the turn aside. `answer`: what the judge said, or what went wrong.
+        """
+        with self._db.transaction() as tx:
+            tries = self.in_vain(turn_id)
+            tx.execute(
+                "INSERT INTO votes (turn_id, about, n, value, answer) "
+                "VALUES (?, 'in vain', ?, NULL, ?)",
+                (turn_id, tries, answer[:_LONGEST]),
+            )
+            if tries + 1 >= TRIES:
+                tx.execute(
+                    "UPDATE turns SET settled = 1, untrained_because = ? "
+                    "WHERE id = ? AND settled = 0",
+                    (SET_ASIDE, turn_id),
+                )
+        return tries + 1
+
+    def in_vain(self, turn_id: int) -> int:
+        """How many tries were in vain."""
+        row = self._db.row(
+            "SELECT COUNT(*) AS n FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
+        )
+        return row["n"] if row else 0
+
+    def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
+        """Turns that were set aside are to be judged again; returns which.
+
+        Args:
+            turn_ids: of these, those that can be; None: all. What has lost its text stays.
+        """
+        with self._db.transaction() as tx:
+            found = [row["id"] for row in tx.execute(_SET_ASIDE, (SET_ASIDE,))]
+            again = [one for one in found if turn_ids is None or one in turn_ids]
+            for turn_id in again:
+                tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
+                tx.execute(
+                    "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?",
+                    (turn_id,),
+                )
+        return again
 
     def verdict(self, turn_id: int) -> Verdict | None:
         """None: not judged yet. A verdict whose value is None: judged, no valid vote."""

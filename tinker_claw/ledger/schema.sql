@@ -78,7 +78,7 @@ CREATE TABLE next_states (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'
+  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'; 'in vain': a try that came to nothing
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,

@@ -1,22 +1,25 @@
 """Run the system: start, serve, stop in order.
 
-Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; a failure of the
-learner or of judging is recorded in the health and leaves the gateway answering.
+Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part that
+ends by accident is recorded in the health, starts again, and leaves the gateway answering.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 from tinker_claw.config import Settings
-from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.errors import ClawError, ConfigError, LearningEndedError
 from tinker_claw.files import close_to_others
 from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
+from tinker_claw.outages import Backoff
 from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.serve.backend import check_backend
 from tinker_claw.serve.control import control
@@ -28,6 +31,11 @@ from tinker_claw.serve.upkeep import upkeep
 from tinker_claw.serve.wiring import wire
 from tinker_claw.spending import check_budget, price_in_force
 from tinker_claw.telemetry import configure, log
+
+RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
+"""Between the ends of a part and its next start."""
+RAN_WELL_S: Final = 600.0
+"""After so long without an accident the next one is taken for the first."""
 
 
 async def serve(settings: Settings) -> None:
@@ -75,9 +83,12 @@ async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
 
     with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
         async with asyncio.TaskGroup() as group, control(run.directory, system.undoing):
-            judging = group.create_task(guarded(system.judging.run(), system.health.judge))
-            learning = group.create_task(guarded(system.learner.run(), system.health.learner))
-            trimming = group.create_task(guarded(upkeep(ledger, settings.privacy), Part()))
+            health = system.health
+            judging = group.create_task(guarded("judging", system.judging.run, health.judge))
+            learning = group.create_task(guarded("learning", system.learner.run, health.learner))
+            trimming = group.create_task(
+                guarded("upkeep", lambda: upkeep(ledger, settings.privacy), health.upkeep)
+            )
             log.info(
                 "serving",
                 url=url_of(listening),
@@ -104,14 +115,30 @@ async def _save(learner: Learner) -> None:
         log.warning("state.unsaved", error=str(error) or "it took too long")
 
 
-async def guarded(work: Awaitable[None], part: Part) -> None:
-    """Run a part of the loop whose failure must not end the others."""
-    try:
-        await work
-    except Exception as error:  # the one broad except: whatever it is, the gateway goes on
-        cause = _first_cause(error)
-        part.enter("failed", f"{type(cause).__name__}: {cause}")
-        log.exception("part.failed", error=part.error)
+async def guarded(
+    name: str, work: Callable[[], Awaitable[None]], part: Part, restarts: Backoff = RESTARTS
+) -> None:
+    """Run a part of the loop whose failure must not end the others.
+
+    One that ends by accident starts again, ever later; one that ends on purpose does not.
+    """
+    begins, accidents = part.state, 0
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+            return
+        except Exception as error:  # the one broad except: whatever it is, the gateway goes on
+            accidents = 1 if time.monotonic() - began > RAN_WELL_S else accidents + 1
+            cause = _first_cause(error)
+            ended = isinstance(cause, LearningEndedError)
+            wait_s = None if ended else restarts.after(accidents)
+            part.enter("failed", f"{type(cause).__name__}: {cause}", next_try_s=wait_s)
+            log.exception("part.failed", part=name, error=part.error, starting_again_in_s=wait_s)
+        if wait_s is None:
+            return
+        await asyncio.sleep(wait_s)
+        part.enter(begins)
 
 
 def _first_cause(error: Exception) -> Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tinker_claw.ledger.judgements import SET_ASIDE
 from tinker_claw.ledger.recent import RecentTurn
 from tinker_claw.story.table import printable
 from tinker_claw.types import Kind
@@ -64,13 +65,13 @@ def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
 
 
 def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
-    judged = [turn for turn in main if turn.judged]
-    silent = [turn for turn in judged if turn.verdict is None and not turn.hints]
-    if _most(silent, judged):
+    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
+    if aside:
         yield (
-            f"{len(silent)} of {len(judged)} judged turns have no verdict: no vote could be read. "
-            "The judge does not answer in the form it is asked for, or is cut off: see "
-            "--prm-max-tokens, or name another with --judge-url."
+            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
+            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
+            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
+            "takes them up again."
         )
     waiting = [
         turn

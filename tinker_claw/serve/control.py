@@ -107,5 +107,7 @@ async def _do(undoing: Undoing, order: dict[str, Any]) -> Any:
             return asdict(await undoing.forget(from_turn(order["turn"])))
         case "forget session":
             return asdict(await undoing.forget(in_session(order["session"], order["user"])))
+        case "rejudge":
+            return undoing.judge_again(order["turns"])
         case other:
             raise UndoError(f"the gateway that runs does not know how to {other!r}; restart it")

@@ -116,7 +116,7 @@ async def wire(
         app.state.book.forget(session_id)
         renderer.forget()
 
-    undoing = Undoing(ledger, trainer, parts.policy, learner, forget_session)
+    undoing = Undoing(*(ledger, trainer, parts.policy, learner), forget_session, judging.wake)
     return System(app, judging, learner, parts.health, parts.policy, undoing)
 
 

@@ -93,6 +93,9 @@ def _judged(turn: History, *, text: bool) -> Iterator[str]:
     who = "The user went on:" if turn.next_state.role == "user" else "Its tools returned:"
     yield who
     yield from _quote(turn.next_state.text, text=text)
+    for at, answer in enumerate(turn.in_vain, 1):
+        yield f"Try {at} to judge it came to nothing:"
+        yield from _quote(answer or "(an empty answer)", text=text)
     verdict = turn.verdict
     if verdict is None:
         return

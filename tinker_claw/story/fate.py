@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from tinker_claw.ledger.history import History, SampleHistory
+from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.methods import build
 from tinker_claw.story.table import moment
 from tinker_claw.types import Kind, MethodName
@@ -21,6 +22,11 @@ def fate(turn: History, batch_size: int) -> str:
         return f"It is not trained: {turn.untrained_because}."
     if turn.next_state is None:
         return _unfollowed(turn)
+    if turn.verdict is None and turn.in_vain:
+        return (
+            f"It waits for the judge, and is tried again, at most {TRIES} times; "
+            f"{len(turn.in_vain)} came to nothing."
+        )
     if turn.verdict is None:
         return (
             "It waits for the judge. `python run.py status` says whether the judge works, waits "

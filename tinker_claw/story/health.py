@@ -16,6 +16,7 @@ _FINE = {
     "judge": ("ok", "paused"),
     "agreement": ("ok",),
     "servers": ("ok",),
+    "upkeep": ("ok",),
 }
 
 
@@ -38,11 +39,13 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         if state in fine:
             continue
         line = f"  {part}: {state} since {_when(health[f'{part}_since'], now)}"
-        wait_s = health.get("learner_next_try_s")
+        wait_s = health.get(f"{part}_next_try_s")
         if part == "learner" and state == "stalled":
             times = health["learner_attempts"]
             line += f", after {times} attempt{'s' if times > 1 else ''}"
             line += f"; next try in {wait_s:.0f} s" if wait_s is not None else "; trying now"
+        elif state == "failed" and wait_s is not None:
+            line += f"; starting again in {wait_s:.0f} s"
         yield line
         error = health.get(f"{part}_error")
         # What the backend's outage says, the parts that wait for it need not say again.

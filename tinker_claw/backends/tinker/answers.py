@@ -18,6 +18,8 @@ _EMPTY_CELL: Final = -99999.0
 def completion(sequence: sdk.SampledSequence, params: SamplingParams, cached: int) -> Completion:
     if sequence.tokens_np is None or sequence.logprobs_np is None:
         raise SamplerError("Tinker gave no tokens with their logprobs.")
+    if not bool(np.isfinite(sequence.logprobs_np).all()):
+        raise SamplerError("Tinker gave a logprob that is not finite.")
     tokens: list[int] = sequence.tokens_np.tolist()
     k = params.student_topk
     ids, best = candidates(sequence.topk_logprobs_np, len(tokens), k) if k and tokens else ((), ())
@@ -39,7 +41,7 @@ def candidates(
     if found is None or found.token_ids.shape[0] < rows or found.token_ids.shape[1] != k:
         raise SamplerError(f"Tinker gave no {k} candidates for each of {rows} positions.")
     ids, best = found.token_ids[-rows:], found.logprobs[-rows:]
-    if bool((best <= _EMPTY_CELL).any()):
+    if not bool((best > _EMPTY_CELL).all()):  # NaN is no candidate either
         raise SamplerError(f"Tinker gave fewer than {k} candidates for a position.")
     return tuple(map(tuple, ids.tolist())), tuple(map(tuple, best.tolist()))
 
