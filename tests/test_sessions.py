@@ -463,7 +463,10 @@ DONE = assistant("Done.")
         ((ASKED, CALLED, tool("calla1", "1 ... 3"), DONE), True),
         ((ASKED, CALLED, tool("call_a1", ""), DONE), True),
         ((ASKED, CALLED, DONE), True),
-        ((ASKED, assistant("", ("b", "exec", '{"command":"seq"}')), tool("b", "1 2 3"), DONE), True),
+        (
+            (ASKED, assistant("", ("b", "exec", '{"command":"seq"}')), tool("b", "1 2 3"), DONE),
+            True,
+        ),
         ((ASKED, assistant("", ("b", "exec", '{"command":"seq"}')), tool("b", "1"), DONE), False),
         ((ASKED, assistant("", ("call_a1", "exec", "{}")), LONG, DONE), False),
         ((user("see"), CALLED, LONG, DONE), False),
