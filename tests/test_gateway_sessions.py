@@ -28,6 +28,7 @@ from tests.agents import (
 )
 from tests.fakes import Script
 from tests.gateways import World, chat, gateway, spell
+from tests.test_privacy_kept import MARK, nothing_of
 from tests.test_sessions import QUEUED, compacted
 from tinker_claw.render import Renderer
 from tinker_claw.types import Lost, NextState
@@ -543,26 +544,25 @@ async def test_a_session_made_private_leaves_nothing_through_compactions_and_res
     flush = compacted(user("Pre-compaction memory flush."), tools=tools("read", "write"))
     about = runtime("agent:main:internal-session-effects:1", "internal-session-effects-1")
     flush["messages"][1]["content"][1]["text"] = about.strip()
-    subagent = openclaw("[Subagent Context] geheim", line=runtime("agent:main:subagent:6c", "6c"))
+    subagent = openclaw(f"[Subagent Context] {MARK}", line=runtime("agent:main:subagent:6c", "6c"))
     recaps = [
-        utility("Write an Activity recap", "geheim"),
-        utility("Generate a concise session title", "geheim"),
+        utility("Write an Activity recap", MARK),
+        utility("Generate a concise session title", MARK),
     ]
     for calls in (
         [openclaw("hi", assistant("fine"), user("/private"))],
-        [utility("You are a context summarization assistant", "<conversation> geheim"), flush],
-        [compacted(assistant("fine"), user("geheim")), subagent],
+        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [compacted(assistant("fine"), user(MARK)), subagent],
         recaps,
-        [utility("You are a context summarization assistant", "<conversation> geheim"), flush],
-        [compacted(assistant("geheim"), user("geheim"))],
+        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [compacted(assistant(MARK), user(MARK))],
     ):
         async with gateway(tmp_path, renderer) as world:
             if not world.turns():
                 await world.reply(openclaw("hi"))
             for body in calls:
                 await world.reply(body, **({} if body in recaps else TRACE))
-            written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-            assert b"geheim" not in written
+            assert nothing_of(MARK, world)
             assert [turn.request_text for turn in world.turns()] == ["hi"]
             assert world.next_states() == {1: None}
             assert {s["kind"] for s in world.observer.seen} <= {"main", "private"}

@@ -25,8 +25,8 @@ SENTENCES = {
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
     "turn 8, which does not answer this reply.",
-    "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: a "
-    "summary stands for the history",
+    "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: "
+    "a summary stands for the history",
     "answers nobody knows what": "No turn got that as its next state, because it is not known what "
     "reply it answers: a summary stands for the history",
     "waits for a next state": "It waits for a next state: the user's next message, or the results",

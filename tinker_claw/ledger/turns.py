@@ -205,7 +205,7 @@ class TurnTable:
         alike may share a session.
         """
         rows = self._db.rows(
-            "SELECT id, history, reply_digest, settled, next_states.turn_id IS NOT NULL AS followed "
+            "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
             "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
             "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
             *(session_id, kind, most),

@@ -90,7 +90,9 @@ def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Seque
         asked: digests of user messages, among which may be the one without an answer.
     """
     at = last_user_index(messages)
-    for before, now in () if at is None else queued(messages[at]["content"]):
+    if at is None:
+        return messages
+    for before, now in queued(messages[at]["content"]):
         if digest({"role": "user", "content": before}) in asked:
             said = {**messages[at], "content": now}
             return [*messages[:at], said, *messages[at + 1 :]]

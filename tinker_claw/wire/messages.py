@@ -1,7 +1,7 @@
 """Messages of a request, brought into one shape.
 
-Rule: content leaves here as one string, which knows its parts. What this model cannot read (images, audio, files) is
-refused with its place; it is never skipped.
+Rule: content leaves here as one string, which knows its parts. What this model cannot read (images,
+audio, files) is refused with its place; it is never skipped.
 """
 
 from __future__ import annotations
