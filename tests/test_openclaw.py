@@ -164,7 +164,7 @@ COMPACTION = {"<conversation>": "## Goal\nLists of words.", "memory flush": "NO_
 
 
 def long(message: str) -> str:
-    return f"{message} {'alpha bravo charlie delta echo foxtrot golf hotel india juliett ' * 150}"
+    return f"{message} {'alpha bravo charlie delta echo foxtrot golf hotel india juliett ' * 165}"
 
 
 def scripted(renderer: Renderer, answers: dict[str, str]) -> Listener:
@@ -176,8 +176,8 @@ def scripted(renderer: Renderer, answers: dict[str, str]) -> Listener:
 async def test_compactions_lose_neither_the_session_nor_a_turn(
     tmp_path: Path, renderer: Renderer, *, affinity: bool
 ) -> None:
-    messages = [long("One."), long("Two."), long("Three."), long("Four."), "Thanks, perfect."]
-    heard = ["first", "second", "third", "fourth", "bye"]
+    messages = [long("One."), long("Two."), long("Three."), "Thanks, perfect."]
+    heard = ["first", "second", "third", "bye"]
     said = {m.split(maxsplit=1)[0]: answer for m, answer in zip(messages, heard, strict=True)}
     sampler = scripted(renderer, COMPACTION | said)
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
@@ -189,7 +189,7 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
         states = [world.ledger.turns.next_state(turn.id) for turn in main]
         expected = [NextState("user", message.strip()) for message in messages[1:]]
         assert states == [*expected, None], "of those before a compaction, too"
-        assert world.column("call").count(Call.COMPACTION) >= 2
+        assert Call.COMPACTION in world.column("call")
         assert set(world.column("lost")) == {None}
 
 
@@ -263,11 +263,8 @@ async def test_message_behind_an_interrupted_reply_is_read_alone(
 async def test_private_session_stays_private_through_compactions(
     tmp_path: Path, renderer: Renderer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    messages = [
-        "Hello.",
-        "/private",
-        *(long(f"{MARK} {n}") for n in ("one", "two", "three", "four")),
-    ]
+    private = [long(f"{MARK} {number}.") for number in ("one", "two", "three")]
+    messages = [long("Hello."), "/private", *private]
     said = dict.fromkeys(("Hello", "/private", MARK), "fine")
     sampler = scripted(renderer, COMPACTION | said)
     data = tmp_path / "data"
@@ -278,7 +275,7 @@ async def test_private_session_stays_private_through_compactions(
         assert len(summaries) >= 2
         assert any("/private" not in said for said in summaries), "it was summarised long ago"
         assert all(MARK in said for said in summaries)
-        assert [turn.request_text for turn in world.turns()] == ["Hello."]
+        assert [turn.request_text for turn in world.turns()] == [messages[0].strip()]
         assert world.next_states() == {1: None}
         assert nothing_of(MARK, world)
     assert MARK not in "".join(capfd.readouterr())

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tinker_claw.sessions.memo import Memo
@@ -159,7 +160,14 @@ def _tool_names(message: Message) -> Mapping[str, str]:
 
 
 def _name(call_id: str) -> str:
-    return hashlib.sha256(_NO_NAME.sub("", call_id)[:_LONGEST_NAME].encode()).hexdigest()[:12]
+    """Of a call; no part of its id, which a client may fill with anything."""
+    return _named(call_id[: 2 * _LONGEST_NAME])
+
+
+@lru_cache(maxsize=8192)
+def _named(call_id: str) -> str:
+    name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
+    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
 
 def _unseen(exchange: Sequence[Message]) -> bool:
