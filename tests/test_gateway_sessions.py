@@ -394,17 +394,22 @@ async def go_on(world: World, called: dict[str, Any], later: str | None) -> None
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])
+@pytest.mark.parametrize(
+    ("results", "later"),
+    [(("works" * 9000, "fails" * 9000), "works... cut"), (("same", "same"), "same")],
+    ids=["two results", "one result"],
+)
 async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_meant(
-    tmp_path: Path, renderer: Renderer, *, restarted: bool
+    tmp_path: Path, renderer: Renderer, results: tuple[str, str], later: str, *, restarted: bool
 ) -> None:
     async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
         world.say(CALL, "Done.", CALL, "Done.", "Fine.")
         branches = list[dict[str, Any]]()
-        for result in ("works", "fails"):
+        for result in results:
             branches.append(await call_of(world, openclaw("count")))
             call_id = branches[-1]["tool_calls"][0]["id"]
-            await world.reply(openclaw("count", branches[-1], tool(call_id, result * 9000)))
-        first = (branches[0], tool(branches[0]["tool_calls"][0]["id"], "works... cut"))
+            await world.reply(openclaw("count", branches[-1], tool(call_id, result)))
+        first = (branches[0], tool(branches[0]["tool_calls"][0]["id"], later))
         body = openclaw("count", *first, assistant("Done."), user("thanks"))
         if not restarted:
             await world.reply(body)

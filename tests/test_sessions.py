@@ -112,6 +112,10 @@ def test_the_runtime_line_is_found_wherever_it_stands() -> None:
     in_system = openclaw("x", line="")
     in_system["messages"][0]["content"] += runtime(session_id="sys") + "\nmore"
     assert told(in_system).key == "sys"
+    in_parts = openclaw("x", line="")
+    texts = (SYSTEM, runtime(session_id="part").strip(), "more")
+    in_parts["messages"][0]["content"] = [{"type": "text", "text": text} for text in texts]
+    assert told(in_parts).key == "part"
 
 
 def test_a_runtime_line_that_the_user_pastes_does_not_count() -> None:

@@ -1,8 +1,9 @@
 """The turns that requests may go on from, and the sessions that are open.
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
-that overlap, or that are sent again, therefore never mix up one another's turns. What has left the
-book is looked up in the ledger, which knows the last turns of a session. All of it is bounded.
+that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results may
+change, and a summary may stand for the beginning: calls have names, and what is left must be the end
+of the session's last turn. What has left the book is looked up in the ledger, which knows the last turns of a session. All of it is bounded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.sessions import (
     Call,
     Identity,
+    closest,
     conversation,
     digest,
     digests,
@@ -40,7 +42,7 @@ STREAM_TOKENS = 1_500_000
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096
-_SEARCHED = 32
+_SEARCHED = 8
 """Newest turns of a session among which the reply is sought of which no turn was found."""
 
 _OWN_SESSION = frozenset({Call.SUBAGENT, Call.ALONE})
@@ -202,13 +204,16 @@ class Book:
             if entry := self._pages.get(page):
                 return Link(entry[0], kept[at], kept[at + 1 :], self._streams.get(entry[0]))
         turns = self._turns.latest(session_id)
-        turn_id = next((t.turn_id for t in turns if not t.settled and same(t.chain, chain)), None)
-        if turn_id is None and compacted and (summary := summary_index(kept)) is not None:
+        waiting = [turn for turn in turns if not turn.settled]
+        found = closest([turn.chain for turn in waiting], chain)
+        if found is not None:
+            turn_id = waiting[found].turn_id
+        elif compacted and (summary := summary_index(kept)) is not None:
             turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
-        if turn_id is None:
-            return None
+        else:
+            turn_id = None
         # The ledger does not say which messages the prompt held beyond the history.
-        return Link(turn_id, kept[at], kept[at + 1 :], None)
+        return None if turn_id is None else Link(turn_id, kept[at], kept[at + 1 :], None)
 
     def lost(self, session_id: int, messages: Sequence[Message]) -> Lost | None:
         """Why a request goes on from no turn that is known, although one waits for what it says;

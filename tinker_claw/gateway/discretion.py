@@ -17,7 +17,7 @@ from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
 from tinker_claw.sessions import Call, Identity, flagged, sayings
 from tinker_claw.sessions.memo import Memo
 from tinker_claw.types import Kind, Message
-from tinker_claw.wire import ChatRequest
+from tinker_claw.wire import ChatRequest, parts_of
 
 TRACES = 4096
 _CAPACITY = 16_000_000
@@ -53,7 +53,7 @@ class Discretion:
             found = told
         if identity.kind is Kind.SIDE and (
             found
-            or mentioned(m["content"] for m in messages)
+            or mentioned(part for m in messages for part in parts_of(m["content"]))
             # What it is given may be of any session of its user, and the marker long summarised.
             or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
         ):

@@ -5,6 +5,7 @@ Rule: pure functions of the request. Every decision carries a reason that a pers
 
 from tinker_claw.sessions.calls import Call
 from tinker_claw.sessions.history import (
+    closest,
     conversation,
     digest,
     digests,
@@ -30,6 +31,7 @@ from tinker_claw.sessions.openclaw import (
 __all__ = [
     "Call",
     "Identity",
+    "closest",
     "conversation",
     "digest",
     "digests",

@@ -36,7 +36,7 @@ _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 # What OpenClaw puts before a message that got no complete answer. Behind that message and a blank
 # line stands how it goes on: with OpenClaw's own words, after an error, or with the user's next.
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
-_AGAIN = re.compile(r"\n\nContinue the current task from the existing transcript.*", re.DOTALL)
+_AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
 _NUDGE = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
@@ -107,10 +107,10 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
         if lines:
             return _fields(lines[-1])
     if messages[0]["role"] == "system":
-        system: str = messages[0]["content"]
-        at = system.rfind(_LINE)
-        if at == 0 or (at > 0 and system[at - 1] == "\n"):
-            return _fields(system[at:].partition("\n")[0])
+        for part in reversed(parts_of(messages[0]["content"])):
+            at = part.rfind(_LINE)
+            if at == 0 or (at > 0 and part[at - 1] == "\n"):
+                return _fields(part[at:].partition("\n")[0])
     return None
 
 
@@ -181,14 +181,14 @@ def is_silent(reply: Message) -> bool:
 def is_framed(text: str) -> bool:
     """A user message in the frame of a retry."""
     framed = _framed(_unwrapped(text))
-    return framed is not None and _AGAIN.search(framed) is not None
+    return framed is not None and _AGAIN in framed
 
 
 def queued(text: str) -> list[tuple[str, str]]:
     """What a user message may be made of, where the user went on before he was answered: what he
     said then, and what he says now. A blank line stands between them, and in either others may."""
     framed = _framed(_unwrapped(_without_line(text)))
-    if framed is None or _AGAIN.search(framed) is not None:
+    if framed is None or _AGAIN in framed:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
     return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]
@@ -271,8 +271,8 @@ def words(text: str) -> str:
     framed = _framed(text)
     if framed is None:
         return text
-    if again := _AGAIN.search(framed):
-        return _unwrapped(framed[: again.start()])
+    if _AGAIN in framed:
+        return _unwrapped(framed.rpartition(_AGAIN)[0])
     return _unwrapped(framed.partition("\n\n")[2] or framed)
 
 
