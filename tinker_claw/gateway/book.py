@@ -1,9 +1,10 @@
 """The turns that requests may go on from, and the sessions that are open.
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
-that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results may
-change, and a summary may stand for the beginning: calls have names, and what is left must be the end
-of the session's last turn. What has left the book is looked up in the ledger, which knows the last turns of a session. All of it is bounded.
+that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
+may change, as calls have names, and a summary may stand for the beginning, where what it has left
+is the end of the session's last turn. What has left the book is looked up in the ledger, which
+knows the last turns of a session. All of it is bounded.
 """
 
 from __future__ import annotations
