@@ -61,17 +61,35 @@ class OpenClaw:
 
     @classmethod
     def create(
-        cls, home: Path, base_url: str, model: str, *, gives_up_s: int | None = None
+        cls,
+        home: Path,
+        base_url: str,
+        model: str,
+        *,
+        gives_up_s: int | None = None,
+        window: int = 65536,
+        affinity: bool | None = None,
     ) -> OpenClaw:
-        """`gives_up_s`: how long it bears a silent model; as long as in the README unless given."""
+        """As in the README unless given.
+
+        Args:
+            gives_up_s: how long it bears a silent model.
+            window: tokens that it thinks fit into the context; with few it compacts soon.
+            affinity: whether headers and body name the session.
+        """
         claw = cls(install(), home)
         for name in ("state", "workspace"):
             (home / name).mkdir(parents=True)
         # a workspace that has been introduced skips the first-run ritual
         (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
         config = claw._config(base_url, model)
+        provider = config["models"]["providers"]["tinker-claw"]
         if gives_up_s is not None:
-            config["models"]["providers"]["tinker-claw"]["timeoutSeconds"] = gives_up_s
+            provider["timeoutSeconds"] = gives_up_s
+        provider["models"][0]["contextWindow"] = window
+        if affinity is not None:
+            named = {"sendSessionAffinityHeaders": affinity, "supportsPromptCacheKey": affinity}
+            provider["models"][0]["compat"] = named
         (home / "openclaw.json").write_text(json.dumps(config, indent=1))
         return claw
 
@@ -80,8 +98,8 @@ class OpenClaw:
         config = readme_block()
         provider = config["models"]["providers"]["tinker-claw"]
         provider["baseUrl"] = base_url
-        size = {"contextWindow": 65536, "maxTokens": 128}
-        provider["models"] = [provider["models"][0] | {"id": model, "name": model} | size]
+        names = {"id": model, "name": model, "maxTokens": 128}
+        provider["models"] = [provider["models"][0] | names]
         defaults = config["agents"]["defaults"]
         defaults["model"]["primary"] = f"tinker-claw/{model}"
         defaults["workspace"] = str(self.home / "workspace")
@@ -89,21 +107,29 @@ class OpenClaw:
 
     def say(self, session: str, message: str) -> str:
         """One user turn, as `openclaw agent` sends it; returns what the user would read."""
-        words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
-        done = self._run(*words, "-m", message)
-        assert done.returncode == 0, done.stderr[-2000:]
-        answer = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{") :])[0]
+        process = self.begin(session, message)
+        try:
+            out, errors = process.communicate(timeout=360)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors[-2000:]
+        answer = json.JSONDecoder().raw_decode(out[out.index("{") :])[0]
         return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
+
+    def begin(self, session: str, message: str) -> subprocess.Popen[str]:
+        """The same, while it lasts."""
+        words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
+        return self._start(*words, "-m", message)
 
     def check_config(self) -> dict[str, Any]:
         """What OpenClaw itself says of its configuration: whether it is valid, and warnings."""
-        told = json.loads(self._run("config", "validate", "--json").stdout)
+        told = json.loads(self._start("config", "validate", "--json").communicate(timeout=360)[0])
         return {"valid": told["valid"], "warnings": told.get("warnings", [])}
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _start(self, *words: str) -> subprocess.Popen[str]:
         command = self.installed / "node_modules" / "openclaw" / "openclaw.mjs"
         bin_folder = self.installed / "node_modules" / ".bin"
-        return subprocess.run(
+        return subprocess.Popen(
             [str(bin_folder / "node"), str(command), *words],
             env=os.environ
             | {
@@ -114,7 +140,7 @@ class OpenClaw:
                 "DO_NOT_TRACK": "1",
                 "NO_COLOR": "1",
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=360,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.processes import ROOT
 from tests.test_ledger import COMPLETION, new_turn
 from tinker_claw.ledger import Ballot, Ledger
-from tinker_claw.types import HintScores, Kind, NextState, PolicyVersion, Vote
+from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 
 SECRET = "SECRET"
 """Stands in every text that a user, a model, a tool or the judge wrote."""
@@ -113,6 +113,8 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["refused when captured"] = told.turn("hung up", untrained_because="the client hung up")
     turns["passed over"] = told.turn("goes on")
     turns["waits for a next state"] = told.turn("goes on")
+    turns["lost"] = told.turn("is compacted")
+    turns["answers nobody knows what"] = told.turn("is compacted", lost=Lost.COMPACTED)
     turns["ended"] = told.turn("over")
     ledger.turns.close([ledger.turns.session("me", "over")])
     turns["waits for the judge"] = told.followed("unjudged")

@@ -6,7 +6,7 @@ The table was written by hand, from the requests themselves.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tinker_claw.wire import parse_chat
 
 NOWHERE = "side calls without a session"
 CRON = "openclaw-cron-2f5d440694afaa2377fd85f7a5378c96"
+CRON_JOB = "agent:main:cron:ccb55dd2-7e5e-47a4-8593-2648c8320502"
 DASHBOARD_1 = "f3ba348f-ad34-48bc-8495-5ecc875bc625"
 DASHBOARD_2 = "86069dad-2ce9-4f81-a697-068d7d2b4040"
 MAIN = "10748c31-90e6-4b1f-b74b-900f478ec8a4"
@@ -133,11 +134,19 @@ TABLE: dict[str, list[Row]] = {
     ],
 }
 IMAGE = ("variant_image", 3)
+AFFINITY = ("session_id", "x-session-affinity", "x-client-request-id")
 LOST = "a reply that never arrived"
 
 
 def captured(scenario: str) -> list[Captured]:
     return [one for one in load() if one.scenario == scenario and (one.scenario, one.line) != IMAGE]
+
+
+def unnamed(one: Captured) -> Captured:
+    """As OpenClaw sends it unless it is told to name sessions in headers."""
+    headers = {name: value for name, value in one.headers.items() if name not in AFFINITY}
+    body = {name: value for name, value in one.body.items() if name != "prompt_cache_key"}
+    return replace(one, headers=headers, body=body)
 
 
 def spoken(answer: dict[str, Any]) -> str:
@@ -180,11 +189,25 @@ def test_requests_are_recognised(scenario: str) -> None:
         assert (identity.call, identity.kind, identity.key) == (row.call, row.kind, row.session)
 
 
+def test_without_affinity_all_are_recognised_alike_and_sessions_are_the_same() -> None:
+    names = set[tuple[str, str]]()
+    for row, one in [(r, o) for s in TABLE for r, o in zip(TABLE[s], captured(s), strict=True)]:
+        bare = unnamed(one)
+        identity = identify(parse_chat(bare.encoded()), bare.headers)
+        assert (identity.call, identity.kind) == (row.call, row.kind), one.name
+        names.add((row.session, identity.key))
+    with_affinity, without = zip(*names, strict=True)
+    assert len(set(with_affinity)) == len(set(without)) == len(names), "one name for one name"
+    # What has a name of its own keeps it; of a cron job only the Runtime line is left.
+    assert {pair for pair in names if pair[0] != pair[1]} == {(CRON, CRON_JOB)}
+
+
+@pytest.mark.parametrize("affinity", [True, False], ids=["", "without affinity"])
 @pytest.mark.parametrize("scenario", TABLE)
 async def test_conversations_are_followed(
-    tmp_path: Path, renderer: Renderer, scenario: str
+    tmp_path: Path, renderer: Renderer, scenario: str, *, affinity: bool
 ) -> None:
-    requests = captured(scenario)
+    requests = [one if affinity else unnamed(one) for one in captured(scenario)]
     async with gateway(tmp_path, renderer, context_tokens=200_000) as world:
         for one in requests:
             world.sampler.say(spell(renderer, spoken(one.answer)))
@@ -206,6 +229,8 @@ async def test_conversations_are_followed(
             )
             for row, one in zip(rows, requests, strict=True)
         ]
+        if not affinity:
+            got = [replace(row, session=CRON) if row.session == CRON_JOB else row for row in got]
         wanted = TABLE[scenario]
         assert [_shortened(row, like) for row, like in zip(got, wanted, strict=True)] == wanted
         traces = [one.headers.get("traceparent", "--").split("-")[1] or None for one in requests]

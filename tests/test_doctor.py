@@ -25,6 +25,7 @@ from tinker_claw import cli
 from tinker_claw.ledger import Ledger
 from tinker_claw.render import Renderer
 from tinker_claw.serve.clock import ahead_of, span
+from tinker_claw.types import Lost
 
 DEMO = ("--model-name", "demo", *LOCAL)
 SECRET = "my landlady's cat"
@@ -258,6 +259,24 @@ def test_a_ledger_from_the_future_is_told(
     clock = line_of(capsys.readouterr().out, "clock")
     assert clock.startswith("warn clock      was set back")
     assert "will be written in 2 h" in clock
+
+
+def test_answers_that_could_not_be_tied_to_a_reply_are_told(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answers() -> str:
+        assert doctor(tmp_path / "data", "--port", "0") == 0
+        return line_of(capsys.readouterr().out, "answers")
+
+    ledger.turns.add(new_turn(ledger))
+    assert answers().startswith("ok   answers    none was lost")
+    for cause in (Lost.COMPACTED, Lost.EDITED, Lost.COMPACTED):
+        ledger.turns.add(new_turn(ledger, lost=cause))
+    told = "3 answers that could not be tied to a reply: 2 compacted, 1 edited; of 4 main turns."
+    assert answers().startswith(f"warn answers    {told}")
+    for _ in range(80):
+        ledger.turns.add(new_turn(ledger))
+    assert answers().startswith("ok   answers    3 answers")
 
 
 # OpenClaw's configuration

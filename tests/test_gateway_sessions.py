@@ -28,8 +28,10 @@ from tests.agents import (
 )
 from tests.fakes import Script
 from tests.gateways import World, chat, gateway, spell
+from tests.test_privacy_kept import MARK, nothing_of
+from tests.test_sessions import QUEUED, compacted
 from tinker_claw.render import Renderer
-from tinker_claw.types import NextState
+from tinker_claw.types import Lost, NextState
 
 DONE = {"X-Session-Done": "true"}
 
@@ -250,25 +252,6 @@ async def test_what_an_automatic_prompt_made_the_agent_say_is_not_the_turn_befor
         assert world.next_states() == {1: None, 2: None, 3: None}
 
 
-async def test_a_compacted_history_is_linked_to_nothing_and_goes_on_from_there(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say("one", "two", "a summary", "three", "four")
-        before = {"session_id": "s:0"}
-        await world.reply(openclaw("hi"), **before)
-        await world.reply(openclaw("hi", assistant("one"), user("more")), **before)
-        summarise = utility("You are a context summarization assistant", "<conversation>…")
-        await world.reply(summarise, session_id="s", **TRACE)
-        after = {"session_id": "s:1"}
-        await world.reply(openclaw("A summary of it all.", user("and then?")), **after)
-        assert world.next_states() == {1: NextState("user", "more"), 2: None, 3: None, 4: None}
-        assert len({turn.session_id for turn in world.turns()}) == 1
-        again = (user("and then?"), assistant("three"), user("thanks"))
-        await world.reply(openclaw("A summary of it all.", *again), **after)
-        assert world.next_states()[4] == NextState("user", "thanks")
-
-
 async def test_an_edited_history_is_linked_to_nothing(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         world.say("one", "two", "three")
@@ -369,3 +352,222 @@ async def test_a_compaction_is_filed_with_the_turn_that_it_was_made_for(
         assert {one.session_id for one in (heartbeat, *filed)} == {turn.session_id}
         assert len({one.index for one in (heartbeat, *filed)}) == 3
         assert stranger.session_id == recap.session_id != turn.session_id
+
+
+BIG = "".join(f"{n}\n" for n in range(3000))
+CUT = f"{BIG[:8000]}\n[... 5,893 more characters truncated; rerun with narrower args if needed]"
+CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "seq"}}\n</tool_call>'
+
+
+async def call_of(world: World, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The message as the client sends it back, which called one tool."""
+    (call,) = (await world.reply(body, **headers))["tool_calls"]
+    return assistant("", (call["id"], "exec", '{"command":"seq"}'))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])
+@pytest.mark.parametrize("later", [CUT, "", None], ids=["shortened", "emptied", "dropped"])
+async def test_the_answer_to_a_large_tool_result_finds_its_turn_however_it_comes_back(
+    tmp_path: Path, renderer: Renderer, later: str | None, *, restarted: bool
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+        world.say(CALL, "It counts.", "Good.", "Bye.")
+        called = await call_of(world, openclaw("count"))
+        call_id = called["tool_calls"][0]["id"]
+        await world.reply(openclaw("count", called, tool(call_id, BIG)))
+        if not restarted:
+            await go_on(world, called, later)
+    if restarted:
+        async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+            world.say("Good.", "Bye.")
+            await go_on(world, called, later)
+
+
+async def go_on(world: World, called: dict[str, Any], later: str | None) -> None:
+    cut = [] if later is None else [tool(called["tool_calls"][0]["id"], later)]
+    thanks = (assistant("It counts."), user("Thanks, perfect."))
+    await world.reply(openclaw("count", called, *cut, *thanks))
+    assert world.next_states()[2] == NextState("user", "Thanks, perfect.")
+    await world.reply(openclaw("count", called, *cut, *thanks, assistant("Good."), user("bye")))
+    assert world.next_states()[3] == NextState("user", "bye")
+    assert set(world.column("lost")) == {None}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])
+@pytest.mark.parametrize(
+    ("results", "later"),
+    [(("works" * 9000, "fails" * 9000), "works... cut"), (("same", "same"), "same")],
+    ids=["two results", "one result"],
+)
+async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_meant(
+    tmp_path: Path, renderer: Renderer, results: tuple[str, str], later: str, *, restarted: bool
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+        world.say(CALL, "Done.", CALL, "Done.", "Fine.")
+        branches = list[dict[str, Any]]()
+        for result in results:
+            branches.append(await call_of(world, openclaw("count")))
+            call_id = branches[-1]["tool_calls"][0]["id"]
+            await world.reply(openclaw("count", branches[-1], tool(call_id, result)))
+        first = (branches[0], tool(branches[0]["tool_calls"][0]["id"], later))
+        body = openclaw("count", *first, assistant("Done."), user("thanks"))
+        if not restarted:
+            await world.reply(body)
+            assert world.next_states()[2] == NextState("user", "thanks")
+            assert world.next_states()[4] is None
+    if restarted:
+        async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+            await world.reply(body)
+            assert world.next_states()[2] == NextState("user", "thanks")
+            assert world.next_states()[4] is None
+
+
+async def test_a_result_of_another_call_makes_it_another_conversation(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(CALL, "Done.", "Fine.")
+        called = await call_of(world, openclaw("count"))
+        await world.reply(openclaw("count", called, tool(called["tool_calls"][0]["id"], "one")))
+        forged = assistant("", ("other", "exec", '{"command":"seq"}'))
+        await world.reply(
+            openclaw("count", forged, tool("other", "two"), assistant("Done."), user("thanks"))
+        )
+        assert world.next_states()[2] is None
+        assert world.column("lost") == [None, None, Lost.EDITED]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])
+@pytest.mark.parametrize("affinity", [False, True], ids=["", "named in a header"])
+async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_its_answer(
+    tmp_path: Path, renderer: Renderer, *, affinity: bool, restarted: bool
+) -> None:
+    before, after = ({"session_id": f"s:{n}"} if affinity else {} for n in (0, 1))
+    new = (assistant("two"), user("and then?"))
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", "two", "a summary", "three", "four")
+        await world.reply(openclaw("hi"), **before)
+        await world.reply(openclaw("hi", assistant("one"), user("more")), **before)
+        summarise = utility("You are a context summarization assistant", "<conversation>…")
+        await world.reply(summarise, **TRACE, **({"session_id": "s"} if affinity else {}))
+        if not restarted:
+            await world.reply(compacted(*new), **after)
+    async with gateway(tmp_path, renderer) as world:
+        if restarted:
+            await world.reply(compacted(*new), **after)
+        assert world.next_states() == {
+            1: NextState("user", "more"),
+            2: NextState("user", "and then?"),
+            3: None,
+            4: None,
+        }
+        first, second, _, third = world.turns()
+        assert first.session_id == second.session_id == third.session_id
+        assert set(world.column("lost")) == {None}
+        # What was compacted is a conversation like any other from then on.
+        await world.reply(compacted(*new, assistant(third.reply_text), user("bye")), **after)
+        assert world.next_states()[4] == NextState("user", "bye")
+
+
+async def test_what_a_compaction_leaves_must_be_the_end_of_the_last_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Yes.", "Yes.", "Fine.", "Tea!", "Tea!", "Fine.")
+        await world.reply(openclaw("one?"))
+        await world.reply(openclaw("one?", assistant("Yes."), user("two?")))
+        # The same reply twice: the last one is meant.
+        await world.reply(compacted(assistant("Yes."), user("thanks")))
+        assert world.next_states()[2] == NextState("user", "thanks")
+        # A question before it that it does not answer; then one of another session.
+        await world.reply(compacted(user("three?"), assistant("Fine."), user("so?")))
+        stranger = runtime("agent:main:explicit:t", "t").strip()
+        body = compacted(assistant("Fine."), user("so?"))
+        body["messages"][1]["content"][1]["text"] = stranger
+        await world.reply(body)
+        assert world.next_states()[3] is None
+        assert world.column("lost") == [None, None, None, Lost.COMPACTED, None]
+
+
+async def test_what_a_side_call_said_is_not_taken_for_the_reply_of_the_last_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Fine.", "Fine.", "ok")
+        await world.reply(openclaw("hi"))
+        await world.reply(openclaw("hi", assistant("Fine."), HEARTBEAT))
+        await world.reply(compacted(assistant("Fine."), user("stop that")))
+        assert world.next_states()[1] is None
+        assert set(world.column("lost")) == {None}
+
+
+async def test_answers_that_find_no_turn_are_counted_by_their_cause(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi"))
+        await world.reply(openclaw("hello", assistant("fine"), user("edited")))
+        await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
+        await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))  # asked again
+        await world.reply(compacted(user("compacted"), assistant("no"), user("so?")))
+        await world.reply(openclaw("a new beginning"))
+        lost = [None, Lost.EDITED, Lost.UNKNOWN, None, Lost.COMPACTED, None]
+        assert world.column("lost") == lost
+        assert [seen["lost"] for seen in world.observer.seen] == lost
+        # Where nobody waits for an answer none is lost.
+        with world.ledger._db.transaction() as tx:
+            tx.execute("UPDATE turns SET settled = 1")
+        await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
+        assert world.column("lost")[-1] is None
+
+
+@pytest.mark.parametrize("captured", [True, False], ids=["known", "hung up before it began"])
+async def test_a_message_sent_before_an_answer_came_is_not_said_again(
+    tmp_path: Path, renderer: Renderer, *, captured: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", *(["cut"] if captured else []), "two", "three")
+        await world.reply(openclaw("hi"))
+        old, new = "Tell me.\n\nAll of it.", "No, shorter.\n\nIn German."
+        if not captured:
+            old = "Tell me."  # nobody knows it: it ends at the first blank line
+        else:
+            await world.reply(openclaw("hi", assistant("one"), user(old)))
+        await world.reply(openclaw("hi", assistant("one"), user(f"{QUEUED}{old}\n\n{new}")))
+        assert world.turns()[-1].request_text == new
+        assert "Tell me." in renderer.decode(world.sampler.prompts[-1]), "the model reads it"
+        assert world.next_states()[1] == NextState("user", old if captured else new)
+        later = (assistant("one"), user(new), assistant("two"), user("thanks"))
+        await world.reply(openclaw("hi", *later))
+        assert list(world.next_states().values())[-2] == NextState("user", "thanks")
+
+
+async def test_a_session_made_private_leaves_nothing_through_compactions_and_restarts(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Nothing but the Runtime line names the session, and the command is long summarised."""
+    flush = compacted(user("Pre-compaction memory flush."), tools=tools("read", "write"))
+    about = runtime("agent:main:internal-session-effects:1", "internal-session-effects-1")
+    flush["messages"][1]["content"][1]["text"] = about.strip()
+    subagent = openclaw(f"[Subagent Context] {MARK}", line=runtime("agent:main:subagent:6c", "6c"))
+    recaps = [
+        utility("Write an Activity recap", MARK),
+        utility("Generate a concise session title", MARK),
+    ]
+    for calls in (
+        [openclaw("hi", assistant("fine"), user("/private"))],
+        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [compacted(assistant("fine"), user(MARK)), subagent],
+        recaps,
+        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [compacted(assistant(MARK), user(MARK))],
+    ):
+        async with gateway(tmp_path, renderer) as world:
+            if not world.turns():
+                await world.reply(openclaw("hi"))
+            for body in calls:
+                await world.reply(body, **({} if body in recaps else TRACE))
+            assert nothing_of(MARK, world)
+            assert [turn.request_text for turn in world.turns()] == ["hi"]
+            assert world.next_states() == {1: None}
+            assert {s["kind"] for s in world.observer.seen} <= {"main", "private"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,10 @@ from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
 from tests.openclaw import OpenClaw, npm
 from tests.processes import product
+from tests.test_privacy_kept import MARK, nothing_of
 from tinker_claw.render import Renderer
 from tinker_claw.sessions import Call
-from tinker_claw.types import NextState, SamplingParams, Tokens, Turn
+from tinker_claw.types import Kind, NextState, SamplingParams, Tokens, Turn
 
 pytestmark = [
     pytest.mark.openclaw,
@@ -62,7 +66,8 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -
 
 
 class Listener(FakeSampler):
-    """Answers what was said last. Each saying has its scripts, the last of which is for ever."""
+    """Answers what was said last: by the first saying that is in it. Each has its scripts, the last
+    of which is for ever."""
 
     def __init__(self, renderer: Renderer, answers: dict[str, list[Script | Tokens]]) -> None:
         super().__init__((0,))
@@ -79,7 +84,7 @@ class Listener(FakeSampler):
         ][-1]
         self.heard.append(said)
         self.prompts.append(tuple(prompt))
-        (sampler,) = [s for saying, s in self._answers_to.items() if saying in said]
+        sampler = next(s for saying, s in self._answers_to.items() if saying in said)
         return sampler._take(prompt, params)
 
 
@@ -152,9 +157,133 @@ async def test_agent_hears_of_no_trouble_and_no_session_of_another(
         assert set(world.column("untrained_because")) == {None}
 
 
-async def converse(world: World, home: Path, *messages: str) -> list[str]:
-    """One user and his OpenClaw; the session is named like his folder."""
-    claw = OpenClaw.create(home, world.url, "demo", gives_up_s=GIVES_UP_S)
+SMALL = 32768
+"""Tokens of a context into which two long messages fit, and no third."""
+COMPACTION = {"<conversation>": "## Goal\nLists of words.", "memory flush": "NO_REPLY"}
+"""What OpenClaw asks when it compacts, and what it is answered."""
+
+
+def long(message: str) -> str:
+    return f"{message} {'alpha bravo charlie delta echo foxtrot golf hotel india juliett ' * 165}"
+
+
+def scripted(renderer: Renderer, answers: dict[str, str]) -> Listener:
+    spelled = {saying: spell(renderer, answer) for saying, answer in answers.items()}
+    return Listener(renderer, {saying: [tokens] for saying, tokens in spelled.items()})
+
+
+@pytest.mark.parametrize("affinity", [False, True], ids=["unnamed", "named"])
+async def test_compactions_lose_neither_the_session_nor_a_turn(
+    tmp_path: Path, renderer: Renderer, *, affinity: bool
+) -> None:
+    messages = [long("One."), long("Two."), long("Three."), "Thanks, perfect."]
+    heard = ["first", "second", "third", "bye"]
+    said = {m.split(maxsplit=1)[0]: answer for m, answer in zip(messages, heard, strict=True)}
+    sampler = scripted(renderer, COMPACTION | said)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        home = tmp_path / "talk"
+        assert await converse(world, home, *messages, window=SMALL, affinity=affinity) == heard
+        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
+        assert len({turn.session_id for turn in main}) == 1
+        assert [turn.request_text for turn in main] == [m.strip() for m in messages]
+        states = [world.ledger.turns.next_state(turn.id) for turn in main]
+        expected = [NextState("user", message.strip()) for message in messages[1:]]
+        assert states == [*expected, None], "of those before a compaction, too"
+        assert Call.COMPACTION in world.column("call")
+        assert set(world.column("lost")) == {None}
+
+
+async def test_large_tool_result_keeps_its_turn_its_answer(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    call = {"name": "exec", "arguments": {"command": "seq 1 30000"}}
+    said = {
+        "Count": f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
+        "<tool_response>": "It has counted.",
+        "Thanks": "Any time.",
+        "Bye": "Bye.",
+    }
+    sampler = scripted(renderer, said)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        messages = ("Count to thirty thousand.", "Thanks, perfect.", "Bye now.")
+        heard = await converse(world, tmp_path / "talk", *messages, gives_up_s=300)
+        assert heard == ["It has counted.", "Any time.", "Bye."]
+        states = [world.ledger.turns.next_state(turn.id) for turn in world.turns()]
+        assert [state and (state.role, state.text[-30:]) for state in states[1:]] == [
+            *(("user", messages[1]), ("user", messages[2]), None),
+        ]
+        assert states[0] is not None
+        assert states[0].role == "tool"
+        assert len(states[0].text) > 10_000
+        assert set(world.column("lost")) == {None}
+        seen, again = (
+            prompt.split("<tool_response>")[1].split("</tool_response>")[0]
+            for prompt in map(renderer.decode, sampler.prompts[1:3])
+        )
+        assert seen != again, "OpenClaw has cut it another time"
+
+
+async def test_message_behind_an_interrupted_reply_is_read_alone(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    old, new = "Tell me of bees.\n\nAll of it.", "No, of wasps.\n\nIn German."
+    slow = Script(spell(renderer, "Bees dance in the dark."), holds_after=3)
+    sampler = Listener(
+        renderer,
+        {
+            "wasps": [spell(renderer, "Wespen tanzen nicht.")],
+            "bees": [slow],
+            "Hello": [spell(renderer, "Hi.")],
+            "Thanks": [spell(renderer, "Bye.")],
+        },
+    )
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        claw = OpenClaw.create(tmp_path / "talk", world.url, "demo")
+        assert await asyncio.to_thread(claw.say, "talk", "Hello.") == "Hi."
+        process = claw.begin("talk", old)
+        try:
+            await sampler.holding.wait()
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(process.communicate, timeout=300)
+        finally:
+            process.kill()
+        assert process.returncode != 0
+        assert await asyncio.to_thread(claw.say, "talk", new) == "Wespen tanzen nicht."
+        assert await asyncio.to_thread(claw.say, "talk", "Thanks.") == "Bye."
+        framed = renderer.decode(sampler.prompts[2])
+        assert "[Queued user message" in framed
+        assert old in framed, "the model reads both"
+        assert [turn.request_text for turn in world.turns()] == ["Hello.", old, new, "Thanks."]
+        states = list(world.next_states().values())
+        assert states == [NextState("user", old), None, NextState("user", "Thanks."), None]
+        assert world.column("untrained_because")[1] == "the client hung up"
+        assert set(world.column("lost")) == {None}
+
+
+async def test_private_session_stays_private_through_compactions(
+    tmp_path: Path, renderer: Renderer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    private = [long(f"{MARK} {number}.") for number in ("one", "two", "three")]
+    messages = [long("Hello."), "/private", *private]
+    said = dict.fromkeys(("Hello", "/private", MARK), "fine")
+    sampler = scripted(renderer, COMPACTION | said)
+    data = tmp_path / "data"
+    async with gateway(data, renderer, sampler, context_tokens=65536) as world:
+        home = tmp_path / "talk"
+        await converse(world, home, *messages, window=SMALL, affinity=False)
+        summaries = [said for said in sampler.heard if "<conversation>" in said]
+        assert len(summaries) >= 2
+        assert any("/private" not in said for said in summaries), "it was summarised long ago"
+        assert all(MARK in said for said in summaries)
+        assert [turn.request_text for turn in world.turns()] == [messages[0].strip()]
+        assert world.next_states() == {1: None}
+        assert nothing_of(MARK, world)
+    assert MARK not in "".join(capfd.readouterr())
+
+
+async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
+    """One user and their OpenClaw; the session is named like their folder."""
+    claw = OpenClaw.create(home, world.url, "demo", **{"gives_up_s": GIVES_UP_S} | given)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
 

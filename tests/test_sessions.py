@@ -39,12 +39,17 @@ from tinker_claw.sessions import (
     conversation,
     digest,
     digests,
-    extension,
+    ends,
     identify,
     last_user_index,
     last_user_words,
     next_state,
     reply_digest,
+    reply_index,
+    same,
+    sayings,
+    summary_index,
+    without_queued,
     without_volatile,
 )
 from tinker_claw.types import Kind, NextState, Reply, ToolCall
@@ -107,6 +112,10 @@ def test_the_runtime_line_is_found_wherever_it_stands() -> None:
     in_system = openclaw("x", line="")
     in_system["messages"][0]["content"] += runtime(session_id="sys") + "\nmore"
     assert told(in_system).key == "sys"
+    in_parts = openclaw("x", line="")
+    texts = (SYSTEM, runtime(session_id="part").strip(), "more")
+    in_parts["messages"][0]["content"] = [{"type": "text", "text": text} for text in texts]
+    assert told(in_parts).key == "part"
 
 
 def test_a_runtime_line_that_the_user_pastes_does_not_count() -> None:
@@ -249,9 +258,24 @@ def test_a_user_of_another_program_may_say_anything() -> None:
     assert told({"messages": [*own["messages"], assistant("yo"), user("?")]}).kind is Kind.MAIN
 
 
-def test_the_client_has_the_last_word_on_the_kind() -> None:
-    main = told(openclaw("hi", tools=[]), x_turn_type=" Main ")
-    assert (main.kind, main.call) == (Kind.MAIN, Call.UTILITY)
+@pytest.mark.parametrize(
+    ("call", "body", "headers"), [c[:1] + c[2:] for c in CALLS], ids=[c[1] for c in CALLS]
+)
+def test_no_header_makes_a_side_call_trainable_and_one_makes_any_call_a_side_call(
+    call: Call, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    main = told(body, **headers, x_turn_type="main")
+    assert (main.kind, main.call) == (call.kind, call)
+    assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
+    if call.kind is Kind.SIDE:
+        assert main.reason.startswith(f"{call}: ")
+        assert "X-Turn-Type says main" in main.reason
+
+
+def test_the_client_says_what_a_call_is_that_nothing_marks() -> None:
+    main = told(PLAIN, x_turn_type=" Main ")
+    assert (main.kind, main.call) == (Kind.MAIN, Call.CLIENT)
+    assert main.reason.startswith("X-Turn-Type says so")
     side = told(PLAIN, x_turn_type="side")
     assert (side.kind, side.call) == (Kind.SIDE, Call.CLIENT)
     assert side.reason.startswith("X-Turn-Type says so")
@@ -391,12 +415,14 @@ def test_digests_go_by_meaning() -> None:
     assert digest({"role": "system", "content": "Friday"}) == digest(
         {"role": "system", "content": "Saturday"}
     )
-    assert digest(tool("a", "x")) == digest(tool("b", "x")) != digest(tool("a", "x "))
+    assert digest(tool("a_1", "x")) == digest(tool("a1", "x")) != digest(tool("a_1", "x "))
 
 
 def test_a_reply_has_the_digest_of_the_message_that_comes_back() -> None:
     reply = Reply("hi", reasoning="hm", tool_calls=(ToolCall("c", "ls", '{"n":1}'),))
-    assert reply_digest(reply) == digest(assistant("hi ", ("x", "ls", '{"n": 1.0}')))
+    assert reply_digest(reply) == digest(assistant("hi ", ("c", "ls", '{"n": 1.0}')))
+    renamed = assistant("hi ", ("x", "ls", '{"n": 1.0}'))
+    assert same([reply_digest(reply)], [digest(renamed)])
 
 
 FIRST = parsed(openclaw("hi")).messages
@@ -413,16 +439,137 @@ HISTORY, REPLY = digests(FIRST), reply_digest(Reply("yo"))
         ([], None),
         ([user("thanks")], None),
         ([assistant("yo"), user("a"), assistant("b"), user("c")], None),
+        ([user("hello"), assistant("yo"), user("thanks")], None),
     ],
 )
-def test_extension(rest: list[dict[str, Any]], new: list[str] | None) -> None:
-    got = extension(HISTORY, REPLY, parsed(openclaw("hi", *rest)).messages)
-    assert (got and [m["content"] for m in got]) == new
+def test_a_request_goes_on_from_the_turn_whose_reply_it_repeats(
+    rest: list[dict[str, Any]], new: list[str] | None
+) -> None:
+    kept = conversation(parsed(openclaw("hi", *rest)).messages)
+    at = reply_index(kept)
+    found = at is not None and same((*HISTORY, REPLY), [digest(m) for m in kept[: at + 1]])
+    assert ([m["content"] for m in kept[(at or 0) + 1 :]] if found else None) == new
 
 
-def test_another_conversation_is_no_extension() -> None:
-    body = openclaw("hello", assistant("yo"), user("thanks"))
-    assert extension(HISTORY, REPLY, parsed(body).messages) is None
+def chain(*messages: dict[str, Any]) -> list[str]:
+    return [digest(message) for message in messages]
+
+
+ASKED, CALLED = user("look"), assistant("", ("call_a1", "exec", '{"command":"seq"}'))
+LONG = tool("call_a1", "1 2 3")
+DONE = assistant("Done.")
+
+
+@pytest.mark.parametrize(
+    ("history", "equal"),
+    [
+        ((ASKED, CALLED, LONG, DONE), True),
+        ((ASKED, CALLED, tool("calla1", "1 ... 3"), DONE), True),
+        ((ASKED, CALLED, tool("call_a1", ""), DONE), True),
+        ((ASKED, CALLED, DONE), True),
+        (
+            (ASKED, assistant("", ("b", "exec", '{"command":"seq"}')), tool("b", "1 2 3"), DONE),
+            True,
+        ),
+        ((ASKED, assistant("", ("b", "exec", '{"command":"seq"}')), tool("b", "1"), DONE), False),
+        ((ASKED, assistant("", ("call_a1", "exec", "{}")), LONG, DONE), False),
+        ((user("see"), CALLED, LONG, DONE), False),
+        ((ASKED, CALLED, LONG, CALLED, LONG, DONE), False),
+        ((ASKED, CALLED, LONG, assistant("Done!")), False),
+    ],
+    ids=[
+        *("equal", "shortened", "emptied", "dropped", "renamed", "another branch", "another call"),
+        *("other words", "a call more", "another reply"),
+    ],
+)
+def test_old_results_may_change_and_everything_else_is_compared(
+    history: tuple[dict[str, Any], ...], equal: bool
+) -> None:
+    assert same(chain(*history), chain(ASKED, CALLED, LONG, DONE)) is equal
+
+
+def test_what_is_left_of_a_history_is_compared_from_its_end() -> None:
+    whole = chain(user("hi"), assistant("yo"), ASKED, CALLED, LONG, DONE)
+    assert ends(whole, chain(DONE))
+    assert ends(whole, chain(ASKED, CALLED, tool("call_a1", "1"), DONE))
+    assert not ends(whole, chain(user("see"), CALLED, LONG, DONE))
+    assert not ends(chain(DONE), chain(ASKED, DONE))
+
+
+SUMMARY = (
+    "The conversation history before this point was compacted into the following summary:\n\n"
+    "<summary>\nMuch was said.\n</summary>"
+)
+
+
+def compacted(*rest: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A request after a compaction, as OpenClaw 2026.9.6 sends it."""
+    body = openclaw("x", *rest, **fields)
+    parts = [{"type": "text", "text": text} for text in (SUMMARY, runtime().strip())]
+    body["messages"][1]["content"] = parts
+    return body
+
+
+def test_a_summary_is_openclaws_only_where_openclaw_puts_it() -> None:
+    assert summary_index(parsed(compacted(user("so?"))).messages) == 1
+    assert summary_index(parsed(openclaw(SUMMARY)).messages) is None, "somebody typed it"
+    assert summary_index(parsed(openclaw("hi", user(SUMMARY))).messages) is None
+    assert summary_index([{"role": "system", "content": SUMMARY}]) is None
+
+
+def test_the_session_keeps_its_name_when_it_is_compacted() -> None:
+    identity = told(compacted(assistant("yo"), user("so?")), **TRACE)
+    assert (identity.key, identity.call) == ("s", Call.USER)
+    assert told(compacted(user("so?"), assistant("", ("c", "ls", "{}")), tool("c", "x"))).key == "s"
+    flush = compacted(user(FLUSH), tools=tools("read", "write"))
+    flush["messages"][1]["content"][1]["text"] = FLUSHING.strip()
+    assert told(flush, **TRACE).call is Call.FLUSH
+
+
+def test_a_part_is_no_line_of_the_part_before_it() -> None:
+    parts = [{"type": "text", "text": text} for text in ("see", runtime().strip(), "what is it?")]
+    messages = parsed({"messages": [{"role": "user", "content": parts}]}).messages
+    assert messages[0]["content"] == f"see{runtime().strip()}what is it?", "as the model reads it"
+    assert last_user_words(messages) == "see\nwhat is it?"
+    (whole,) = parsed({"messages": [{"role": "user", "content": messages[0]["content"]}]}).messages
+    assert digest(messages[0]) != digest(whole)
+    in_one = [{"type": "text", "text": f"see {runtime().strip()}"}]
+    body = openclaw("hi", {"role": "user", "content": in_one})
+    assert last_user_words(parsed(body).messages) == in_one[0]["text"]
+
+
+QUEUED = (
+    "[Queued user message from a previous active turn; preserved as context only. Continue with "
+    "the active prompt below.]\n"
+)
+
+
+@pytest.mark.parametrize("line", ["", runtime()], ids=["later", "first"])
+def test_behind_a_message_without_an_answer_the_user_said_what_he_says_last(line: str) -> None:
+    body = openclaw("hi", user(f"{QUEUED}Tell me.\n\nNo, shorter.\n\nIn German.{line}"))
+    messages = parsed(body).messages
+    assert told(body).call is Call.USER
+    assert last_user_words(messages) == "No, shorter.\n\nIn German."
+    assert without_queued(messages, [digest(user("Another."))]) == messages
+    known = without_queued(messages, [digest(user("Tell me.\n\nNo, shorter."))])
+    assert last_user_words(known) == "In German."
+    assert len(known) == len(messages)
+    later = parsed(openclaw("hi", user("In German."))).messages
+    assert digests(known) == digests(later), "as it stands in later requests"
+    assert next_state(known[-2:-1]) == NextState("user", "In German.")
+
+
+def test_all_that_a_user_says_in_a_frame_may_be_a_command() -> None:
+    assert sayings(stamped(f"{QUEUED}a\n\n/private\n\nb")) == ["a", "/private", "b"]
+    assert sayings(stamped("a\n\n/private")) == ["a\n\n/private"]
+    assert sayings(stamped(retried("/private")))[0] == "/private"
+
+
+def test_a_frame_of_many_paragraphs_costs_what_its_length_costs() -> None:
+    body = openclaw("hi", user(QUEUED + "word\n\n" * 100_000))
+    messages = parsed(body).messages
+    assert without_queued(messages, [digest(user("other"))]) == messages
+    assert len(sayings(messages[2]["content"])) == 100_000
 
 
 def test_the_next_state_of_a_user_reply_is_his_words() -> None:
@@ -491,5 +638,8 @@ def test_whatever_marks_stand_wherever_everything_is_read(
     assert all(any(one is message for one in left) for message in kept), "in their order"
     last_user_words(request.messages)
     if kept:
-        goes_on = [*kept, assistant("yo"), user("thanks")]
-        assert extension(digests(kept), reply_digest(Reply("yo")), goes_on) in (None, goes_on[-1:])
+        goes_on = conversation([*kept, assistant("yo"), user("thanks")])
+        at = reply_index(goes_on)
+        if at is not None and len(goes_on) == len(kept) + 2:
+            seen = [digest(message) for message in goes_on[: at + 1]]
+            assert same(seen, (*digests(kept), reply_digest(Reply("yo"))))

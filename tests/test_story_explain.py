@@ -25,6 +25,10 @@ SENTENCES = {
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
     "turn 8, which does not answer this reply.",
+    "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: "
+    "a summary stands for the history",
+    "answers nobody knows what": "No turn got that as its next state, because it is not known what "
+    "reply it answers: a summary stands for the history",
     "waits for a next state": "It waits for a next state: the user's next message, or the results",
     "ended": "It waits for a next state. Its session has been idle for long",
     "waits for the judge": "It waits for the judge.",
@@ -65,8 +69,8 @@ def test_every_state_is_told_in_its_own_words(
             history = read_history(ledger, turn)
             assert history is not None
             fates.add(fate(history, 16))
-    # Two are told apart by what is said beside their fate: the version, and the advantages.
-    assert len(fates) == len(turns) - 2
+    # Three are told apart by what is said beside their fate: the version, the advantages, the loss.
+    assert len(fates) == len(turns) - 3
 
 
 def test_a_trained_turn_is_told_from_its_request_to_its_version(

@@ -29,7 +29,7 @@ from tinker_claw.types import Usage
 
 KEYS = (
     "data_dir run policy_version pinned step samples_waiting batch_size sessions turns verdicts "
-    "hints samples steps not_trained usd bills_without_price helps"
+    "hints samples steps not_trained lost_next_states usd bills_without_price helps"
 )
 
 
@@ -56,10 +56,11 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
         f"records    {directory}: combine on demo, backend local",
         "policy     v1, 1 step from the base",
         "next step  [####....................] 3 of 16 samples",
-        "turns      17 main and 1 side turns in 17 sessions",
+        "turns      19 main and 1 side turns in 18 sessions",
         "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 2 hints",
         "samples    1 expired, 1 quarantined, 3 queued, 2 trained",
-        "        3 ######################## waits for a next state",
+        "        5 ######################## waits for a next state",
+        "lost       1 answer that could not be tied to a reply: 1 compacted",
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
@@ -78,10 +79,10 @@ def test_every_turn_is_trained_or_has_its_reason(
     assert told["status"] == "unreachable"
     ledger = told["ledger"]
     assert list(ledger) == KEYS.split()
-    assert ledger["turns"] == {"main": 17, "side": 1}
-    assert sum(ledger["not_trained"].values()) + ledger["samples"]["trained"] == 18
+    assert ledger["turns"] == {"main": 19, "side": 1}
+    assert sum(ledger["not_trained"].values()) + ledger["samples"]["trained"] == 20
     assert ledger["not_trained"] == {
-        "waits for a next state": 3,
+        "waits for a next state": 5,
         "waits for its step": 3,
         "waits for a next state in an idle session": 1,
         "waits for the judge": 1,
@@ -93,6 +94,7 @@ def test_every_turn_is_trained_or_has_its_reason(
         "neutral verdict, no hint": 1,
         "no valid vote, no hint": 1,
     }
+    assert ledger["lost_next_states"] == {"compacted": 1}
     good = ledger["helps"]["good_verdicts"]
     assert good["meaning"] == "nothing to compare yet: 10 verdicts, all in one group"
     (group,) = good["by_versions"]

@@ -40,7 +40,7 @@ def put_back() -> Iterator[None]:
 
 
 def everything(telemetry: Telemetry) -> None:
-    telemetry.turn_captured(**TURN)  # type: ignore[arg-type]
+    telemetry.turn_captured(**TURN, lost="compacted")  # type: ignore[arg-type]
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)
     telemetry.sample("refused", turn=9, reason="neutral verdict")
@@ -94,6 +94,7 @@ def test_figures_for_prometheus() -> None:
     text = telemetry.exposition().decode()
     for line in (
         'tinker_claw_turns_total{kind="main"} 1.0',
+        'tinker_claw_lost_next_states_total{cause="compacted"} 1.0',
         'tinker_claw_tokens_total{what="sampled"} 7.0',
         'tinker_claw_verdicts_total{value="-1"} 1.0',
         "tinker_claw_hints_total 1.0",

@@ -111,6 +111,12 @@ class Telemetry:
         make: dict[str, Any] = {"registry": self._registry}
         self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
         self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
+        self._lost = Counter(
+            "tinker_claw_lost_next_states",
+            "Requests that could not be tied to the turn that they answer",
+            ["cause"],
+            **make,
+        )
         self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
         self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
         self._samples = Counter("tinker_claw_samples", "Samples", ["fate"], **make)
@@ -165,7 +171,10 @@ class Telemetry:
         seconds: float,
         first_token_s: float | None,
         usd: float | None = None,
+        lost: str | None = None,
     ) -> None:
+        if lost is not None:
+            self._lost.labels(lost).inc()
         self._turns.labels(kind).inc()
         self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("cached").inc(cached_tokens)
@@ -187,6 +196,7 @@ class Telemetry:
             seconds=round(seconds, 3),
             **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
             **({} if usd is None else {"usd": usd}),
+            **({} if lost is None else {"lost": lost}),
         )
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

@@ -38,6 +38,17 @@ class Kind(StrEnum):
     """Recap, title, compaction, evaluation ...: served and recorded, never trained."""
 
 
+class Lost(StrEnum):
+    """Why what a user said could not be tied to the turn that it answers."""
+
+    COMPACTED = "compacted"
+    """A summary stands for the history, and no reply of the session before the new message."""
+    EDITED = "edited"
+    """The reply is one of the session's, but what leads to it has been changed."""
+    UNKNOWN = "unknown reply"
+    """The reply before the new message is none of the last that the session got."""
+
+
 class StopReason(StrEnum):
     """Why a completion ended."""
 

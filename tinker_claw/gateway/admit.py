@@ -7,7 +7,7 @@ current policy is read once; the job keeps it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from uuid import uuid4
@@ -27,7 +27,7 @@ from tinker_claw.sessions import (
     identify,
     next_state,
 )
-from tinker_claw.types import Kind, SamplingParams
+from tinker_claw.types import Kind, Lost, Message, SamplingParams
 from tinker_claw.wire import ChatRequest, ReplyHead, parse_chat
 from tinker_claw.wire.values import shown
 
@@ -54,6 +54,10 @@ class Job:
     privacy: Privacy
     holds: str | None
     """What there is in the request that must not be kept, for a sentence."""
+    said: Sequence[Message]
+    """The request's messages as later requests will show them, but for those that are volatile."""
+    lost: Lost | None
+    """Why what the user said is the next state of no turn, although one waits for it."""
 
     @property
     def untrained_because(self) -> str | None:
@@ -94,14 +98,20 @@ async def admit(
     main = identity.kind is Kind.MAIN
     async with deps.turnstile:
         privacy = discretion.privacy(caller.user, identity, headers, request)
-        session_id, link, holds = _NOWHERE, None, None
+        session_id, link, holds, lost = _NOWHERE, None, None, None
+        said = request.messages
         if privacy is not Privacy.PRIVATE:
             holds = discretion.holds(request)
             if holds is not None and not identity.named:
                 opening = discretion.redacted(request)  # of which the key is a digest
                 identity = replace(identity, key=identify(opening, headers).key)
             session_id = book.session(caller.user, identity)
-            link = book.find(session_id, request.messages) if main else None
+            said = book.said(session_id, said)
+        if main and session_id != _NOWHERE:
+            # What was said in private is not known, and might be taken for something else.
+            known = privacy is Privacy.OPEN
+            link = book.find(session_id, said, compacted=known)
+            lost = book.lost(session_id, said) if link is None and known else None
         if link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             _attach(deps, discretion, link)
@@ -110,7 +120,7 @@ async def admit(
     head = ReplyHead(f"chatcmpl-{uuid4().hex}", int(time.time()), request.model, version)
     return Job(
         *(caller, request, identity, session_id, version, sampler, prompt, params, head, started),
-        *(discretion, privacy, holds),
+        *(discretion, privacy, holds, said, lost),
     )
 
 

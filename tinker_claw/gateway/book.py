@@ -1,8 +1,10 @@
 """The turns that requests may go on from, and the sessions that are open.
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
-that overlap, or that are sent again, therefore never mix up one another's turns. What has left the
-book is looked up in the ledger, which knows the last turns of a session. All of it is bounded.
+that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
+may change, as calls have names, and a summary may stand for the beginning, where what it has left
+is the end of the session's last turn. What has left the book is looked up in the ledger, which
+knows the last turns of a session. All of it is bounded.
 """
 
 from __future__ import annotations
@@ -11,21 +13,38 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.sessions import Call, Identity, conversation, digest, extension
-from tinker_claw.types import Message
+from tinker_claw.ledger.turns import LastTurn, TurnTable
+from tinker_claw.sessions import (
+    Call,
+    Identity,
+    closest,
+    conversation,
+    digest,
+    digests,
+    ends,
+    last_user_index,
+    queued,
+    readings,
+    reply_index,
+    same,
+    summary_index,
+    without_queued,
+)
+from tinker_claw.types import Kind, Lost, Message
 
-PAGES = 20_000
-"""Turns that are remembered; one takes about 300 bytes."""
+PAGES = 40_000
+"""Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
 """Ids kept of the newest turns, to go on from: up to 60 MB, or fifty turns of 30,000 tokens."""
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096
+_SEARCHED = 8
+"""Newest turns of a session among which the reply is sought of which no turn was found."""
 
 _OWN_SESSION = frozenset({Call.SUBAGENT, Call.ALONE})
 """They share the trace of a turn of another session."""
@@ -78,7 +97,7 @@ class Book:
         self._idle_s = idle_s
         self._now = now
         self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._streams: OrderedDict[bytes, Stream] = OrderedDict()
+        self._streams: OrderedDict[int, Stream] = OrderedDict()
         self._tokens = 0
         self._ids: dict[tuple[str, str], int] = {}
         self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -148,35 +167,87 @@ class Book:
         stream: Stream | None,
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
-        page = _page(session_id, [*history, reply])
-        self._drop(page)
-        self._pages[page] = (turn_id, session_id)
-        if session_id in self._open:
-            self._open[session_id].pages.add(page)
+        for page in _pages(session_id, (*history, reply)):
+            self._drop(page)
+            self._pages[page] = (turn_id, session_id)
+            if session_id in self._open:
+                self._open[session_id].pages.add(page)
         if stream is not None:
-            self._streams[page] = stream
+            self._streams[turn_id] = stream
             self._tokens += stream.size
         while self._tokens > STREAM_TOKENS and len(self._streams) > 1:
             self._tokens -= self._streams.popitem(last=False)[1].size
-        if len(self._pages) > PAGES:
+        while len(self._pages) > PAGES:
             self._drop(next(iter(self._pages)))
 
-    def find(self, session_id: int, messages: Sequence[Message]) -> Link | None:
-        """The turn whose reply is the last one in `messages`."""
+    def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages without one that the user sent before the last, and that got no answer."""
+        at = last_user_index(messages)
+        if at is None or not queued(messages[at]["content"]):
+            return messages
+        histories = (turn.history for turn in self._turns.latest(session_id))
+        return without_queued(messages, {history[-1] for history in histories if history})
+
+    def find(
+        self, session_id: int, messages: Sequence[Message], *, compacted: bool = True
+    ) -> Link | None:
+        """The turn whose reply is the last one in `messages`.
+
+        Args:
+            compacted: where a summary stands for the beginning, what is left behind it will do.
+        """
         kept = conversation(messages)
-        at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
-        if at is None or at + 1 == len(kept):
+        at = reply_index(kept)
+        if at is None:
             return None
-        page = _page(session_id, [digest(message) for message in kept[: at + 1]])
-        entry = self._pages.get(page)
-        if entry is not None:
-            return Link(entry[0], kept[at], kept[at + 1 :], self._streams.get(page))
-        for turn in self._turns.latest(session_id):
-            new = extension(turn.history, turn.reply_digest, messages)
-            if new is not None:
-                # The ledger does not say which messages the prompt held beyond the history.
-                return Link(turn.turn_id, kept[at], new, None)
-        return None
+        chain = [digest(message) for message in kept[: at + 1]]
+        for page in _pages(session_id, chain):
+            if entry := self._pages.get(page):
+                return Link(entry[0], kept[at], kept[at + 1 :], self._streams.get(entry[0]))
+        turns = self._turns.latest(session_id)
+        waiting = [turn for turn in turns if not turn.settled]
+        found = closest([turn.chain for turn in waiting], chain)
+        if found is not None:
+            turn_id = waiting[found].turn_id
+        elif compacted and (summary := summary_index(kept)) is not None:
+            turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
+        else:
+            turn_id = None
+        # The ledger does not say which messages the prompt held beyond the history.
+        return None if turn_id is None else Link(turn_id, kept[at], kept[at + 1 :], None)
+
+    def lost(self, session_id: int, messages: Sequence[Message]) -> Lost | None:
+        """Why a request goes on from no turn that is known, although one waits for what it says;
+        None: none waits, or it goes on from none."""
+        kept = conversation(messages)
+        at = reply_index(kept)
+        turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
+        if at is None or all(turn.settled or turn.followed for turn in turns):
+            return None
+        if turns[0].history == digests(messages):
+            return None  # it was counted when it was asked for the first time
+        reply = digest(kept[at])
+        if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
+            return None
+        if summary_index(kept) is not None:
+            return Lost.COMPACTED
+        given = any(same([turn.reply_digest], [reply]) for turn in turns)
+        return Lost.EDITED if given else Lost.UNKNOWN
+
+    def _before_summary(
+        self, session_id: int, turns: Sequence[LastTurn], left: Sequence[str]
+    ) -> int | None:
+        """The session's last turn whose end is what compaction has left."""
+        last = next((turn for turn in turns if left and ends(turn.chain, left)), None)
+        if last is None or last.settled:
+            return None
+        for side in self._side(session_id):
+            if side.turn_id > last.turn_id and same([side.reply_digest], left[-1:]):
+                return None  # it answers what was said since, in the same words, for a side call
+        return last.turn_id
+
+    def _side(self, session_id: int) -> list[LastTurn]:
+        return self._turns.latest(session_id, Kind.SIDE)
 
     def _touch(self, session_id: int, name: tuple[str, str]) -> None:
         session = self._open.pop(session_id, None) or _Session(0.0)
@@ -195,12 +266,14 @@ class Book:
             self._drop(page, listed=False)
 
     def _drop(self, page: bytes, *, listed: bool = True) -> None:
-        entry = self._pages.pop(page, None)
-        stream = self._streams.pop(page, None)
+        turn_id, session_id = self._pages.pop(page, (None, None))
+        if turn_id is None or session_id is None:
+            return
+        stream = self._streams.pop(turn_id, None)
         if stream is not None:
             self._tokens -= stream.size
-        if entry is not None and listed and entry[1] in self._open:
-            self._open[entry[1]].pages.discard(page)
+        if listed and session_id in self._open:
+            self._open[session_id].pages.discard(page)
 
 
 def _note(
@@ -212,8 +285,10 @@ def _note(
         traces.popitem(last=False)
 
 
-def _page(session_id: int, chain: Sequence[str]) -> bytes:
-    return hashlib.sha256(f"{session_id} {' '.join(chain)}".encode()).digest()[:16]
+def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:
+    """Names for a conversation, the strictest first; one, where no tool was called."""
+    texts = (f"{session_id} {' '.join(reading)}" for reading in readings(chain))
+    return dict.fromkeys(hashlib.sha256(text.encode()).digest()[:16] for text in texts)
 
 
 def exact_digest(

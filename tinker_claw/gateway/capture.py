@@ -125,8 +125,7 @@ class Generation:
                 prompt_tokens=len(job.prompt.tokens), completion_tokens=len(completion.tokens)
             )
             return
-        messages = job.request.messages
-        history, answer = digests(messages), reply_digest(reply)
+        history, answer = digests(job.said), reply_digest(reply)
         bill = self._deps.spending.bill("serve", self._account.usage)
         turn_id = self._deps.turns.add(
             NewTurn(
@@ -137,7 +136,7 @@ class Generation:
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=job.discretion.redact(last_user_words(messages)),
+                request_text=job.discretion.redact(last_user_words(job.said)),
                 reply_text=job.discretion.redact(_as_text(reply)),
                 history=history,
                 reply_digest=answer,
@@ -147,6 +146,7 @@ class Generation:
                 fallback=self._sampling.fallback,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
+                lost=job.lost,
             ),
             bill,
         )
@@ -170,6 +170,7 @@ class Generation:
             seconds=time.monotonic() - job.started,
             first_token_s=self._first_token_s,
             usd=bill.usd if bill else None,
+            lost=job.lost,
         )
 
     def _keeps(self, completion: Completion) -> bool | None:

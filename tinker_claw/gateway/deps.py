@@ -36,8 +36,13 @@ class TurnObserver(Protocol):
         seconds: float,
         first_token_s: float | None,
         usd: float | None,
+        lost: str | None,
     ) -> None:
-        """`usd`: what it cost; None where nothing was billed, or the price is not known."""
+        """
+        Args:
+            usd: what it cost; None where nothing was billed, or the price is not known.
+            lost: why it is the next state of no turn, although one waits for it.
+        """
         ...
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

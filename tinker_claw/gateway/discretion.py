@@ -14,14 +14,16 @@ from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
-from tinker_claw.sessions import Identity, flagged, words
+from tinker_claw.sessions import Call, Identity, flagged, sayings
 from tinker_claw.sessions.memo import Memo
 from tinker_claw.types import Kind, Message
-from tinker_claw.wire import ChatRequest
+from tinker_claw.wire import ChatRequest, parts_of
 
 TRACES = 4096
 _CAPACITY = 16_000_000
 """Bytes of texts of which it is remembered what they hold; histories come again and again."""
+_OF_ANOTHER = frozenset({Call.FLUSH, Call.SUBAGENT, Call.UTILITY})
+"""Calls with keys of their own, and with words from the session that they were made for."""
 AFTERWARDS = "its prompt holds what was said in private"
 
 
@@ -49,7 +51,12 @@ class Discretion:
             found = Privacy.PRIVATE
         elif (told := marked(_said(messages))) is not None:
             found = told
-        if identity.kind is Kind.SIDE and (found or mentioned(m["content"] for m in messages)):
+        if identity.kind is Kind.SIDE and (
+            found
+            or mentioned(part for m in messages for part in parts_of(m["content"]))
+            # What it is given may be of any session of its user, and the marker long summarised.
+            or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
+        ):
             # It does not say whether the session itself is still private.
             return Privacy.PRIVATE
         if found is not Privacy.OPEN:
@@ -109,6 +116,11 @@ class Discretion:
             self._sessions[user, identity.key] = found
 
 
+def _names_its_session(identity: Identity) -> bool:
+    """A side call whose key is that of the session of which it knows."""
+    return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
+
+
 def _texts(message: Message) -> Iterator[str]:
     yield message["content"]
     if thought := message.get("reasoning_content"):
@@ -118,7 +130,8 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _said(messages: Sequence[Message]) -> Iterator[str]:
-    return (words(m["content"]) for m in messages if m["role"] == "user" and _may(m["content"]))
+    users = (m["content"] for m in messages if m["role"] == "user")
+    return (said for text in users if _may(text) for said in sayings(text))
 
 
 def _may(text: str) -> bool:

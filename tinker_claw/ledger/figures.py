@@ -100,6 +100,8 @@ class Figures:
     refused: Mapping[str, int]
     """Turns that are never trained, by reason."""
     open: OpenTurns
+    lost: Mapping[str, int]
+    """Requests that could not be tied to the turn that they answer, by cause."""
     usd: Mapping[str, float]
     """By purpose, as far as prices were known; empty: nothing was billed."""
     unpriced: int
@@ -140,10 +142,16 @@ def read_figures(rows: Rows, steps: int) -> Figures:
             "WHERE untrained_because IS NOT NULL GROUP BY untrained_because",
         ),
         open=_open(rows),
+        lost=lost_of(rows),
         usd={row["purpose"]: row["usd"] for row in spend},
         unpriced=sum(row["unpriced"] for row in spend),
         steps=newest_steps(rows, steps),
     )
+
+
+def lost_of(rows: Rows) -> dict[str, int]:
+    """Requests that could not be tied to the turn that they answer, by cause."""
+    return _counts(rows, "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost")
 
 
 def newest_steps(rows: Rows, count: int) -> tuple[StepFigures, ...]:

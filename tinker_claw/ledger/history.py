@@ -13,13 +13,15 @@ from tinker_claw.ledger.forget import FORGOTTEN
 from tinker_claw.ledger.reading import Rows
 from tinker_claw.ledger.samples import teacher_of
 from tinker_claw.ledger.turns import completion_of
-from tinker_claw.types import Completion, HintScores, Kind, NextState, Verdict, Vote
+from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Verdict, Vote
 
 _TURN = """
 SELECT turns.*, user, sessions.key, closed_at, verdicts.turn_id IS NOT NULL AS judged,
   verdicts.value AS verdict, versions.step AS version_step,
   (SELECT MIN(later.id) FROM turns AS later WHERE later.session_id = turns.session_id
-    AND later.kind = 'main' AND later.id > turns.id) AS passed_by
+    AND later.kind = 'main' AND later.id > turns.id) AS passed_by,
+  (SELECT lost FROM turns AS later WHERE later.session_id = turns.session_id
+    AND later.kind = 'main' AND later.id > turns.id ORDER BY later.id LIMIT 1) AS passed_lost
 FROM turns JOIN sessions ON sessions.id = session_id
   JOIN versions ON versions.id = policy_version
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
@@ -76,6 +78,10 @@ class History:
     next_state: NextState | None
     passed_by: int | None
     """The next main turn of the session."""
+    passed_lost: Lost | None
+    """Why that one could not be tied to the turn that it answers."""
+    lost: Lost | None
+    """Why this one could not."""
     verdict: Verdict | None
     """None: not judged."""
     hints: tuple[str, ...]
@@ -129,6 +135,8 @@ def read_history(rows: Rows, turn_id: int) -> History | None:
         untrained_because=row["untrained_because"],
         next_state=NextState(role=state["role"], text=state["text"]) if state else None,
         passed_by=row["passed_by"],
+        passed_lost=_lost(row["passed_lost"]),
+        lost=_lost(row["lost"]),
         verdict=Verdict(tuple(v["value"] for v in votes if v["about"] == "verdict"), row["verdict"])
         if row["judged"]
         else None,
@@ -166,6 +174,10 @@ def _batch(rows: Rows) -> int | None:
     )
     known: Mapping[str, Any] = json.loads(metrics) if metrics else {}
     return known.get("samples")
+
+
+def _lost(cause: str | None) -> Lost | None:
+    return Lost(cause) if cause else None
 
 
 def _sample(rows: Rows, turn_id: int) -> SampleHistory | None:

@@ -61,13 +61,15 @@ CREATE TABLE turns (
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   trace             TEXT,                -- the client's trace id, where it sent one
   fallback          TEXT,                -- why another than the current version answered; NULL: it did not
-  blocks            BLOB NOT NULL DEFAULT x'' -- int32 ids of prompt_blocks, in order
+  blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
+  lost              TEXT                 -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- For sums over all turns, whose rows are too wide to be read for that.
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
+CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),

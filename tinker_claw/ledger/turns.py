@@ -24,7 +24,7 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.prompts import load, store
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy import Privacy
-from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason, Turn
+from tinker_claw.types import Completion, Kind, Lost, NextState, SamplingParams, StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class NewTurn:
     """The prompt as little-endian int32, where it is at hand."""
     keeps_tokens: bool = True
     """False: they are counted and not kept, and neither are the digests of the texts."""
+    lost: Lost | None = None
+    """Why no earlier turn got this request as its next state, although one waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,19 @@ class LastTurn:
     turn_id: int
     history: tuple[str, ...]
     reply_digest: str
+    settled: bool
+    followed: bool
+    """It has its next state."""
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """What a request that goes on from it repeats."""
+        return (*self.history, self.reply_digest)
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
 _LATELY = 4
-"""Newest turns of a session among which those that are not settled are sought."""
+"""Newest turns of a session among which the one before a request is sought."""
 
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a run are sought."""
@@ -167,6 +177,7 @@ class TurnTable:
             "call": turn.call,
             "trace": turn.trace,
             "fallback": turn.fallback,
+            "lost": turn.lost,
         }
         with self._db.transaction() as tx:
             packed = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
@@ -185,19 +196,28 @@ class TurnTable:
                 write(tx, bill, turn_id=turn_id)
         return turn_id
 
-    def latest(self, session_id: int) -> list[LastTurn]:
-        """The newest main turns of a session that are not settled, the newest first.
+    def latest(
+        self, session_id: int, kind: Kind = Kind.MAIN, *, most: int = _LATELY
+    ) -> list[LastTurn]:
+        """The newest turns of a session, the newest first.
 
         More than one, because a request may have been sent again, and conversations that open
         alike may share a session.
         """
         rows = self._db.rows(
-            "SELECT id, history, reply_digest FROM (SELECT * FROM turns WHERE session_id = ? "
-            f"AND kind = 'main' ORDER BY idx DESC LIMIT {_LATELY}) WHERE settled = 0",
-            session_id,
+            "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
+            "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
+            "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
+            *(session_id, kind, most),
         )
         return [
-            LastTurn(row["id"], tuple(json.loads(row["history"])), row["reply_digest"])
+            LastTurn(
+                turn_id=row["id"],
+                history=tuple(json.loads(row["history"])),
+                reply_digest=row["reply_digest"],
+                settled=bool(row["settled"]),
+                followed=bool(row["followed"]),
+            )
             for row in rows
         ]
 

@@ -19,7 +19,7 @@ from tinker_claw.config import Settings
 from tinker_claw.errors import BackendError, ConfigError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge import HttpEndpoint
-from tinker_claw.ledger.figures import newest_steps
+from tinker_claw.ledger.figures import lost_of, newest_steps
 from tinker_claw.ledger.reading import FILE, reading
 from tinker_claw.methods import build, require, student_topk
 from tinker_claw.openclaw_config.context import Context
@@ -31,10 +31,13 @@ from tinker_claw.serve.backend import check_backend, open_trainer
 from tinker_claw.serve.costs import forecast, unknown
 from tinker_claw.serve.model_files import DEMO, Source, source
 from tinker_claw.spending import check_budget, price_in_force
+from tinker_claw.story.board import lost
 from tinker_claw.story.table import apart
 
 _LOW_DISK_GB = 2.0
 _LAST_STEPS = 16
+_MANY_LOST = 0.05
+"""Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,18 @@ async def data(patient: Patient) -> Found:
         )
     held = "holds a run to go on with" if patient.ledger.exists() else "is new"
     return Found(f"{directory} {held}; {free_gb:.0f} GB free")
+
+
+async def answers(patient: Patient) -> Found:
+    """Whether what users say finds the replies that they say it about."""
+    if not patient.ledger.exists():
+        return Found("no request came yet", "-")
+    with reading(patient.ledger) as ledger, ledger.moment():
+        causes, main = lost_of(ledger), ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
+    if not causes:
+        return Found("none was lost: what follows a reply is known to follow it")
+    told = f"{lost(causes)}; of {main} main turns. `python run.py explain TURN` says more of each"
+    return Found(told, "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok")
 
 
 async def agreement(patient: Patient) -> Found:

@@ -132,6 +132,7 @@ _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("price", checks.price, ()),
     ("judge", checks.judge, ()),
     ("data", checks.data, ()),
+    ("answers", checks.answers, ("data",)),
     ("agreement", checks.agreement, ("data",)),
     ("port", surroundings.port, ()),
     ("clock", surroundings.clock, ()),

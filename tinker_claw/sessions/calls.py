@@ -144,7 +144,7 @@ def _client(seen: Evidence) -> Sign:
         return Sign(
             Call.INFER,
             "a single question from OpenClaw's SDK, without system prompt, tools and trace "
-            "(X-Turn-Type: main says otherwise)",
+            "(X-Session-Id says otherwise)",
         )
     return Sign(Call.CLIENT, "nothing marks it as a side call")
 

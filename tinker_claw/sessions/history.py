@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tinker_claw.sessions.memo import Memo
@@ -17,18 +19,47 @@ from tinker_claw.sessions.openclaw import (
     automation,
     is_nudge,
     is_silent,
+    last_user_index,
+    queued,
     without_volatile,
     words,
 )
 from tinker_claw.types import Message, NextState, Reply
+from tinker_claw.wire import Joined
 
+_TOOL = "tool "
+"""Before the digest of a tool's result."""
+_CALLS = " for "
+"""Before the names of the calls, which the meaning does not depend on."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9]")
+_LONGEST_NAME = 40
+"""Agents cut the ids of calls to so many characters, and leave out others than these."""
 _MEANT = Memo[tuple[str, bool]](8_000_000)
 """Digest of a message, and whether nobody wrote it: histories are sent again with every request."""
 
 
 def digest(message: Message) -> str:
-    """A short name for what a message says."""
-    return _meaning(message)[0]
+    """A short name for what a message says, and for the calls that it makes or answers."""
+    meaning = _meaning(message)[0]
+    if message["role"] == "tool":
+        return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    if not calls:
+        return meaning
+    return f"{meaning}{_CALLS}{','.join(_name(call['id']) for call in calls)}"
+
+
+def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """A chain of digests in the ways in which two of them may be equal, the strictest first.
+
+    To the letter; by its calls, whatever has become of their results, which agents shorten, drop
+    and rewrite when they grow old; by the results, whatever the calls are named, which agents
+    rewrite, too. Two of equal names are of one branch; so are two of equal results, as far as one
+    can tell.
+    """
+    by_calls = tuple(name for name in chain if not name.startswith(_TOOL))
+    by_results = tuple(name.partition(_CALLS)[0] for name in chain)
+    return tuple(chain), by_calls, by_results
 
 
 def conversation(messages: Sequence[Message]) -> list[Message]:
@@ -53,6 +84,22 @@ def conversation(messages: Sequence[Message]) -> list[Message]:
     return kept
 
 
+def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Sequence[Message]:
+    """The messages as later requests will show them, where the user went on before an answer came.
+
+    Args:
+        asked: digests of user messages, among which may be the one without an answer.
+    """
+    at = last_user_index(messages)
+    if at is None:
+        return messages
+    for before, now in queued(messages[at]["content"]):
+        if digest({"role": "user", "content": before}) in asked:
+            said = {**messages[at], "content": now}
+            return [*messages[:at], said, *messages[at + 1 :]]
+    return messages
+
+
 def digests(messages: Sequence[Message]) -> tuple[str, ...]:
     """Of all messages of the conversation."""
     return tuple(digest(message) for message in conversation(messages))
@@ -60,28 +107,38 @@ def digests(messages: Sequence[Message]) -> tuple[str, ...]:
 
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
-    calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in reply.tool_calls]
+    calls = [
+        {"id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
+        for c in reply.tool_calls
+    ]
     return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
 
 
-def extension(
-    history: Sequence[str], reply: str, messages: Sequence[Message]
-) -> list[Message] | None:
-    """What stands behind a turn in a request, or None when the request does not go on from it.
+def reply_index(kept: Sequence[Message]) -> int | None:
+    """Index in a conversation of the reply that it goes on from; None: it goes on from none."""
+    at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
+    return None if at is None or at + 1 == len(kept) else at
 
-    Args:
-        history: digests of the turn's own request.
-        reply: digest of its reply.
-    """
-    kept = conversation(messages)
-    at = len(history)
-    if len(kept) <= at + 1 or digest(kept[at]) != reply:
-        return None
-    if any(digest(m) != known for m, known in zip(kept, history, strict=False)):
-        return None
-    new = kept[at + 1 :]
-    # Another reply in between: what follows judges that one.
-    return None if any(m["role"] == "assistant" for m in new) else new
+
+def same(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two chains of digests are equal in any reading."""
+    return any(a == b for a, b in zip(readings(one), readings(other), strict=True))
+
+
+def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
+    """Index of the chain that is equal in the strictest reading, the first of several."""
+    known = [readings(chain) for chain in chains]
+    for way, reading in enumerate(readings(seen)):
+        for at, ways in enumerate(known):
+            if ways[way] == reading:
+                return at
+    return None
+
+
+def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
+    """Whether a chain of digests ends like this in any reading."""
+    pairs = zip(readings(known), readings(tail), strict=True)
+    return any(whole[-len(end) :] == end for whole, end in pairs)
 
 
 def next_state(new_messages: Sequence[Message], replied: Message | None = None) -> NextState | None:
@@ -112,6 +169,17 @@ def _tool_names(message: Message) -> Mapping[str, str]:
     return {call["id"]: call["function"]["name"] for call in calls}
 
 
+def _name(call_id: str) -> str:
+    """Of a call; no part of its id, which a client may fill with anything."""
+    return _named(call_id[: 2 * _LONGEST_NAME])
+
+
+@lru_cache(maxsize=8192)
+def _named(call_id: str) -> str:
+    name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
+    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
+
+
 def _unseen(exchange: Sequence[Message]) -> bool:
     """An automatic prompt, and nothing that a user gets to see."""
     last = exchange[-1]
@@ -126,7 +194,7 @@ def _meaning(message: Message) -> tuple[str, bool]:
         (call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     )
-    key = (role, text, calls)
+    key = (role, text, text.starts if isinstance(text, Joined) else (), calls)
     known = _MEANT.get(key)
     if known is None:
         known = _make(role, text, calls)

@@ -68,7 +68,9 @@ def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
     sign = recognise(seen)
     explicit = _turn_type(headers)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
-    if explicit is not None:
+    if explicit is Kind.MAIN and kind is Kind.SIDE:
+        why = f"{why} (X-Turn-Type says main, which makes no such call trainable)"
+    elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
     key, told, by_trace = _session(seen, sign.call, kind, source)
     return Identity(

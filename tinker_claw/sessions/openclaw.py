@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tinker_claw.types import Message
+from tinker_claw.wire import parts_of
 
 SYSTEM_OPENING = "<!-- openclaw:"
 """How the system prompt of every agentic call begins."""
@@ -31,15 +33,14 @@ _METADATA = re.compile(
 )
 # The clock at the end of prompts that nobody typed.
 _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
-# What OpenClaw puts around the user's words when it tries again after an error.
-_FRAME = "[Queued user message from a previous active turn"
-_FRAMED = re.compile(
-    rf"{re.escape(_FRAME)}[^\]]*\]\n(?P<words>.*)"
-    r"\n\nContinue the current task from the existing transcript.*",
-    re.DOTALL,
-)
+# What OpenClaw puts before a message that got no complete answer. Behind that message and a blank
+# line stands how it goes on: with OpenClaw's own words, after an error, or with the user's next.
+_FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
+_AGAIN = "\n\nContinue the current task from the existing transcript"
+_MOST_SPLITS = 32
 _NUDGE = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
+_SUMMARY = "The conversation history before this point was compacted into the following summary:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +95,22 @@ class Automation:
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
-    """The Runtime line: the last line of the first user message, or else one of the system prompt.
+    """The Runtime line: the last line of the first user message or of a part of it, or else one of
+    the system prompt.
 
     Args:
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
     user = next((m["content"] for m in messages if m["role"] == "user"), None)
-    if in_user_message and user is not None and (at := _line_at(user)) is not None:
-        return _fields(user[at:])
+    if in_user_message and user is not None:
+        lines = [part[at:] for part in parts_of(user) if (at := _line_at(part)) is not None]
+        if lines:
+            return _fields(lines[-1])
     if messages[0]["role"] == "system":
-        system: str = messages[0]["content"]
-        at = system.rfind(_LINE)
-        if at == 0 or (at > 0 and system[at - 1] == "\n"):
-            return _fields(system[at:].partition("\n")[0])
+        for part in reversed(parts_of(messages[0]["content"])):
+            at = part.rfind(_LINE)
+            if at == 0 or (at > 0 and part[at - 1] == "\n"):
+                return _fields(part[at:].partition("\n")[0])
     return None
 
 
@@ -116,6 +120,13 @@ def _line_at(text: str) -> int | None:
     if at < 0 or (at and text[at - 1] != "\n") or "\n" in text[at:].rstrip():
         return None
     return at if " | session=" in text[at:] else None
+
+
+def _without_line(text: str) -> str:
+    """A user message without Runtime lines; what its parts say stands on lines of its own."""
+    parts = parts_of(text)
+    kept = [part if (at := _line_at(part)) is None else part[:at] for part in parts]
+    return kept[0] if len(kept) == 1 else "\n".join(part for part in kept if part.strip())
 
 
 def _fields(line: str) -> Runtime | None:
@@ -136,8 +147,7 @@ def is_stamped(text: str) -> bool:
 
 def automation(text: str) -> Automation | None:
     """Whether a user message is a prompt of OpenClaw's own, by more than one sign."""
-    at = _line_at(text)
-    text = text if at is None else text[:at].rstrip()
+    text = _without_line(text).rstrip()
     if _STAMP.match(text) is None:
         clock = text.rfind("\nReference UTC: ")
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
@@ -152,6 +162,17 @@ def automation(text: str) -> Automation | None:
     return None
 
 
+def summary_index(messages: Sequence[Message]) -> int | None:
+    """Index of the summary that stands for compacted messages; None: nothing was compacted.
+
+    It comes first, and without the timestamp of what a user typed.
+    """
+    first = next((at for at, m in enumerate(messages) if m["role"] == "user"), None)
+    if first is None or not messages[first]["content"].startswith(_SUMMARY):
+        return None
+    return first
+
+
 def is_silent(reply: Message) -> bool:
     """A reply that no user gets to see."""
     return not reply.get("tool_calls") and reply["content"].strip() in _SILENCE
@@ -159,7 +180,26 @@ def is_silent(reply: Message) -> bool:
 
 def is_framed(text: str) -> bool:
     """A user message in the frame of a retry."""
-    return _FRAMED.fullmatch(_unwrapped(text)) is not None
+    framed = _framed(_unwrapped(text))
+    return framed is not None and _AGAIN in framed
+
+
+def queued(text: str) -> list[tuple[str, str]]:
+    """What a user message may be made of, where the user went on before he was answered: what he
+    said then, and what he says now. A blank line stands between them, and in either others may."""
+    framed = _framed(_unwrapped(_without_line(text)))
+    if framed is None or _AGAIN in framed:
+        return []
+    cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
+    return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]
+
+
+def sayings(text: str) -> list[str]:
+    """All that the user's words in a message may begin with: those, too, that got no answer."""
+    framed = _framed(_unwrapped(_without_line(text)))
+    if framed is None:
+        return [words(text)]
+    return [_unwrapped(part) for part in framed.split("\n\n")]
 
 
 def is_nudge(message: Message, before: Message | None) -> bool:
@@ -227,10 +267,19 @@ def last_user_words(messages: Sequence[Message]) -> str:
 
 def words(text: str) -> str:
     """A user message without what OpenClaw adds to it."""
-    at = _line_at(text)
-    text = _unwrapped(text if at is None else text[:at])
-    framed = _FRAMED.fullmatch(text) if text.startswith(_FRAME) else None
-    return _unwrapped(framed["words"]) if framed else text
+    text = _unwrapped(_without_line(text))
+    framed = _framed(text)
+    if framed is None:
+        return text
+    if _AGAIN in framed:
+        return _unwrapped(framed.rpartition(_AGAIN)[0])
+    return _unwrapped(framed.partition("\n\n")[2] or framed)
+
+
+def _framed(text: str) -> str | None:
+    """What stands in the frame around a message that was not answered; None: there is no frame."""
+    frame = _FRAME.match(text)
+    return text[frame.end() :] if frame else None
 
 
 def _unwrapped(text: str) -> str:

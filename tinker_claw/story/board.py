@@ -65,10 +65,20 @@ def facts(overview: Overview) -> Iterator[str]:
         f"{verdicts['good']} good, {verdicts['neutral']} neutral, {verdicts['bad']} bad, "
         f"{verdicts['none']} without a valid vote; {figures.hints} hints",
     )
+    if figures.lost:
+        yield _line("lost", lost(figures.lost))
     samples = ", ".join(f"{n} {state}" for state, n in sorted(figures.samples.items())) or "none"
     yield _line("samples", samples)
     if figures.usd:
         yield _line("spent", _spent(figures.usd, figures.unpriced))
+
+
+def lost(causes: Mapping[str, int]) -> str:
+    """What users said that nobody judges, by cause."""
+    total = sum(causes.values())
+    told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
+    s = "" if total == 1 else "s"
+    return f"{total} answer{s} that could not be tied to a reply: {told}"
 
 
 def _near(path: Path) -> Path:

@@ -16,7 +16,7 @@ from tinker_claw.ledger.history import History, read_history
 from tinker_claw.ledger.reading import reading
 from tinker_claw.story.advantages import advantages
 from tinker_claw.story.command import FLAGS_FROM_RUN, ledger_file, parse, until_left, write
-from tinker_claw.story.fate import METHODS, fate
+from tinker_claw.story.fate import LOST, METHODS, fate
 from tinker_claw.story.table import moment, number, printable, vote
 
 WIDTH = 100
@@ -73,6 +73,11 @@ def _request(turn: History, *, text: bool) -> Iterator[str]:
     yield from _wrap(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
     yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
     yield from _quote(turn.request_text, text=text)
+    if turn.lost is not None:
+        yield from _wrap(
+            "No turn got that as its next state, because it is not known what reply it answers: "
+            f"{LOST[turn.lost]}."
+        )
 
 
 def _answer(turn: History, *, text: bool) -> Iterator[str]:

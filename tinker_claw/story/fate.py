@@ -7,8 +7,14 @@ from tinker_claw.ledger.history import History, SampleHistory
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.methods import build
 from tinker_claw.story.table import moment
-from tinker_claw.types import Kind, MethodName
+from tinker_claw.types import Kind, Lost, MethodName
 
+LOST = {
+    Lost.COMPACTED: "a summary stands for the history, and none of the session's replies behind it",
+    Lost.EDITED: "what leads to that reply was changed",
+    Lost.UNKNOWN: "that reply is, to the letter, none of the last that were given here",
+}
+"""Why a request could not be tied to the turn whose reply it answers."""
 METHODS: tuple[MethodName, ...] = ("binary", "opd", "combine")
 
 
@@ -44,10 +50,13 @@ def _unfollowed(turn: History) -> str:
             "still says in it counts."
         )
     if turn.passed_by is not None:
-        return (
-            f"It waits for a next state, and may wait for ever: its session has gone on with turn "
-            f"{turn.passed_by}, which does not answer this reply."
+        told = (
+            "It waits for a next state, and may wait for ever: its session has gone on with turn "
+            f"{turn.passed_by}, "
         )
+        if turn.passed_lost is None:
+            return f"{told}which does not answer this reply."
+        return f"{told}of which it is not known what reply it answers: {LOST[turn.passed_lost]}."
     return "It waits for a next state: the user's next message, or the results of its tools."
 
 

@@ -97,6 +97,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
         "samples": dict(figures.samples),
         "steps": [_step(asdict(step)) for step in figures.steps],
         "not_trained": dict(overview.untrained),
+        "lost_next_states": dict(figures.lost),
         "usd": dict(figures.usd),
         "bills_without_price": figures.unpriced,
         "helps": {

@@ -5,12 +5,14 @@ in silence. Pure functions; no state, no I/O.
 """
 
 from tinker_claw.wire.chunks import DONE, ReplyChunks
+from tinker_claw.wire.messages import Joined, parts_of
 from tinker_claw.wire.reply import ReplyHead, Usage, error_body, model_list, model_object, sse
 from tinker_claw.wire.request import ChatRequest, parse_chat
 
 __all__ = [
     "DONE",
     "ChatRequest",
+    "Joined",
     "ReplyChunks",
     "ReplyHead",
     "Usage",
@@ -18,5 +20,6 @@ __all__ = [
     "model_list",
     "model_object",
     "parse_chat",
+    "parts_of",
     "sse",
 ]

@@ -1,12 +1,13 @@
 """Messages of a request, brought into one shape.
 
-Rule: content leaves here as one string. What this model cannot read (images, audio, files) is
-refused with its place; it is never skipped.
+Rule: content leaves here as one string, which knows its parts. What this model cannot read (images,
+audio, files) is refused with its place; it is never skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
@@ -23,6 +24,31 @@ _OWN: Mapping[str, frozenset[str]] = {
 _EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
 # Of a part of text. Hints to a cache change no reply.
 _PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+
+
+class Joined(str):
+    """Text that came in several parts. To the model it is one; the agent's own words may be a part.
+
+    `starts`: where each part begins.
+    """
+
+    __slots__ = ("starts",)
+
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> Joined:
+        """Without a separator, as the renderers join them."""
+        joined = cls("".join(parts))
+        joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
+        return joined
+
+
+def parts_of(text: str) -> list[str]:
+    """As the client sent them; a string is one part."""
+    if not isinstance(text, Joined):
+        return [text]
+    return [text[begin:end] for begin, end in pairwise((*text.starts, len(text)))]
 
 
 def parse_messages(raw: Any) -> tuple[Message, ...]:
@@ -117,16 +143,14 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
 
 
 def _text(content: Any, at: str) -> str:
-    """Text of a string or of a list of parts.
-
-    Parts are joined without a separator, as the renderers do.
-    """
+    """Text of a string or of a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise RequestError(f"{at} must be a string or a list of parts.", param=at)
     parts = cast("list[Any]", content)
-    return "".join(_part(part, f"{at}[{j}]") for j, part in enumerate(parts))
+    texts = [_part(part, f"{at}[{j}]") for j, part in enumerate(parts)]
+    return texts[0] if len(texts) == 1 else Joined.of(texts)
 
 
 def _part(raw: Any, at: str) -> str:
