@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
+from tinker_claw.privacy import NEAR_MISS, Privacy, Redactor, marked, may_mark, mentioned
 from tinker_claw.sessions import Identity, flagged, words
 from tinker_claw.sessions.memo import Memo
+from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message
 from tinker_claw.wire import ChatRequest
 
@@ -34,6 +35,8 @@ class Discretion:
         self._sessions = turns.private_sessions()
         self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
         self._held: Memo[str] = Memo(_CAPACITY)
+        self.near_misses = 0
+        """Requests that made a session private by something near the line, since the start."""
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
@@ -48,7 +51,10 @@ class Discretion:
         if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
         elif (told := marked(_said(messages))) is not None:
-            found = told
+            found = told.privacy
+            if found is Privacy.PRIVATE and not told.exact and known is not found:
+                self.near_misses += 1
+                log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         if identity.kind is Kind.SIDE and (found or mentioned(m["content"] for m in messages)):
             # It does not say whether the session itself is still private.
             return Privacy.PRIVATE
@@ -118,11 +124,8 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _said(messages: Sequence[Message]) -> Iterator[str]:
-    return (words(m["content"]) for m in messages if m["role"] == "user" and _may(m["content"]))
-
-
-def _may(text: str) -> bool:
-    return "/private" in text or "/private" in text.lower()
+    said = (m["content"] for m in messages if m["role"] == "user" and may_mark(m["content"]))
+    return map(words, said)
 
 
 def _strings(value: Any) -> Iterator[str]:
