@@ -6,4 +6,15 @@ from tinker_claw.privacy.marker import NEAR_MISS, Marker, Privacy, marked, may_m
 from tinker_claw.privacy.redactor import Redactor
 from tinker_claw.privacy.rules import KINDS, SECRETS, Rule
 
-__all__ = ["KINDS", "NEAR_MISS", "SECRETS", "Marker", "Privacy", "Redactor", "Rule", "marked", "may_mark", "mentioned"]
+__all__ = [
+    "KINDS",
+    "NEAR_MISS",
+    "SECRETS",
+    "Marker",
+    "Privacy",
+    "Redactor",
+    "Rule",
+    "marked",
+    "may_mark",
+    "mentioned",
+]
