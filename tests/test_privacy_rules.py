@@ -224,7 +224,14 @@ NO_COMMAND = [
     *["does /private work in groups?", "my /private folder is full", "the flag --private"],
     *["/private/", "/private/var", "/private/var/log is full", "/private/var\n/private/etc"],
     *["look at /private/etc/hosts", "ls /private", "cd /private && ls", "~/private", "./private"],
-    *["../private", "/home/private", "C:\\private", "/private.txt", "/private_key", "/private-notes"],
+    *[
+        "../private",
+        "/home/private",
+        "C:\\private",
+        "/private.txt",
+        "/private_key",
+        "/private-notes",
+    ],
     *["https://example.com/private", "/privateer", "/privatize", "/privacy", "/pirate", "/prime"],
     *["// private helpers\nint x;\n//private\nint y;", "x = 3 // private", "/* private */"],
 ]

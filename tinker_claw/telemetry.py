@@ -110,6 +110,9 @@ class Telemetry:
         self._registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self._registry}
         self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
+        self._misfits = Counter(
+            "tinker_claw_misfits", "Turns with a call that breaks a strict tool's schema", **make
+        )
         self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
         self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
         self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
@@ -165,8 +168,10 @@ class Telemetry:
         seconds: float,
         first_token_s: float | None,
         usd: float | None = None,
+        misfit: bool = False,
     ) -> None:
         self._turns.labels(kind).inc()
+        self._misfits.inc(misfit)
         self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("cached").inc(cached_tokens)
         self._tokens.labels("sampled").inc(completion_tokens)
@@ -186,6 +191,7 @@ class Telemetry:
             completion_tokens=completion_tokens,
             seconds=round(seconds, 3),
             **({} if usd is None else {"usd": usd}),
+            **({"misfit": True} if misfit else {}),
         )
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

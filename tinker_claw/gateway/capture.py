@@ -23,6 +23,7 @@ from tinker_claw.sessions import digests, last_user_words, reply_digest, without
 from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
 from tinker_claw.wire import Usage
 from tinker_claw.wire.reply import FinishReason
+from tinker_claw.wire.schema import misfits
 
 Show = Callable[[list[Delta]], Awaitable[None]]
 
@@ -127,6 +128,7 @@ class Generation:
             return
         messages = job.request.messages
         history, answer = digests(messages), reply_digest(reply)
+        misfit = misfits(job.request.tools, reply.tool_calls)
         bill = self._deps.spending.bill("serve", self._account.usage)
         turn_id = self._deps.turns.add(
             NewTurn(
@@ -145,6 +147,7 @@ class Generation:
                 call=job.identity.call,
                 trace=job.identity.trace,
                 fallback=self._sampling.fallback,
+                misfit=misfit,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
             ),
@@ -170,6 +173,7 @@ class Generation:
             seconds=time.monotonic() - job.started,
             first_token_s=self._first_token_s,
             usd=bill.usd if bill else None,
+            misfit=misfit is not None,
         )
 
     def _keeps(self, completion: Completion) -> bool | None:

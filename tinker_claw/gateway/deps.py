@@ -36,8 +36,12 @@ class TurnObserver(Protocol):
         seconds: float,
         first_token_s: float | None,
         usd: float | None,
+        misfit: bool,
     ) -> None:
-        """`usd`: what it cost; None where nothing was billed, or the price is not known."""
+        """`usd`: what it cost; None where nothing was billed, or the price is not known.
+
+        `misfit`: a call breaks the schema of a strict tool.
+        """
         ...
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

@@ -20,7 +20,7 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
 from tinker_claw.telemetry import log
 
-_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql"}
+_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql", 3: "migrate_3_to_4.sql"}
 """From each older version to the next."""
 
 _LARGE_BYTES = 200_000_000

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 FILE = "ledger.sqlite3"
 """Its name in the data directory."""
 _BUSY_S = 5.0

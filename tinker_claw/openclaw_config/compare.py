@@ -209,7 +209,7 @@ class _Choice:
 
 def _roster(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], Where]]:
     """The agents, from the list of today's configurations and from that of older ones."""
-    found = {
+    found: dict[str, tuple[str, dict[str, Any], Where]] = {
         name: (name, cast("dict[str, Any]", agent), ("agents", "entries", name))
         for name, agent in _items(_at(config, ("agents", "entries")))
         if isinstance(agent, dict)

@@ -27,12 +27,16 @@ _SLASH = re.compile(r"[/\\⁄∕⧸╱／＼﹨]")
 _UNSEEN = ("Cf", "Cc", "Mn", "Me")
 """Categories of characters that nobody sees, or that only stand upon others."""
 _PLAIN: Final[dict[int, str | None]] = {
-    code: None
-    for codes in (range(0x10000), range(0xE0000, 0xE0200))
-    for code in codes
-    if unicodedata.category(chr(code)) in _UNSEEN
-} | dict.fromkeys(map(ord, "⁄∕⧸╱"), "/")
-_PLAIN |= {ord("\n"): "\n", ord("\t"): " "}
+    **{
+        code: None
+        for codes in (range(0x10000), range(0xE0000, 0xE0200))
+        for code in codes
+        if unicodedata.category(chr(code)) in _UNSEEN
+    },
+    **dict.fromkeys(map(ord, "⁄∕⧸╱"), "/"),
+    ord("\n"): "\n",
+    ord("\t"): " ",
+}
 _COMMAND = re.compile(
     r"(?<![a-z0-9.~/\\])(?P<slash>[/\\]{1,3} {0,3})(?P<word>[a-z]{6,8})"
     r"(?![a-z0-9/\\]|[._-][a-z0-9])"  # a path, a file or a longer name goes on
@@ -41,10 +45,12 @@ _WORDS = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"\d{1,3}[.)]")
 """Of a list."""
 _BEFORE = frozenset(
-    "activate and be bitte enable go hello hey hi let lets now ok okay on please pls set so start "
-    "switch to turn use yes".split()
+    _WORDS.findall(
+        "activate and be bitte enable go hello hey hi let lets now ok okay on please pls set so "
+        "start switch to turn use yes"
+    )
 )
-_AFTER = frozenset("chat from here mode now off on please pls session start thanks".split())
+_AFTER = frozenset(_WORDS.findall("chat from here mode now off on please pls session start thanks"))
 
 
 def _typos(word: str) -> frozenset[str]:
