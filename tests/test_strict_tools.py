@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from openai import pydantic_function_tool
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import BaseModel
 
+from tests import agent_sdks
 from tests.gateways import MODEL, World, gateway
 from tinker_claw.config import Training
 from tinker_claw.ledger.history import read_history
@@ -69,6 +71,20 @@ async def test_a_strict_tool_is_served_and_a_call_that_breaks_it_is_noted(world:
     assert turn.misfit == noted
     lines = tell(turn, Training(), text=True)
     assert "The call of GetWeather does not fit its schema: arguments has no field days." in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", agent_sdks.PROGRAMS)
+async def test_agent_frameworks_call_their_first_tool(world: World, name: str) -> None:
+    world.say(calling('{"a": 3, "b": 4}', "add"), "It is 7.")
+    assert await asyncio.to_thread(agent_sdks.run, name, world.url) == "It is 7."
+    world.say(calling('{"a": 3, "b": 4, "c": 5}', "add"), calling('{"a": 3, "b": 4}', "add"), "7")
+    assert await asyncio.to_thread(agent_sdks.run, name, world.url) == "7"
+    noted = "the call of add does not fit its schema: a field of arguments that is not named must "
+    noted += "not be there"
+    assert world.column("misfit") == [None, None, noted, None, None]
+    assert world.column("kind") == ["main"] * 5
+    assert world.next_states()[3] is not None, "it is told what was wrong, and that judges it"
 
 
 async def test_other_tools_are_not_looked_at(world: World) -> None:
