@@ -298,8 +298,9 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     assert cli.main(["openclaw-config", *flags, "--write", str(file)]) == 0
     capsys.readouterr()
     fits = openclaw_line(tmp_path, capsys)
-    assert fits.startswith(f"ok   openclaw   the provider tinker-claw in {file} fits; agents use")
-    assert "agents use another model, not it" in fits
+    assert fits.startswith(f"ok   openclaw   the provider tinker-claw in {file} fits; agents that")
+    assert "agents that use it: none\n" in fits
+    assert "agents use no model that is named (agents.defaults.model.primary)\n" in fits
     assert cli.main(["openclaw-config", *flags, "--write", str(file), "--primary"]) == 0
     capsys.readouterr()
     assert "fits; agents use it" in openclaw_line(tmp_path, capsys)
@@ -326,10 +327,79 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     assert "its models are demo; the gateway serves 'x' only" in openclaw_line(
         tmp_path, capsys, "--served-model-name", "x"
     )
+    del provider["models"][0]["compat"]
+    file.write_text(json.dumps(data))
+    told = openclaw_line(tmp_path, capsys)
+    assert "its compat.sendSessionAffinityHeaders and compat.supportsPromptCacheKey do not" in told
     file.write_text("{}")
     assert "warn openclaw   no provider in" in openclaw_line(tmp_path, capsys)
     file.write_text("{")
     assert "is not valid JSON5" in openclaw_line(tmp_path, capsys)
+
+
+ROSTER = {
+    "main": {"model": {"fallbacks": []}},
+    "home": {},
+    "work": {"model": "openai/gpt-5.4", "utilityModel": "openai/gpt-5.4-mini"},
+    "lab": {"model": {"primary": "claw", "fallbacks": ["tinker-claw/demo@v3", "ollama/qwen3:8b"]}},
+    "old": {"model": "anthropic/tinker-claw/demo", "heartbeat": {"model": "tinker-claw/demo"}},
+}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_agents_and_models_that_go_elsewhere_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], older: bool
+) -> None:
+    file = tmp_path / "openclaw.json"
+    flags = (*DEMO, "--port", "30999")
+    assert cli.main(["openclaw-config", *flags, "--write", str(file), "--primary"]) == 0
+    data = json.loads(file.read_text())
+    agents = data["agents"]
+    agents["defaults"]["model"]["fallbacks"] = ["anthropic/claude-opus-5"]
+    agents["defaults"]["models"] = {"tinker-claw/demo": {"alias": "claw"}}
+    agents["defaults"]["compaction"] = {"memoryFlush": {"model": "ollama/qwen3:8b"}}
+    if older:
+        agents["list"] = [{"id": name} | agent for name, agent in ROSTER.items()]
+    else:
+        agents["entries"] = ROSTER
+    data["channels"] = {"modelByChannel": {"telegram": {"123": "openai/o9", "4": "claw"}}}
+    file.write_text(json.dumps(data))
+    capsys.readouterr()
+    told = openclaw_line(tmp_path, capsys)
+    head, note, *lines = [line.strip() for line in told.splitlines()]
+    assert head.startswith("ok   openclaw")
+    assert head.endswith("fits; agents that use it: main, home, lab")
+    assert note == "what is said elsewhere is neither recorded nor learned from:"
+    work, lab, old = (
+        ("list[2]", "list[3]", "list[4]")
+        if older
+        else (*("entries.work", "entries.lab", "entries.old"),)
+    )
+    assert lines == [
+        "agent home falls back to anthropic/claude-opus-5 (agents.defaults.model.fallbacks)",
+        f"agent work uses openai/gpt-5.4 (agents.{work}.model)",
+        f"titles and recaps of agent work use openai/gpt-5.4-mini (agents.{work}.utilityModel)",
+        f"agent lab falls back to ollama/qwen3:8b (agents.{lab}.model.fallbacks)",
+        f"agent old uses anthropic/tinker-claw/demo (agents.{old}.model)",
+        "memory flushes use ollama/qwen3:8b (agents.defaults.compaction.memoryFlush.model)",
+        "telegram 123 uses openai/o9 (channels.modelByChannel.telegram)",
+    ]
+
+
+def test_a_configuration_of_any_shape_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "openclaw.json"
+    assert cli.main(["openclaw-config", *DEMO, "--port", "30999", "--write", str(file)]) == 0
+    data = json.loads(file.read_text())
+    for agents in (
+        *([], 3, {"defaults": 3, "entries": [1], "list": {}}, {"entries": {"a": 3, "b": {}}}),
+        {"list": [3, {}, {"id": 4, "model": []}], "defaults": {"model": {"fallbacks": {"a": 1}}}},
+        {"entries": {"a": {"model": {"primary": " ", "fallbacks": [3, None, ""]}}}},
+    ):
+        file.write_text(json.dumps(data | {"agents": agents, "channels": agents}))
+        capsys.readouterr()
+        assert "agents that use it: none" in openclaw_line(tmp_path, capsys)
 
 
 @pytest.mark.slow

@@ -90,6 +90,7 @@ def test_the_block_follows_the_settings() -> None:
     assert provider["baseUrl"] == "http://localhost:31234/v1"
     assert provider["models"] == [
         {"id": "mine/claw", "name": "claw", "contextWindow": 65536, "maxTokens": 500}
+        | {"compat": {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}}
     ]
     assert told["agents"]["defaults"]["model"]["primary"] == "tinker-claw/mine/claw"
 
@@ -203,13 +204,26 @@ def test_a_second_time_there_is_nothing_to_change(
     }
 
 
+def test_agents_with_a_model_of_their_own_are_left_alone_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "openclaw.json"
+    path.write_text('{agents: {entries: {main: {}, work: {model: "other/model"}}}}')
+    assert write(path, "--primary") == 0
+    told = capsys.readouterr().out
+    assert told.count("left alone") == 1
+    assert "agent work uses other/model (agents.entries.work.model): it has a model of its" in told
+    assert json5.loads(path.read_text())["agents"]["entries"]["work"] == {"model": "other/model"}
+
+
 def test_only_what_differs_of_an_earlier_block_is_set(tmp_path: Path) -> None:
     path = tmp_path / "openclaw.json"
     assert write(path, "--port", "30001") == 0
     data = json.loads(path.read_text())
     provider = data["models"]["providers"]["tinker-claw"]
     provider |= {"apiKey": "secret-that-works", "headers": {"X-Mine": "1"}}
-    provider["models"][0] |= {"contextWindow": 10, "compat": {"a": True}, "name": "Mine"}
+    provider["models"][0] |= {"contextWindow": 10, "name": "Mine"}
+    provider["models"][0]["compat"] = {"a": True, "supportsPromptCacheKey": False}
     provider["models"].insert(0, {"id": "other", "name": "Other"})
     path.write_text(json.dumps(data, indent="\t"))
     assert write(path, "--api-key", KEY) == 0
@@ -218,7 +232,12 @@ def test_only_what_differs_of_an_earlier_block_is_set(tmp_path: Path) -> None:
     assert (now["apiKey"], now["headers"]) == ("secret-that-works", {"X-Mine": "1"})
     assert now["models"][0] == {"id": "other", "name": "Other"}
     assert now["models"][1]["contextWindow"] == 65536
-    assert (now["models"][1]["name"], now["models"][1]["compat"]) == ("Mine", {"a": True})
+    assert now["models"][1]["name"] == "Mine"
+    assert now["models"][1]["compat"] == {
+        "a": True,
+        "supportsPromptCacheKey": False,
+        "sendSessionAffinityHeaders": True,
+    }, "what is not there is added, what is false was chosen"
     assert write(path, "--api-key", KEY, "--show-key", "--served-model-name", "new") == 0
     assert ours(path)["apiKey"] == KEY
     assert [model["id"] for model in ours(path)["models"]] == ["other", "demo", "new"]

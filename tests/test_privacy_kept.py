@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import time
@@ -11,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.captures import load
 from tests.fakes import FakeSampler
 from tests.gateways import World, gateway, spell
 from tinker_claw.gateway.discretion import Discretion
 from tinker_claw.ledger import Ledger
-from tinker_claw.privacy import Redactor
+from tinker_claw.privacy import NEAR_MISS, Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.sessions import history as histories
+from tinker_claw.story.board import board as lines_of
+from tinker_claw.story.health import describe
+from tinker_claw.story.overview import read_overview
 from tinker_claw.wire import parse_chat
 
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
@@ -186,6 +191,36 @@ async def test_line_in_the_chat_makes_the_rest_private(world: World) -> None:
     assert MARK in world.renderer.decode(world.sampler.prompts[-1]), "the model reads it"
     await world.ask("hello", "fine", "no, shorter")
     assert world.next_states()[1] is not None, "the turn before is as it was"
+
+
+@pytest.mark.parametrize(
+    "line", ["/private.", "`/private`", "/private\u200b", "hello\n/private on", "／Private, please"]
+)
+async def test_something_near_the_line_is_private_and_is_said(world: World, line: str) -> None:
+    named = {"X-Session-Id": "s"}
+    with capture_logs() as events:
+        await world.ask(f"{line}\nI am {MARK}", headers=named)
+        await world.ask(f"{line}\nI am {MARK}", "fine", f"still {MARK}", headers=named)
+        await world.ask(f"{line}\nI am {MARK}", "fine", "/private off!", headers=named)
+    assert rows(world) == []
+    assert nothing_of(MARK, world)
+    (event,) = [event for event in events if event["event"] == "private.near_miss"]
+    assert event == {
+        "event": "private.near_miss",
+        "log_level": "warning",
+        "user": "default",
+        "meaning": NEAR_MISS,
+    }
+    health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+    assert health["private_near_misses"] == 1, "once for a session"
+    lines = describe(health, world.url, time.time())
+    assert ["  private: 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
+    board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
+    assert board.figures.private == 1
+    assert "1 sessions, 1 of them private now" in "\n".join(lines_of(board))
+    await world.ask("/private off", headers=named)
+    await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
+    assert len(rows(world)) == 2, "where it ends, and where the word is asked about"
 
 
 async def test_nothing_private_stays_in_memory(world: World) -> None:

@@ -22,7 +22,7 @@ from tests.captures import load
 from tests.secret_corpus import harmless, planted
 from tinker_claw import config
 from tinker_claw.errors import ConfigError
-from tinker_claw.privacy import KINDS, Privacy, Redactor, marked
+from tinker_claw.privacy import KINDS, Marker, Privacy, Redactor, marked, mentioned
 from tinker_claw.telemetry import configure, log
 
 SECRETS = Redactor(["secrets"])
@@ -240,24 +240,87 @@ def test_random_mixtures_end_and_are_stable() -> None:
         assert len(ALL.redact("x" + text)) > 0
 
 
+EXACT = ["/private", "  /Private  ", "/PRIVATE", "\n/private\nmy knee hurts", "/private\u00a0"]
+EXACT += ["/private\n/private off"]
+NEAR = [
+    *["/private.", "/private!", "/private?", "/private,", "/private…", "/private - my knee"],
+    *["/private on", "/private On!", "/private please", "/private mode", "/private, thanks"],
+    *["/private: my knee hurts", "/private my knee hurts", "/private—my knee", "/private=on"],
+    *["`/private`", "```\n/private\n```", '"/private"', "'/private'", "“/private”", "«/private»"],
+    *["(/private)", "[/private]", "**/private**", "_/private_", "> /private", "- /private"],
+    *["1. /private", "🤫 /private", "/private 🤫", "/private@claw_bot"],
+    *["/private\u200b", "\u200b/private", "\ufeff/private", "/pri\u200bvate", "/pri\u00advate"],
+    *["\u2060/private on", "/private\u00a0on", "/private\u2028my knee", "/private\x0bmy knee"],
+    *["／private", "／ｐｒｉｖａｔｅ", "⁄private", "∕private", "/prívate", "/private私の膝"],
+    *["hello\n/private", "hello\n\n  /private  \nmy knee", "hello\r\n/private", "x\n`/private`."],
+    *["please /private", "ok /private", "Ok, /private!", "Claw, /private", "@claw /private"],
+    *["hey claw: /private", "turn on /private", "switch to /private mode", "Done. /private"],
+    *["/ private", "//private", "\\private", "/privat", "/pivate", "/prviate on", "/privates"],
+    *["/private off.", "/private off!", "/private off please", "/private off the record"],
+    *["/private off\u200b", "`/private off`", "x\n/private off"],
+    *["/private off\n/private", "/private of", "／private off"],
+]
+"""What people type who mean the line; also all but the exact end of it."""
+NO_COMMAND = [
+    *["hello", "private", "this is private", "what does /private do?", "What is /private"],
+    *["how do I use /private?", "Explain the /private command", "is /private on?"],
+    *["does /private work in groups?", "my /private folder is full", "the flag --private"],
+    *["/private/", "/private/var", "/private/var/log is full", "/private/var\n/private/etc"],
+    *["look at /private/etc/hosts", "ls /private", "cd /private && ls", "~/private", "./private"],
+    *[
+        "../private",
+        "/home/private",
+        "C:\\private",
+        "/private.txt",
+        "/private_key",
+        "/private-notes",
+    ],
+    *["https://example.com/private", "/privateer", "/privatize", "/privacy", "/pirate", "/prime"],
+    *["// private helpers\nint x;\n//private\nint y;", "x = 3 // private", "/* private */"],
+]
+
+
+@pytest.mark.parametrize("line", EXACT)
+def test_the_line_makes_what_follows_private(line: str) -> None:
+    assert marked(["hello", line, "and?"]) == Marker(Privacy.PRIVATE)
+    assert mentioned([f"[User]: {line}"])
+
+
+@pytest.mark.parametrize("line", NEAR)
+def test_what_comes_near_the_line_is_private_too(line: str) -> None:
+    near = Marker(Privacy.PRIVATE, exact=False)
+    assert marked([line]) == marked(["/private off", line]) == near
+    assert marked(["/private", line]) in (near, Marker(Privacy.PRIVATE))
+
+
+@pytest.mark.parametrize("line", NO_COMMAND)
+def test_a_path_or_a_question_about_the_word_is_no_command(line: str) -> None:
+    assert marked([line]) is None
+    assert marked(["/private", line]) == Marker(Privacy.PRIVATE), "nor does it end anything"
+
+
 @pytest.mark.parametrize(
-    ("said", "means"),
+    "off", ["/private off", " /private  off ", "/Private Off", "/private off\nwhat is 2 + 3?"]
+)
+def test_only_the_exact_line_ends_it(off: str) -> None:
+    assert marked(["/private", "x", off]) == Marker(Privacy.AFTER)
+    assert marked(["/private", off, "/private\nagain"]) == Marker(Privacy.PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("transcript", "private"),
     [
-        (["hello"], None),
-        (["/private"], Privacy.PRIVATE),
-        (["/private\nmy knee hurts"], Privacy.PRIVATE),
-        (["  /Private  "], Privacy.PRIVATE),
-        (["/private", "and?", "thanks"], Privacy.PRIVATE),
-        (["/private", "x", "/private off"], Privacy.AFTER),
-        (["/private", "/private off", "/private\nagain"], Privacy.PRIVATE),
-        (["what does /private do?"], None),
-        (["/private life of bees"], None),
-        (["look:\n/private"], None),
-        (["/privateer"], None),
+        ("[User]: /private.\n[Assistant]: fine", True),
+        ("[User]: ／private on", True),
+        ('{"user": "hello\\n/private\\nmy knee"}', True),
+        ("[User]: /pri\u200bvate", True),
+        ("[User]: see /private/var and /privateer", False),
     ],
 )
-def test_the_line_stands_alone_and_first(said: list[str], means: Privacy | None) -> None:
-    assert marked(said) is means
+def test_a_transcript_with_something_near_the_line_is_private(
+    transcript: str, private: bool
+) -> None:
+    assert mentioned([transcript]) is private
 
 
 def test_setting_names_what_is_redacted() -> None:

@@ -28,7 +28,7 @@ from tinker_claw.types import NextState
 
 TABLES = ("turns", "verdicts", "samples", "steps", "versions")
 KEYS = {
-    "turns": "id session user index kind reason call policy_version fallback prompt_tokens "
+    "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
     "completion_tokens created_at has_next_state judged verdict hints sample trained_in_step "
     "untrained_because",
     "verdicts": "turn session user policy_version created_at verdict votes hints",

@@ -301,7 +301,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "tools[0].function.strict",
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
     ),
     (
         "tools[0]",

@@ -110,6 +110,9 @@ class Telemetry:
         self._registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self._registry}
         self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
+        self._misfits = Counter(
+            "tinker_claw_misfits", "Turns with a call that breaks a strict tool's schema", **make
+        )
         self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
         self._lost = Counter(
             "tinker_claw_lost_next_states",
@@ -172,10 +175,12 @@ class Telemetry:
         first_token_s: float | None,
         usd: float | None = None,
         lost: str | None = None,
+        misfit: bool = False,
     ) -> None:
         if lost is not None:
             self._lost.labels(lost).inc()
         self._turns.labels(kind).inc()
+        self._misfits.inc(misfit)
         self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("cached").inc(cached_tokens)
         self._tokens.labels("sampled").inc(completion_tokens)
@@ -197,6 +202,7 @@ class Telemetry:
             **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
             **({} if usd is None else {"usd": usd}),
             **({} if lost is None else {"lost": lost}),
+            **({"misfit": True} if misfit else {}),
         )
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

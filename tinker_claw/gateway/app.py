@@ -78,7 +78,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     @app.get("/healthz", response_model=None)
     async def healthz(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
-        health = dict(deps.health())
+        health = {**deps.health(), "private_near_misses": discretion.near_misses}
         try:
             keys.user(request.headers.get("authorization", ""))
         except RequestError:

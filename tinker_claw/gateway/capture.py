@@ -23,6 +23,7 @@ from tinker_claw.sessions import digests, last_user_words, reply_digest, without
 from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
 from tinker_claw.wire import Usage
 from tinker_claw.wire.reply import FinishReason
+from tinker_claw.wire.schema import misfits
 
 Show = Callable[[list[Delta]], Awaitable[None]]
 
@@ -126,6 +127,7 @@ class Generation:
             )
             return
         history, answer = digests(job.said), reply_digest(reply)
+        misfit = misfits(job.request.tools, reply.tool_calls)
         bill = self._deps.spending.bill("serve", self._account.usage)
         turn_id = self._deps.turns.add(
             NewTurn(
@@ -144,6 +146,7 @@ class Generation:
                 call=job.identity.call,
                 trace=job.identity.trace,
                 fallback=self._sampling.fallback,
+                misfit=misfit,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
                 lost=job.lost,
@@ -171,6 +174,7 @@ class Generation:
             first_token_s=self._first_token_s,
             usd=bill.usd if bill else None,
             lost=job.lost,
+            misfit=misfit is not None,
         )
 
     def _keeps(self, completion: Completion) -> bool | None:

@@ -37,11 +37,13 @@ class TurnObserver(Protocol):
         first_token_s: float | None,
         usd: float | None,
         lost: str | None,
+        misfit: bool,
     ) -> None:
         """
         Args:
             usd: what it cost; None where nothing was billed, or the price is not known.
             lost: why it is the next state of no turn, although one waits for it.
+            misfit: a call breaks the schema of a strict tool.
         """
         ...
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
+from tinker_claw.privacy import NEAR_MISS, Privacy, Redactor, marked, may_mark, mentioned
 from tinker_claw.sessions import Call, Identity, flagged, sayings
 from tinker_claw.sessions.memo import Memo
+from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message
 from tinker_claw.wire import ChatRequest, parts_of
 
@@ -36,6 +37,8 @@ class Discretion:
         self._sessions = turns.private_sessions()
         self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
         self._held: Memo[str] = Memo(_CAPACITY)
+        self.near_misses = 0
+        """Requests that made a session private by something near the line, since the start."""
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
@@ -50,7 +53,10 @@ class Discretion:
         if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
         elif (told := marked(_said(messages))) is not None:
-            found = told
+            found = told.privacy
+            if found is Privacy.PRIVATE and not told.exact and known is not found:
+                self.near_misses += 1
+                log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         if identity.kind is Kind.SIDE and (
             found
             or mentioned(part for m in messages for part in parts_of(m["content"]))
@@ -130,12 +136,8 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _said(messages: Sequence[Message]) -> Iterator[str]:
-    users = (m["content"] for m in messages if m["role"] == "user")
-    return (said for text in users if _may(text) for said in sayings(text))
-
-
-def _may(text: str) -> bool:
-    return "/private" in text or "/private" in text.lower()
+    users = (m["content"] for m in messages if m["role"] == "user" and may_mark(m["content"]))
+    return (said for text in users for said in sayings(text))
 
 
 def _strings(value: Any) -> Iterator[str]:

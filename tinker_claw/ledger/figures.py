@@ -83,6 +83,8 @@ class Figures:
     step: int
     """Optimizer steps that the newest version is away from the base."""
     sessions: int
+    private: int
+    """Of them, those of which nothing is recorded now."""
     main: int
     side: int
     versions: tuple[VersionFigures, ...]
@@ -122,6 +124,7 @@ def read_figures(rows: Rows, steps: int) -> Figures:
         version=newest["id"] if newest else None,
         step=newest["step"] if newest else 0,
         sessions=rows.one("SELECT COUNT(*) FROM sessions"),
+        private=rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
         main=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'"),
         side=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'side'"),
         versions=tuple(_version(row) for row in rows.rows(_BY_VERSION)),

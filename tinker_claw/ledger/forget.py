@@ -276,7 +276,7 @@ def _blank(tx: sqlite3.Connection, turn: int, params: dict[str, Any]) -> None:
         **dict.fromkeys(("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs"), nothing),
         **{"blocks": b"", "topk": 0, "hint_at": None, "history": "[]", "settled": 1},
         **dict.fromkeys(("request_text", "reply_text", "reply_digest", "call"), ""),
-        **{"kind_reason": FORGOTTEN, "trace": None, "fallback": None},
+        **{"kind_reason": FORGOTTEN, "trace": None, "fallback": None, "misfit": None},
         "params": json.dumps(params | {"stop": []}),  # what the client wrote
     }
     sets = ", ".join(f"{name} = :{name}" for name in values)

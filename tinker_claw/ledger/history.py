@@ -66,6 +66,8 @@ class History:
     version: int
     version_step: int
     fallback: str | None
+    misfit: str | None
+    """How a call breaks the schema of a strict tool; None: none does."""
     created_at: float
     prompt_tokens: int
     completion: Completion
@@ -125,6 +127,7 @@ def read_history(rows: Rows, turn_id: int) -> History | None:
         version=row["policy_version"],
         version_step=row["version_step"],
         fallback=row["fallback"],
+        misfit=row["misfit"],
         created_at=row["created_at"],
         prompt_tokens=row["prompt_tokens"],
         completion=completion_of(row),

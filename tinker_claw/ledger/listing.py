@@ -113,7 +113,8 @@ def _step(row: sqlite3.Row) -> Record:
 _LISTINGS: dict[Table, _Listing] = {
     "turns": _Listing(
         'SELECT turns.id, turns.session_id AS session, user, idx AS "index", kind, '
-        "kind_reason AS reason, call, policy_version, fallback, prompt_tokens, completion_tokens, "
+        "kind_reason AS reason, call, policy_version, fallback, misfit, "
+        "prompt_tokens, completion_tokens, "
         "turns.created_at, next_states.turn_id IS NOT NULL AS has_next_state, "
         "verdicts.turn_id IS NOT NULL AS judged, verdicts.value AS verdict, "
         f"{_HINTS} AS hints, samples.state AS sample, {_TRAINED} AS trained_in_step, "

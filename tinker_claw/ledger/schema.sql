@@ -62,7 +62,8 @@ CREATE TABLE turns (
   trace             TEXT,                -- the client's trace id, where it sent one
   fallback          TEXT,                -- why another than the current version answered; NULL: it did not
   blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
-  lost              TEXT                 -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
+  lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
+  misfit            TEXT                 -- how a call breaks the schema of a strict tool; NULL: none does
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;

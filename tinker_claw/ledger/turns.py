@@ -51,6 +51,8 @@ class NewTurn:
     """The client's trace id."""
     fallback: str | None = None
     """Why another than the current version answered; None: it did not."""
+    misfit: str | None = None
+    """How a call breaks the schema of a strict tool; None: none does."""
     packed_prompt: bytes | None = field(default=None, repr=False)
     """The prompt as little-endian int32, where it is at hand."""
     keeps_tokens: bool = True
@@ -178,6 +180,7 @@ class TurnTable:
             "trace": turn.trace,
             "fallback": turn.fallback,
             "lost": turn.lost,
+            "misfit": turn.misfit,
         }
         with self._db.transaction() as tx:
             packed = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt

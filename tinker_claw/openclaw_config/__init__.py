@@ -32,7 +32,7 @@ from tinker_claw.openclaw_config.block import (
     primary,
     provider,
 )
-from tinker_claw.openclaw_config.compare import changes, primary_change, primary_of
+from tinker_claw.openclaw_config.compare import changes, primary_change, primary_of, uses
 from tinker_claw.openclaw_config.context import Context, context_of
 from tinker_claw.openclaw_config.edit import Where, set_values
 
@@ -97,6 +97,10 @@ def _write(
             f"agents.defaults.model.primary is {'left at ' + used if used else 'not set'}: "
             f"--primary sets it to {primary(settings)}, so that your agent uses this model."
         )
+    now = file.read(given.write)
+    for use in uses(now.data, settings) if given.primary and now else ():
+        if use.agent and not use.here:
+            _tell(f"{use}: it has a model of its own, which was left alone.")
 
 
 def _merge(

@@ -15,6 +15,8 @@ TIMEOUT_S: Final = 600
 """Without it OpenClaw gives up on a model elsewhere after two minutes without a word."""
 ANY_KEY: Final = "anything"
 """OpenClaw wants some key; a gateway without keys takes each."""
+COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
+"""With these OpenClaw names the session in every request, also in calls beside the conversation."""
 KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
 ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -53,6 +55,7 @@ def provider(settings: Settings, context_tokens: int, key: str | None = None) ->
                 "name": name.rstrip("/").rsplit("/", 1)[-1],
                 "contextWindow": context_tokens,
                 "maxTokens": min(settings.gateway.max_reply_tokens, context_tokens),
+                "compat": dict(COMPAT),
             }
         ],
     }

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from tinker_claw.privacy.marker import Privacy, marked, mentioned
+from tinker_claw.privacy.marker import NEAR_MISS, Marker, Privacy, marked, may_mark, mentioned
 from tinker_claw.privacy.redactor import Redactor
 from tinker_claw.privacy.rules import KINDS, SECRETS, Rule
 
-__all__ = ["KINDS", "SECRETS", "Privacy", "Redactor", "Rule", "marked", "mentioned"]
+__all__ = [
+    "KINDS",
+    "NEAR_MISS",
+    "SECRETS",
+    "Marker",
+    "Privacy",
+    "Redactor",
+    "Rule",
+    "marked",
+    "may_mark",
+    "mentioned",
+]

@@ -1,20 +1,71 @@
 """The line in the chat by which a user says that the rest is private.
 
-Rule: the line stands alone, first in a message of the user's. The history is sent again with every
-request, so the newest such line in it decides.
+Rule: what comes near the line counts as the line, because of the two mistakes only one leaks; what
+ends it must be exact. The history is sent again with every request, so the newest message with such
+a line decides.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
-LINE = "/private"
-_OFF = "/private off"
+LINE: Final = "/private"
+_OFF: Final = "/private off"
+NEAR_MISS: Final = (
+    "something near /private was taken for it: the session is neither recorded nor learned from "
+    "until a message begins with the line /private off"
+)
 _HEAD = 200
-"""Characters of a message among which the line ends."""
-_MENTION = re.compile(r"(?<![\w./-])/private(?![\w./-])", re.IGNORECASE)
+"""Characters of a line among which the command begins and ends."""
+
+_SLASH = re.compile(r"[/\\⁄∕⧸╱／＼﹨]")
+_UNSEEN = ("Cf", "Cc", "Mn", "Me")
+"""Categories of characters that nobody sees, or that only stand upon others."""
+_PLAIN: Final[dict[int, str | None]] = {
+    **{
+        code: None
+        for codes in (range(0x10000), range(0xE0000, 0xE0200))
+        for code in codes
+        if unicodedata.category(chr(code)) in _UNSEEN
+    },
+    **dict.fromkeys(map(ord, "⁄∕⧸╱"), "/"),
+    ord("\n"): "\n",
+    ord("\t"): " ",
+}
+_COMMAND = re.compile(
+    r"(?<![a-z0-9.~/\\])(?P<slash>[/\\]{1,3} {0,3})(?P<word>[a-z]{6,8})"
+    r"(?![a-z0-9/\\]|[._-][a-z0-9])"  # a path, a file or a longer name goes on
+)
+_WORDS = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"\d{1,3}[.)]")
+"""Of a list."""
+_BEFORE = frozenset(
+    _WORDS.findall(
+        "activate and be bitte enable go hello hey hi let lets now ok okay on please pls set so "
+        "start switch to turn use yes"
+    )
+)
+_AFTER = frozenset(_WORDS.findall("chat from here mode now off on please pls session start thanks"))
+
+
+def _typos(word: str) -> frozenset[str]:
+    """A word, and what a slip of one key makes of it."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    cuts = [(word[:n], word[n:]) for n in range(len(word) + 1)]
+    dropped = {a + b[1:] for a, b in cuts if b}
+    swapped = {a + b[1] + b[0] + b[2:] for a, b in cuts if len(b) > 1}
+    wrong = {a + c + b[1:] for a, b in cuts if b for c in letters}
+    added = {a + c + b for a, b in cuts for c in letters}
+    return frozenset(dropped | swapped | wrong | added)
+
+
+_WORD: Final = LINE[1:]
+_TYPOS: Final = _typos(_WORD)
 
 
 class Privacy(IntEnum):
@@ -27,24 +78,95 @@ class Privacy(IntEnum):
     """No longer private, but what was is still in the prompt: kept as text only, never trained."""
 
 
-def marked(said: Iterable[str]) -> Privacy | None:
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the newest of a user's lines says."""
+
+    privacy: Privacy
+    exact: bool = True
+    """As it is documented; else something near it was taken for it."""
+
+
+def marked(said: Iterable[str]) -> Marker | None:
     """What the newest marker among the user's messages says; None: there is none.
 
     Args:
         said: what the user wrote, without what an agent adds to it, oldest first.
     """
-    found: Privacy | None = None
+    found: Marker | None = None
     for text in said:
-        head = text.lstrip()[:_HEAD].lower()
-        if head.startswith(LINE):
-            line = " ".join(head.partition("\n")[0].split())
-            if line == LINE:
-                found = Privacy.PRIVATE
-            elif line == _OFF:
-                found = Privacy.AFTER
+        found = _marker(text) or found
     return found
+
+
+def may_mark(text: str) -> bool:
+    """Whether it is worth a look; cheap, and never wrongly no."""
+    return _SLASH.search(text) is not None
 
 
 def mentioned(texts: Iterable[str]) -> bool:
     """A transcript that was handed to a side call holds the marker, however it is laid out."""
-    return any(_MENTION.search(text) for text in texts)
+    return any(
+        found["slash"] == "/" and found["word"] in _TYPOS
+        for text in texts
+        if may_mark(text)
+        for found in _COMMAND.finditer(_plain(text.replace("\\n", "\n")))
+    )
+
+
+def _marker(text: str) -> Marker | None:
+    if not may_mark(text):
+        return None
+    first, _, more = text.lstrip().partition("\n")
+    command = " ".join(first[:_HEAD].lower().split())
+    if command == LINE:
+        return Marker(Privacy.PRIVATE)
+    ended = command == _OFF
+    if (not ended and _near(first, alone=True)) or _near(more):
+        # Whatever else it says: a message that holds both is private.
+        return Marker(Privacy.PRIVATE, exact=False)
+    return Marker(Privacy.AFTER) if ended else None
+
+
+def _near(text: str, *, alone: bool = False) -> bool:
+    """Whether a line is the command, or what somebody types who means it.
+
+    Args:
+        alone: the line is the first, and may be all that was typed: no code, in which other slashes
+            begin comments and names.
+    """
+    for line in text.splitlines():  # there are other ends of lines than the usual one
+        if may_mark(line):
+            plain = _plain(line[:_HEAD])
+            if any(_means(plain, found, alone=alone) for found in _COMMAND.finditer(plain)):
+                return True
+    return False
+
+
+def _means(line: str, found: re.Match[str], *, alone: bool) -> bool:
+    before, after = line[: found.start()], line[found.end() :]
+    begins = not re.search(r"[a-z0-9]", _NUMBER.sub("", before, count=1))
+    ends = "?" not in after and set(_WORDS.findall(after)) <= _AFTER
+    if found["slash"] != "/":
+        return alone and begins and ends and found["word"] == _WORD
+    if found["word"] != _WORD:
+        return begins and ends and found["word"] in _TYPOS
+    return begins or (ends and _leads(before))
+
+
+def _leads(before: str) -> bool:
+    """Whether words before the command do no more than lead to it."""
+    words = _WORDS.findall(before)
+    gap = re.split(r"\w", before)[-1]
+    if set(words) <= _BEFORE or any(c in ".!;…" for c in gap):
+        return True
+    if len(words) <= 2 and any(c in ",:" for c in gap):
+        return True  # the agent is addressed: `Claw, /private`
+    return before.strip().startswith("@") and len(before.split()) == 1
+
+
+def _plain(text: str) -> str:
+    """Small letters, without what nobody sees; full-width letters and other slashes as usual."""
+    if text.isascii() and text.isprintable():
+        return text.lower()
+    return unicodedata.normalize("NFKD", text).translate(_PLAIN).lower()

@@ -15,7 +15,7 @@ from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.recent import read_recent
 from tinker_claw.openclaw_config import SMALLEST_CONTEXT, file
 from tinker_claw.openclaw_config.block import PROVIDER, base_url, keys
-from tinker_claw.openclaw_config.compare import differences, primary_of, provider_for
+from tinker_claw.openclaw_config.compare import Use, differences, provider_for, uses
 from tinker_claw.openclaw_config.context import context_of
 from tinker_claw.serve.checks import Found, Patient
 from tinker_claw.serve.clock import ahead_of, span
@@ -97,10 +97,20 @@ async def openclaw(patient: Patient) -> Found:
             f" as {PROVIDER}" if name != PROVIDER else ""
         )
         return Found("\n".join([f"the provider {name} in {path}:", *wrong, mends]), "warn")
-    model = f"{name}/{patient.settings.served_name}"
-    used = primary_of(found.data)
-    chosen = "agents use it" if used == model else f"agents use {used or 'another model'}, not it"
-    return Found(f"the provider {name} in {path} fits; {chosen} (agents.defaults.model.primary)")
+    used = uses(found.data, patient.settings)
+    lines = [f"the provider {name} in {path} fits; {_users(used)}"]
+    if other := [str(use) for use in used if not use.here]:
+        lines += ["what is said elsewhere is neither recorded nor learned from:", *other]
+    return Found("\n".join(lines))
+
+
+def _users(used: list[Use]) -> str:
+    """Which agents use the gateway's model, in words."""
+    agents = [use.agent for use in used if use.agent is not None]
+    ours = [use.agent for use in used if use.agent is not None and use.here]
+    if len(ours) == len(agents):
+        return "agents use it"
+    return f"agents that use it: {', '.join(ours) or 'none'}"
 
 
 async def clock(patient: Patient) -> Found:

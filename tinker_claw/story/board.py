@@ -56,8 +56,11 @@ def facts(overview: Overview) -> Iterator[str]:
         f"[{bar(overview.queued, overview.batch_size)}] {overview.queued} of "
         f"{overview.batch_size} samples",
     )
+    private = f", {figures.private} of them private now" if figures.private else ""
     yield _line(
-        "turns", f"{figures.main} main and {figures.side} side turns in {figures.sessions} sessions"
+        "turns",
+        f"{figures.main} main and {figures.side} side turns in {figures.sessions} sessions"
+        f"{private}",
     )
     verdicts = overview.verdicts
     yield _line(

@@ -89,6 +89,8 @@ def _answer(turn: History, *, text: bool) -> Iterator[str]:
         yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
     if turn.fallback is not None:
         yield from _wrap(f"It was not the current version that answered: {turn.fallback}.")
+    if turn.misfit is not None:
+        yield from _wrap(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
 
 
 def _judged(turn: History, *, text: bool) -> Iterator[str]:

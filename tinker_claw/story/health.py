@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from tinker_claw.privacy import NEAR_MISS
+
 KEY_VARIABLE = "TINKER_CLAW_GATEWAY__API_KEY"
 _FINE = {
     "backend": ("ok",),
@@ -51,6 +53,9 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         # What the backend's outage says, the parts that wait for it need not say again.
         if error and (part == "backend" or state != "stalled"):
             yield f"    {error}"
+    if taken := health.get("private_near_misses"):
+        yield f"  private: {taken} time{'s' if taken > 1 else ''} since the start"
+        yield f"    {NEAR_MISS}"
     if paused := health.get("spending_paused"):
         yield f"  spending: paused since {_when(health['learner_since'], now)}"
         yield f"    {paused}"

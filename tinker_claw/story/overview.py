@@ -91,6 +91,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
         "samples_waiting": overview.queued,
         "batch_size": overview.batch_size,
         "sessions": figures.sessions,
+        "private_sessions": figures.private,
         "turns": {"main": figures.main, "side": figures.side},
         "verdicts": overview.verdicts,
         "hints": figures.hints,

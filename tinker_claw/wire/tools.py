@@ -1,6 +1,7 @@
 """Tools that a request offers to the model.
 
-Rule: a tool's schema goes into the prompt as the client wrote it; only its shape is checked.
+Rule: a tool's schema goes into the prompt as the client wrote it; only its shape is checked. No
+reply is constrained to one: where a strict tool is called otherwise, the turn says so (schema.py).
 """
 
 from __future__ import annotations
@@ -50,11 +51,8 @@ def _check_function(function: dict[str, Any], at: str) -> None:
         raise RequestError(f"{at}.description must be a string.", param=f"{at}.description")
     if not isinstance(function.get("parameters", {}), dict | None):
         raise RequestError(f"{at}.parameters must be an object.", param=f"{at}.parameters")
-    if function.get("strict"):
-        raise RequestError(
-            f"{at}.strict cannot be honoured: replies are not constrained to a schema.",
-            param=f"{at}.strict",
-        )
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
 
 
 def _deep(value: Any, limit: int) -> bool:
