@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
+import struct
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -45,8 +47,7 @@ class Connections(ServerState):
             longest = next(iter(self.silent))
             del self.silent[longest]
             self.connections.discard(longest)
-            # Not close(): that waits for a client that may never take what it was sent.
-            longest.transport.abort()
+            longest.cut()
 
 
 class Connection(HttpToolsProtocol):
@@ -63,6 +64,14 @@ class Connection(HttpToolsProtocol):
     def busy(self) -> bool:
         """A request is here and not yet answered."""
         return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+    def cut(self) -> None:
+        """End it now: to close it would be to wait until the client has taken what it was sent."""
+        if self.transport.get_write_buffer_size():
+            end: socket.socket = self.transport.get_extra_info("socket")
+            # Or else the kernel would go on waiting.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -113,7 +122,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._write_timer = None
             log.warning("connection.stalled", unsent_bytes=self._unsent, seconds=WRITE_S)
-            self.transport.abort()
+            self.cut()
 
     def _stop_watching(self) -> None:
         if self._write_timer is not None:

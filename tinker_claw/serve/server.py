@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); stop what uses "
