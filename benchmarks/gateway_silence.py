@@ -7,8 +7,10 @@ Rule: the longest wait counts, because that is what a user sees.
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import socket
+from random import Random
 from urllib.parse import urlsplit
 
 from benchmarks.agent_requests import MODEL
@@ -47,23 +49,27 @@ async def idle(wire: Wire, count: int) -> Row:
     return timing.row(f"{count:,} idle connections", health=waits)
 
 
-async def too_large(wire: Wire) -> Row:
-    """Prose of twice the context, which must end in a 400."""
-    words = ("the quick brown fox jumps over the lazy dog while it says nothing of note; " * 20_000)[
-        :_PROSE_BYTES
-    ]
-    body = (
-        f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{words}"}}]}}'.encode()
-    )
+async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
+    """Prose of more than the context, never the same, which must end in a 400."""
     connection, timing, cpu = await Connection.open(wire.at.url), Timing(), wire.at.cpu_s()
+    bodies = [_prose(Random(seed), spaced) for seed in range(3)]
     with pulse(wire.at.url, wire.client_core) as waits:
-        for _ in range(3):
+        for body in bodies:
             answer = await connection.ask(body)
             timing.seconds.append(answer.seconds)
             timing.errors += answer.status != 400
     connection.close()
     timing.cpu_s = wire.at.cpu_s() - cpu
-    return timing.row("1.2 MB of prose, beyond the context", health=waits)
+    kind = "prose" if spaced else "signs without blanks"
+    return timing.row(f"1.2 MB of {kind}, beyond the context", health=waits)
+
+
+def _prose(random: Random, spaced: bool) -> bytes:
+    """Words can be counted without encoding them; signs without blanks cannot."""
+    letters = "etaoinshrdlu"
+    words = ["".join(random.choices(letters, k=random.randint(2, 9))) for _ in range(5_000)]
+    text = (" " if spaced else "-").join(random.choices(words, k=_PROSE_BYTES // 6))[:_PROSE_BYTES]
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}).encode()
 
 
 def _socket() -> socket.socket:

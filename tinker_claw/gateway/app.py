@@ -34,7 +34,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
     book = app.state.book = Book(deps.turns, cfg.session_idle_s)
-    discretion = Discretion(deps.turns, deps.redactor)
+    discretion = Discretion(deps.turns, deps.redactor, deps.turnstile)
     keys = Keys(cfg.api_key, deps.users)
     limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
     local = is_loopback(cfg.host) and not keys.needed

@@ -6,15 +6,17 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 
 from __future__ import annotations
 
+import hashlib
 import marshal
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy import Privacy, Redactor, marked, mentioned
-from tinker_claw.sessions import Identity, flagged, words
+from tinker_claw.sessions import Identity, flagged, last_user_words, words
 from tinker_claw.sessions.memo import Memo
 from tinker_claw.types import Kind, Message
 from tinker_claw.wire import ChatRequest
@@ -22,18 +24,24 @@ from tinker_claw.wire import ChatRequest
 TRACES = 4096
 _CAPACITY = 16_000_000
 """Bytes of texts of which it is remembered what they hold; histories come again and again."""
+_REDACTED_CAPACITY = 64_000_000
+"""Bytes of what is left of long texts that hold something."""
+_LONG = 20_000
+"""Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 AFTERWARDS = "its prompt holds what was said in private"
 
 
 class Discretion:
     """Knows which sessions are private, and what texts hold."""
 
-    def __init__(self, turns: TurnTable, redactor: Redactor) -> None:
+    def __init__(self, turns: TurnTable, redactor: Redactor, turnstile: Turnstile) -> None:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()
         self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
         self._held: Memo[str] = Memo(_CAPACITY)
+        self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
+        self._turnstile = turnstile
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
@@ -56,11 +64,37 @@ class Discretion:
             self._remember(user, identity, found, known)
         return found
 
+    async def look_at(self, request: ChatRequest) -> None:
+        """Search what is long and new in a thread; from then on it is known what it holds."""
+        texts = [text for message in request.messages for text in _texts(message)]
+        await self._search([*texts, last_user_words(request.messages)])
+
+    async def redact_any(self, text: str) -> str:
+        """A text, however long, as it may be kept."""
+        await self._search([text])
+        return self.redact(text)
+
+    async def _search(self, texts: Iterable[str]) -> None:
+        long = (text for text in texts if len(text) >= _LONG)
+        new = {key: text for text in long if self._held.get(key := _key(text)) is None}
+        if not new:
+            return
+        redactor = self._redactor
+
+        def search() -> list[tuple[str, str]]:
+            held = [(text, redactor.holds(text) or "") for text in new.values()]
+            return [(what, redactor.redact(text) if what else "") for text, what in held]
+
+        for key, (what, left) in zip(new, await self._turnstile.aside(search), strict=True):
+            self._held.put(key, what, len(key))
+            if what:
+                self._redacted.put(key, left, len(left))
+
     def holds(self, request: ChatRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
         for message in request.messages:
             for text in _texts(message):
-                if held := self._holds(text, text):
+                if held := self._holds(_key(text), text):
                     return held
         if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
             return held
@@ -76,7 +110,10 @@ class Discretion:
 
     def redact(self, text: str) -> str:
         """A text as it may be kept."""
-        return self._redactor.redact(text) if self._holds(text, text) else text
+        key = _key(text)
+        if self._holds(key, text) is None:
+            return text
+        return self._redacted.get(key) or self._redactor.redact(text)
 
     def redacted(self, request: ChatRequest) -> ChatRequest:
         """The request as far as a session is named by it."""
@@ -107,6 +144,11 @@ class Discretion:
             # Kept: a restart or a compaction must not make it forget, and it says nothing else.
             self._turns.mark_private(user, identity.key, found)
             self._sessions[user, identity.key] = found
+
+
+def _key(text: str) -> str | bytes:
+    """A long text is remembered by its digest."""
+    return text if len(text) < _LONG else hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -166,7 +166,7 @@ async def read_body(request: Request, *, most: int, limit_s: float, context_toke
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
     limit, too_long = min(most, useful), _too_long(most)
     if useful < most:
-        too_long = _hopeless(context_tokens)
+        too_long = hopeless(context_tokens)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
         raise too_long
@@ -195,7 +195,7 @@ def _too_long(limit: int) -> RequestError:
     )
 
 
-def _hopeless(context_tokens: int) -> RequestError:
+def hopeless(context_tokens: int) -> RequestError:
     """As for any prompt that does not fit, so that agents compact their history."""
     return RequestError(
         f"This model's maximum context length is {context_tokens} tokens; the body is so long that "

@@ -54,6 +54,8 @@ class Encoder:
         self._held = 0
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
+        # Texts come one at a time: there is nothing that its own threads could share.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
 
     def __len__(self) -> int:
@@ -142,7 +144,11 @@ class Encoder:
         starts = None
         if self.tells_starts:
             # What the tokenizer's own encode() calls, without a tenth of a millisecond around it.
-            found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+            backend = self._tokenizer.backend_tokenizer
+            if len(text) < _ASIDE:
+                found = backend.encode(text, add_special_tokens=False)
+            else:  # of a single text it keeps the interpreter's lock, for seconds
+                (found,) = backend.encode_batch([text], add_special_tokens=False)
             ids = found.ids
             if with_starts:  # for a long prompt that alone takes milliseconds
                 starts = array("i", [start for start, _ in found.offsets])
