@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from tinker_claw.ledger import Ledger
 from tinker_claw.outages import Backoff
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.prices import Price
+from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.serve.server import in_background
 from tinker_claw.spending import Spending
@@ -138,6 +139,9 @@ async def gateway(
     student_topk: int = 2,
     api_key: str | None = None,
     users: Mapping[str, str] | None = None,
+    admins: Collection[str] = (),
+    groups: Mapping[str, str] | None = None,
+    redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
     turnstile: Turnstile | None = None,
@@ -145,7 +149,7 @@ async def gateway(
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
 
-    `users`: names and keys. `base`: with it, earlier versions and then the base stand in for a
+    `users`: names and keys; `admins` among them, `groups` by name. `base`: with it, earlier versions and then the base stand in for a
     version that fails.
     """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
@@ -187,7 +191,16 @@ async def gateway(
             retry_waits_s=(0.02, 0.1),
             stand_in_s=stand_in_s,
             turnstile=turnstile or Turnstile(),
-            users=[User(name=n, key=SecretStr(key)) for n, key in (users or {}).items()],
+            users=[
+                User(
+                    name=name,
+                    key=SecretStr(key),
+                    role="admin" if name in admins else "user",
+                    group=(groups or {}).get(name),
+                )
+                for name, key in (users or {}).items()
+            ],
+            redactor=redactor or Redactor([SECRETS]),
             stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
         )
     )

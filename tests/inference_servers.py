@@ -60,6 +60,8 @@ class Faults:
     refuses_loads: bool = False
     ignores_adapters: bool = False
     """Says that they are loaded, and answers as the base."""
+    ignores_salts: bool = False
+    """Prefixes are shared whatever the salt."""
     alpha: float = 1.0
     """Times the adapter's own."""
     stale: bool = False
@@ -80,6 +82,8 @@ class Log:
     """(model, prompt) of completions with more than one token to sample."""
     warmed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     """Those with one."""
+    salts: dict[tuple[str, tuple[int, ...]], set[str | None]] = field(default_factory=dict)
+    """Under which those came."""
     changes: list[tuple[str, str]] = field(default_factory=list)
     """("load" or "unload", name), with ("late", name) for a request under a name that is gone."""
     running: int = 0
@@ -91,8 +95,15 @@ class Log:
 class InferenceServer:
     """One server; `stop` and `start` again are a crash and a restart, which has no adapters."""
 
-    def __init__(self, base: BaseModel, *, model: str = MODEL, context: int = CONTEXT) -> None:
-        self.faults = Faults()
+    def __init__(
+        self,
+        base: BaseModel,
+        *,
+        model: str = MODEL,
+        context: int = CONTEXT,
+        ignores_salts: bool = False,
+    ) -> None:
+        self.faults = Faults(ignores_salts=ignores_salts)
         self.log = Log()
         self._base = base
         self._model = model
@@ -221,6 +232,7 @@ class InferenceServer:
             return _error(404, f"The model `{name}` does not exist.")
         seen = self.log.warmed if body["max_tokens"] == 1 else self.log.prompts
         seen.append((name, prompt))
+        self.log.salts.setdefault((name, prompt), set()).add(body["cache_salt"])
         if self.faults.hangs:
             await self._hang(request)
         if self.faults.status is not None:
@@ -278,7 +290,8 @@ class InferenceServer:
         self, name: str, engine: Engine, prompt: tuple[int, ...], body: Mapping[str, Any]
     ) -> AsyncIterator[bytes]:
         """An event per token and choice; choices go on side by side."""
-        params, keep, sampled, cached = _params(body, raw=self.faults.raw), body["logprobs"], 0, 0
+        params = _params(body, raw=self.faults.raw, shares=self.faults.ignores_salts)
+        keep, sampled, cached = body["logprobs"], 0, 0
         if self.faults.breaks_after == 0:
             raise ConnectionError("the process dies")
         if self.faults.ends_after == 0:
@@ -319,7 +332,7 @@ def inference_servers(
             server.stop()
 
 
-def _params(body: Mapping[str, Any], *, raw: bool) -> SamplingParams:
+def _params(body: Mapping[str, Any], *, raw: bool, shares: bool) -> SamplingParams:
     return SamplingParams(
         max_tokens=body["max_tokens"],
         temperature=body["temperature"],
@@ -328,6 +341,7 @@ def _params(body: Mapping[str, Any], *, raw: bool) -> SamplingParams:
         seed=body.get("seed"),
         stop_tokens=tuple(body.get("stop_token_ids") or ()),
         student_topk=VOCABULARY if raw else body["logprobs"],
+        cache_salt=None if shares else body["cache_salt"],
     )
 
 

@@ -186,7 +186,8 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
     script: Scripted, vllm: HttpServer
 ) -> None:
     script.replies["/v1/completions"] = streamed(*THREE)
-    params = replace(PARAMS, temperature=0.7, top_p=0.9, top_k=40, stop_tokens=(7, 8))
+    shape = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    params = replace(PARAMS, **shape, stop_tokens=(7, 8), cache_salt="anna's")
     chunks = await drained(vllm, params)
     assert [chunk.tokens for chunk in chunks] == [(23,), (43,), (43,)]
     assert [chunk.logprobs for chunk in chunks] == [
@@ -222,6 +223,7 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
         "skip_special_tokens": False,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "cache_salt": "anna's",
     }
 
 
@@ -571,7 +573,7 @@ async def test_sglang_may_tell_all_along_or_what_is_new(
     script: Scripted, sglang: HttpServer, events: list[dict[str, Any]]
 ) -> None:
     script.replies["/generate"] = streamed(*events)
-    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,))
+    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,), cache_salt="anna's")
     chunks = await drained(sglang, params)
     assert [chunk.tokens for chunk in chunks] == [(7,), (8, 9), (10,)]
     assert [chunk.logprobs for chunk in chunks] == [(-7.0,), (-8.0, -9.0), (-10.0,)]
@@ -588,6 +590,7 @@ async def test_sglang_may_tell_all_along_or_what_is_new(
             "logprob_start_len": -1,
             "top_logprobs_num": 2,
             "return_text_in_logprobs": False,
+            "extra_key": "anna's",
             "stream": True,
             "sampling_params": {
                 "max_new_tokens": 4,

@@ -142,17 +142,78 @@ async def test_without_keys_there_is_one_user(tmp_path: Path, renderer: Renderer
 async def test_strangers_are_told_whether_all_is_well_and_no_more(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
+    async with gateway(tmp_path, renderer, users=USERS, api_key=MINE) as world:
         address = world.url.removesuffix("/v1") + "/healthz"
         world.health.judge_is("failing", "the judge at https://judge.example is away")
         for headers in ({}, bearer("wrong")):
             told = await world.http.get(address, headers=headers)
             assert told.json() == {"status": "degraded"}
-        known = (await world.http.get(address, headers=bearer(BEN))).json()
+        known = (await world.http.get(address, headers=bearer(MINE))).json()
         assert "judge.example" in known["last_error"]
     async with gateway(tmp_path, renderer) as world:
         told = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
         assert told.json()["policy_version"] == 0, "on loopback without keys, everything"
+
+
+async def test_a_user_is_told_whether_all_is_well_and_his_own_figures(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, users=USERS, admins=["anna"]) as world:
+        root = world.url.removesuffix("/v1")
+        world.health.judge_fails(JudgeError("the judge at https://judge.example is away"))
+        for text, key in (("one", ANNA), ("two", ANNA), ("three words more", BEN)):
+            assert (await world.ask(text, headers=bearer(key))).status_code == 200
+        (private,) = (await world.ask("shh", headers=bearer(BEN) | {"x-private": "1"}),)
+        assert private.status_code == 200
+        own = (await world.http.get(f"{root}/healthz", headers=bearer(BEN))).json()
+        last = world.turns()[-1]
+        assert own == {
+            "status": "degraded",
+            "user": "ben",
+            "requests_now": 0,
+            "turns": 2,
+            "prompt_tokens": own["prompt_tokens"],
+            "completion_tokens": 2 * len(last.completion.tokens),
+        }
+        assert own["prompt_tokens"] > len(last.prompt)
+        refused = await world.http.get(f"{root}/metrics", headers=bearer(BEN))
+        assert_error(refused, 403, code="forbidden")
+        everything = (await world.http.get(f"{root}/healthz", headers=bearer(ANNA))).json()
+        assert everything["data_dir"] == str(tmp_path.absolute())
+        assert "spent_usd" in everything
+        figures = await world.http.get(f"{root}/metrics", headers=bearer(ANNA))
+        assert figures.status_code == 200
+
+
+async def test_whoever_runs_the_gateway_is_an_admin(tmp_path: Path, renderer: Renderer) -> None:
+    for key in (None, MINE):
+        async with gateway(tmp_path, renderer, api_key=key) as world:
+            headers = bearer(key) if key else {}
+            for path in ("../metrics", "../healthz"):
+                answer = await world.http.get(f"{world.url}/{path}", headers=headers)
+                assert answer.status_code == 200
+            assert "spent_usd" in answer.json()
+
+
+async def test_what_is_computed_for_one_user_is_used_for_his_group_only(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    everybody = USERS | {"cleo": "cleo-0123456789abcdef", "dora": "dora-0123456789abcdef"}
+    groups = {"cleo": "anna", "dora": "anna"}  # a group of a user's name is not that user's
+    async with gateway(tmp_path, renderer, users=everybody, groups=groups, api_key=MINE) as world:
+        for key in (*everybody.values(), MINE, ANNA):
+            assert (await world.ask("hi", headers=bearer(key))).status_code == 200
+        anna, ben, cleo, dora, mine, again = (p.cache_salt for p in world.sampler.params)
+        assert (anna, cleo) == (again, dora)
+        assert len({anna, ben, cleo, mine}) == 4
+        for salt in (anna, ben, cleo, mine):
+            assert salt is not None
+            assert len(salt) >= 43, "256 bits that nobody can guess"
+        kept = world.ledger._db.rows("SELECT params FROM turns")
+        assert not any(salt in row["params"] for row in kept for salt in (anna, ben, cleo, mine))
+    async with gateway(tmp_path / "alone", renderer, api_key=MINE) as world:
+        await world.ask("hi", headers=bearer(MINE))
+        assert world.sampler.params[0].cache_salt is None, "there is nobody to be kept apart"
 
 
 async def test_a_web_page_may_do_nothing(tmp_path: Path, renderer: Renderer) -> None:

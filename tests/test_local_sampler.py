@@ -159,6 +159,22 @@ async def test_a_shared_prefix_is_not_computed_again_and_changes_no_logprob(
     assert [c.cached_tokens for c in drawn] == [(254 // PAGE_TOKENS) * PAGE_TOKENS] * 3
 
 
+async def test_a_prefix_is_shared_under_its_own_salt_only(trainer: LocalTrainer) -> None:
+    sampler, tokens = await trainer.publish(), prompt(200)
+    cached = [
+        (await one(sampler, tokens, max_tokens=90, cache_salt=salt)).cached_tokens
+        for salt in (None, "anna", "ben", "anna", "ben", None)
+    ]
+    assert cached == [0, 0, 0, 192, 192, 192]
+    # What was sampled is the beginning of the next prompt, and is kept apart as well.
+    drawn = await one(sampler, tokens, max_tokens=90, cache_salt="anna", seed=8)
+    further = (*tokens, *drawn.tokens, *prompt(9, salt=5))
+    for salt, expected in (("ben", 192), ("anna", 288), (None, 192)):
+        found = await one(sampler, further, max_tokens=2, cache_salt=salt)
+        assert found.cached_tokens == expected, salt
+        assert await distance(sampler, further, found) < 1e-4
+
+
 async def test_n_completions_compute_their_prompt_once(trainer: LocalTrainer) -> None:
     sampler = await trainer.base()
     drawn = await sampler.sample(prompt(150), SamplingParams(max_tokens=4, seed=9), n=4)

@@ -171,6 +171,33 @@ async def test_the_hottest_prefixes_are_computed_everywhere_before_a_version_ser
         assert min(asked(place, "v2")) > 0
 
 
+async def test_prefixes_are_computed_beforehand_and_used_by_salt(tmp_path: Path) -> None:
+    async with site(tmp_path, 2) as place:
+        first, system = await place.publish("v1"), prompt(1100, salt=5)
+        for n in range(2):
+            await one(first, (*system, *prompt(50, n)), cache_salt="anna")
+        second = await place.publish("v2")
+        for server in place.servers:
+            assert server.log.salts["v2", system[:1024]] == {"anna"}
+        asked = (*system, *prompt(50, 8))
+        stranger = await one(second, asked, max_tokens=2, cache_salt="ben")
+        assert stranger.cached_tokens == 0
+        # All but the last pass, of which the engine keeps nothing where one token ends a request.
+        assert (await one(second, asked, max_tokens=2, cache_salt="anna")).cached_tokens >= 512
+
+
+async def test_a_server_that_shares_what_it_has_computed_tells_none_of_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = PoolOptions(say=said.append, look_s=600)
+    async with site(tmp_path, options=options, ignores_salts=True) as place:
+        assert any("one user's prompts for all others" in line for line in said)
+        sampler, tokens = await place.publish("v1"), prompt(300, salt=5)
+        for salt in ("anna", "ben"):
+            drawn = await one(sampler, tokens, max_tokens=2, cache_salt=salt)
+            assert drawn.cached_tokens == 0
+        assert (await one(sampler, tokens, max_tokens=2)).cached_tokens >= 256, "of nobody's"
+
+
 async def test_a_conversation_is_computed_for_a_new_version_where_it_goes_on(
     tmp_path: Path,
 ) -> None:

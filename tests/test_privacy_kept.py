@@ -18,6 +18,7 @@ from tests.captures import load
 from tests.fakes import FakeSampler
 from tests.gateways import World, gateway, spell
 from tinker_claw.gateway.discretion import Discretion
+from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.ledger import Ledger
 from tinker_claw.privacy import NEAR_MISS, Redactor
 from tinker_claw.render import Renderer
@@ -299,7 +300,7 @@ async def test_looking_for_secrets_costs_little_where_the_history_was_seen(
     )
     assert len(captured.encoded()) > 40_000
     ledger = Ledger(tmp_path)
-    discretion = Discretion(ledger.turns, Redactor(["secrets"]))
+    discretion = Discretion(ledger.turns, Redactor(["secrets"]), Turnstile())
     assert discretion.holds(parse_chat(captured.encoded())) is None
     best = 9.9
     for _ in range(30):

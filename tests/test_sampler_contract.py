@@ -44,6 +44,19 @@ async def test_a_seed_decides_the_completion(backend: Backend, trainer: Trainer)
     assert len(others) == 4
 
 
+async def test_what_one_salt_has_computed_is_not_told_under_another(
+    backend: Backend, trainer: Trainer
+) -> None:
+    sampler, tokens = await trainer.publish(), prompt(backend, 200)
+    alone = await drawn(sampler, tokens, seed=11)
+    for salt in ("anna", "ben"):
+        first = await drawn(sampler, tokens, seed=11, cache_salt=salt)
+        assert first.cached_tokens == 0, "others had it computed"
+        again = await drawn(sampler, tokens, seed=11, cache_salt=salt)
+        assert first.tokens == again.tokens == alone.tokens
+        assert again.logprobs == pytest.approx(alone.logprobs, abs=backend.tolerance)
+
+
 async def test_temperature_zero_takes_the_likeliest_and_tells_its_untempered_logprob(
     backend: Backend, trainer: Trainer
 ) -> None:

@@ -125,7 +125,7 @@ async def test_settings_file_names_the_port(
     assert ": ok\n" in capsys.readouterr().out
 
 
-async def test_a_gateway_with_keys_tells_all_to_who_sends_one(
+async def test_a_gateway_with_keys_tells_all_to_who_sends_an_admins(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = "mine-0123456789abcdef"
@@ -138,6 +138,15 @@ async def test_a_gateway_with_keys_tells_all_to_who_sends_one(
         file = tmp_path / "mine.toml"
         file.write_text(f"[[users]]\nname = 'anna'\nkey = '{key}'\n")
         assert await ask(world.url, "--config", str(file)) == 0
+        told = capsys.readouterr().out
+        assert "anna: 0 turns since the start" in told
+        assert 'role = "admin"' in told
+        assert "policy" not in told
+    async with gateway(tmp_path / "data", renderer, users={"anna": key}, admins=["anna"]) as world:
+        ben = "\n[[users]]\nname = 'ben'\nkey = 'ben-0123456789abcdef'\n"
+        anna = f"[[users]]\nname = 'anna'\nkey = '{key}'\nrole = 'admin'\n"
+        file.write_text(ben + anna)
+        assert await ask(world.url, "--config", str(file)) == 0, "an admin's key goes first"
         assert "policy v0" in capsys.readouterr().out
 
 

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 def _look(url: str, settings: Settings) -> _Look:
     health, notes = None, list[str]()
     try:
-        health = ask(url, _key(settings))
+        health = ask(url, key_of(settings))
     except Unreachable as error:
         notes.append(
             f"No gateway answers at {url} ({error}). Start one with `python run.py`, or name the "
@@ -158,9 +158,10 @@ def ask(url: str, key: str | None = None) -> dict[str, Any]:
     return cast("dict[str, Any]", health)
 
 
-def _key(settings: Settings) -> str | None:
-    """Any that the gateway takes."""
-    keys = [settings.gateway.api_key, *(user.key for user in settings.users)]
+def key_of(settings: Settings) -> str | None:
+    """One that the gateway takes, an admin's where there is one."""
+    admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
+    keys = [settings.gateway.api_key, *(user.key for user in admins_first)]
     return next((key.get_secret_value() for key in keys if key is not None), None)
 
 

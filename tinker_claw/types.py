@@ -81,6 +81,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings before which the reply's text ends. Samplers know nothing of them: whoever reads the
     stream cuts the text, closes the stream, and calls the completion CUT."""
+    cache_salt: str | None = None
+    """What was computed of a prompt is used again for prompts with the same salt only: how long an
+    answer takes, and how much of it was cached, tells nothing of what others have said. Whoever
+    cannot keep them apart tells no cached tokens of a salted prompt. None: nobody has to be kept
+    apart, or no user has asked (judge, exams)."""
 
     def unfit_because(self) -> str | None:
         """Why a completion sampled like this is not trainable, or None (METHOD 5.8)."""

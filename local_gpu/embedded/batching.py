@@ -9,8 +9,11 @@ Rule: `Events` is called in the engine's thread; everything else here is called 
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 import torch
@@ -18,6 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.continuous_api import (
     BackgroundThreadStatus,
     ContinuousBatchingManager,
@@ -39,6 +43,9 @@ PAGE_TOKENS: Final = 32
 """Tokens per cache block: prefixes are shared in multiples of it."""
 _SCHEDULER: Final = "tinker_claw_shortest_prefill"
 _MAX_REQUESTS: Final = 64
+_SALT_BYTES: Final = 32
+"""Of the hash of a salt, over the first eight ids: those are small numbers, so that what remains of
+every word tells two salts apart."""
 
 
 class Scheduled(Protocol):
@@ -143,6 +150,7 @@ class Batcher(ContinuousBatchingManager):
             processor.inputs_and_outputs.compute_stream = torch.cuda.current_stream(self._device)
         processor.model_runner = _Runner(processor, self._events)
         processor.__class__ = _Processor
+        processor.cache.__class__ = _SaltedCache
         return processor
 
     def _run_generation_loop(self) -> None:
@@ -158,6 +166,43 @@ class Batcher(ContinuousBatchingManager):
 class _Processor(ContinuousBatchProcessor):
     def __del__(self) -> None:
         """Nothing: the original collects garbage, and the last reference frees the cache."""
+
+
+class _SaltedCache(PagedAttentionCache):
+    """Finds a prompt's blocks again under the salt of its request only.
+
+    Blocks are known by a hash of their tokens and of the block before, so that another beginning
+    of the first one makes them all others.
+    """
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        return super().search_prefix_match(request_id, _salted(request_id, prompt_ids))
+
+    def mark_complete_blocks(self, state: Any, complete_blocks: Mapping[str, int]) -> None:
+        if complete_blocks:
+            tokens = _salted(state.request_id, state.initial_tokens + state.generated_tokens)
+            state = SimpleNamespace(
+                request_id=state.request_id,
+                status=state.status,
+                initial_tokens=tokens,
+                generated_tokens=[],
+            )
+        super().mark_complete_blocks(state, complete_blocks)
+
+
+def salted_id(number: int, salt: str | None) -> str:
+    """A request's id, which carries its salt."""
+    return f"{number}:{salt or ''}"
+
+
+def _salted(request_id: str, tokens: list[int]) -> list[int]:
+    """Tokens as they are hashed: the first ones are no ids any more, and other ones by salt."""
+    salt = request_id.partition(":")[2]
+    if not salt:
+        return tokens
+    words = array("i", hashlib.blake2b(salt.encode(), digest_size=_SALT_BYTES).digest())
+    head = [token ^ word for token, word in zip(tokens, words, strict=False)]
+    return [*head, *tokens[len(head) :]]
 
 
 class _Runner(ModelRunner):

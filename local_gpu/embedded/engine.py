@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from local_gpu.embedded.batching import Batcher
+from local_gpu.embedded.batching import Batcher, salted_id
 from local_gpu.embedded.jobs import Feed, Job
 from local_gpu.model import BaseModel
 from local_gpu.together import together
@@ -81,7 +81,7 @@ class Engine:
         """
         self._check(prompt, params)
         running = self._start()
-        request_id = str(next(self._ids))
+        request_id = salted_id(next(self._ids), params.cache_salt)
         job = Job(prompt, params, Random(params.seed))
         # Entered before it is submitted: if the thread dies in between, `on_exit` still fails it.
         running.feed.enter(request_id, job)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from local_gpu.parts import BASE_REF
-from local_gpu.servers.probe import Agreement, Exam, judge, sit
+from local_gpu.servers.probe import Agreement, Exam, judge, keeps_apart, sit
 from local_gpu.servers.pulse import ping
+from local_gpu.servers.routing import Prefix
 from local_gpu.servers.server import Server, ServerInfo
 from tinker_claw.errors import BackendError, OutageError, RequestError
-from tinker_claw.types import SamplingParams, Tokens
+from tinker_claw.types import SamplingParams
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ class Member:
         """None: it has never answered."""
         self.held: set[str] = set()
         """Names that it may have loaded."""
+        self.keeps_apart = True
+        """What it has computed under one salt is not used under another."""
         self.ready: set[str] = set()
         """Names that it has answered with."""
         self.agreements: dict[str, Agreement] = {}
@@ -173,6 +176,13 @@ class Member:
             self.agreements[BASE_REF] = await self._sit(None, plain)
             self._noise = self.agreements[BASE_REF].sd
             await self._sit(None, shaped)
+            self.keeps_apart = await keeps_apart(self.server, plain)
+            if not self.keeps_apart:
+                self._options.say(
+                    f"The server {self.url} uses what it has computed of one user's prompts for "
+                    "all others, so that how long it takes may tell one what another has asked: "
+                    "take a newer release where not everybody may know. Cached tokens are not told."
+                )
 
     async def look(self) -> None:
         """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
@@ -182,7 +192,7 @@ class Member:
         if lost := before & self.ready - known:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
 
-    async def prepare(self, adapter: Adapter, warm: Sequence[Tokens] = ()) -> None:
+    async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
         """Load an adapter, compute prefixes, the most useful first, and let the server prove it.
 
         Raises:
@@ -217,10 +227,11 @@ class Member:
                 self.held.discard(name)
                 self.agreements.pop(name, None)
 
-    async def _warm(self, name: str, prefixes: Sequence[Tokens]) -> None:
+    async def _warm(self, name: str, prefixes: Sequence[Prefix]) -> None:
         for prefix in prefixes:
             try:
-                await self.server.sample(name, prefix, SamplingParams(max_tokens=1), 1)
+                params = SamplingParams(max_tokens=1, cache_salt=prefix.salt)
+                await self.server.sample(name, prefix.tokens, params, 1)
             except (BackendError, RequestError) as error:
                 if isinstance(error, OutageError):
                     raise

@@ -17,7 +17,7 @@ from typing import Final
 from local_gpu.servers.member import Adapter, Member, PoolOptions
 from local_gpu.servers.probe import Agreement
 from local_gpu.servers.pulse import hangs
-from local_gpu.servers.routing import HotPrefixes, Routes, keys_of
+from local_gpu.servers.routing import HotPrefixes, Prefix, Routes, keys_of
 from local_gpu.servers.watch import Watch
 from local_gpu.together import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
@@ -123,11 +123,16 @@ class Pool:
         raise self.nobody()
 
     def lease(
-        self, adapter: Adapter | None, prompt: Tokens, without: Mapping[Member, str]
+        self,
+        adapter: Adapter | None,
+        prompt: Tokens,
+        salt: str | None,
+        without: Mapping[Member, str],
     ) -> Lease:
         """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
 
         Args:
+            salt: of the prompt, see `SamplingParams.cache_salt`.
             without: servers that are not asked again, and why.
 
         Raises:
@@ -138,12 +143,12 @@ class Pool:
         }
         if not rotation:
             raise self.nobody(without)
-        name, keys = (adapter.name if adapter else None), keys_of(prompt)
+        name, keys = (adapter.name if adapter else None), keys_of(prompt, salt)
         if adapter:
             # A name that was let go is on no server or on some: it is loaded where it is not.
             ready = {n: k for n, k in rotation.items() if name in self._members[n].ready}
             rotation = ready or rotation
-            self.hot.note(prompt, keys)
+            self.hot.note(prompt, keys, salt)
         member = self._members[self._routes.choose(name, keys, len(prompt), rotation)]
         self._routes.note(name, keys, len(prompt), member.number)
         member.in_flight += 1
@@ -182,14 +187,15 @@ class Pool:
         self._wanted.clear()
         await together(self._leave(member) for member in self._members)
 
-    def _warm(self, members: Sequence[Member]) -> dict[Member, list[tuple[int, ...]]]:
+    def _warm(self, members: Sequence[Member]) -> dict[Member, list[Prefix]]:
         """The prefixes that each computes for a new version, the most useful first."""
         most = self._options.warm_prefixes
-        hot = {prefix: keys_of(prefix) for prefix in self.hot.hottest(most * len(self._members))}
+        hottest = self.hot.hottest(most * len(self._members))
+        hot = {prefix: keys_of(prefix.tokens, prefix.salt) for prefix in hottest}
         return {m: self._routes.held(m.number, hot)[:most] for m in members}
 
     async def _prepare(
-        self, member: Member, adapter: Adapter, warm: Sequence[Tokens]
+        self, member: Member, adapter: Adapter, warm: Sequence[Prefix]
     ) -> ClawError | None:
         try:
             async with _in_time(member, self._options.ready_s):
@@ -197,7 +203,8 @@ class Pool:
         except (BackendError, RequestError) as error:
             return error
         for prefix in warm:
-            self._routes.note(adapter.name, keys_of(prefix), 0, member.number)
+            keys = keys_of(prefix.tokens, prefix.salt)
+            self._routes.note(adapter.name, keys, 0, member.number)
         return None
 
     async def _tend(self, member: Member) -> float | None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from statistics import fmean, pstdev
 from typing import Final
 
@@ -130,6 +131,16 @@ async def sit(server: Server, name: str | None, exam: Exam) -> list[Drawn]:
 
     answers = await together(answer(prompt) for prompt in range(len(exam.prompts)))
     return [drawn for some in answers for drawn in some]
+
+
+async def keeps_apart(server: Server, exam: Exam) -> bool:
+    """Whether a prompt that the server has computed is computed again under a salt of its own.
+
+    One that tells no cached tokens at all has nothing to give away but time, and is believed.
+    """
+    params = SamplingParams(max_tokens=1, cache_salt=token_hex(16))
+    (drawn,) = await server.sample(None, exam.prompts[0], params, 1)
+    return drawn.cached_tokens == 0
 
 
 def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:

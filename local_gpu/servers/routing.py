@@ -28,10 +28,21 @@ _MOST_KEYS: Final = 65_536
 _RECENT: Final = 64
 
 
-def keys_of(prompt: Tokens) -> list[int]:
-    """A key per whole block. It names no weights: those are told beside it."""
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What prompts of one salt begin with."""
+
+    tokens: tuple[int, ...]
+    salt: str | None = None
+
+
+def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
+    """A key per whole block, other ones for every salt: what is cached for one is not for another.
+
+    It names no weights: those are told beside it.
+    """
     tokens = prompt if isinstance(prompt, tuple) else tuple(prompt)
-    key, keys = 0, list[int]()
+    key, keys = 0 if salt is None else hash(salt), list[int]()
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
         key = hash((key, tokens[end - BLOCK : end]))
         keys.append(key)
@@ -76,19 +87,17 @@ class Routes:
         while len(known) > self._most_keys:
             known.popitem(last=False)
 
-    def held(
-        self, server: int, prefixes: Mapping[tuple[int, ...], Sequence[int]]
-    ) -> list[tuple[int, ...]]:
+    def held(self, server: int, prefixes: Mapping[Prefix, Sequence[int]]) -> list[Prefix]:
         """As much of each prefix as the server has computed, under whatever name: a conversation
         where it goes on, and of others what they share with those there. All of the first, if it
         has nothing. Prefixes come with their keys."""
-        found, covered = list[tuple[int, ...]](), set[int]()
+        found, covered = list[Prefix](), set[int]()
         for prefix, keys in prefixes.items():
             blocks = len(keys)
             while blocks and not self._holds(server, keys[blocks - 1]):
                 blocks -= 1
             if blocks and keys[blocks - 1] not in covered:
-                found.append(prefix[: blocks * BLOCK])
+                found.append(Prefix(prefix.tokens[: blocks * BLOCK], prefix.salt))
                 covered.update(keys[:blocks])
         return found or list(prefixes)[:1]
 
@@ -124,6 +133,7 @@ class Routes:
 @dataclass(frozen=True, slots=True)
 class _Seen:
     prompt: Tokens
+    salt: str | None
     keys: Sequence[int]
 
 
@@ -132,24 +142,28 @@ class HotPrefixes:
 
     A new version's cache is empty. What saves most when it is computed beforehand is what most
     requests share, weighed by its length: the system prompt with its tools, and conversations that
-    go on, whose prompts of two turns share the whole first one.
+    go on, whose prompts of two turns share the whole first one. Prompts of two salts share nothing.
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
         self._recent = recent
         self._seen: OrderedDict[tuple[int, int], _Seen] = OrderedDict()
 
-    def note(self, prompt: Tokens, keys: Sequence[int]) -> None:
-        """The same prompt once more (a request tried again) counts once."""
+    def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None = None) -> None:
+        """The same prompt once more (a request tried again) counts once.
+
+        Args:
+            keys: of the prompt with that salt.
+        """
         if not keys:
             return
         tail = hash(tuple(prompt[len(keys) * BLOCK :]))
-        self._seen[keys[-1], tail] = _Seen(prompt, keys)
+        self._seen[keys[-1], tail] = _Seen(prompt, salt, keys)
         self._seen.move_to_end((keys[-1], tail))
         if len(self._seen) > self._recent:
             self._seen.popitem(last=False)
 
-    def hottest(self, most: int) -> list[tuple[int, ...]]:
+    def hottest(self, most: int) -> list[Prefix]:
         """At most so many prefixes, each shared by two recent prompts or more, the best first.
 
         Greedy: the one that saves most tokens, then the one that saves most beyond it, and so on.
@@ -161,7 +175,7 @@ class HotPrefixes:
             for blocks, key in enumerate(seen.keys, 1)
             if users[key] > max(1, users[seen.keys[blocks]] if blocks < len(seen.keys) else 0)
         }
-        warm, chosen = set[int](), list[tuple[int, ...]]()
+        warm, chosen = set[int](), list[Prefix]()
 
         def gain(key: int) -> int:
             seen, blocks = ends[key]
@@ -173,5 +187,5 @@ class HotPrefixes:
                 break
             seen, blocks = ends[best]
             warm.update(seen.keys[:blocks])
-            chosen.append(tuple(seen.prompt[: blocks * BLOCK]))
+            chosen.append(Prefix(tuple(seen.prompt[: blocks * BLOCK]), seen.salt))
         return chosen

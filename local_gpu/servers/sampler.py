@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Final, cast
 
 from local_gpu.parts import BASE_REF, Ask, Facts, Score
@@ -46,12 +47,14 @@ class PoolSampler:
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()
             while True:
-                async with self._server(adapter, prompt, tried) as lease:
+                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
                     await self._load(lease.member, adapter)
                     chunks = lease.member.server.stream(self._name, prompt, params)
                     async with _closing(chunks):
                         async for chunk in chunks:
                             lease.begun = lease.begun or bool(chunk.tokens)
+                            if params.cache_salt and not lease.member.keeps_apart:
+                                chunk = replace(chunk, cached_tokens=0)
                             yield chunk
                             if chunk.stop_reason is not None:
                                 return
@@ -64,7 +67,7 @@ class PoolSampler:
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()
             while True:
-                async with self._server(adapter, prompt, tried) as lease:
+                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
                     await self._load(lease.member, adapter)
                     return await lease.member.server.sample(self._name, prompt, params, n)
 
@@ -95,10 +98,14 @@ class PoolSampler:
 
     @asynccontextmanager
     async def _server(
-        self, adapter: Adapter | None, prompt: Tokens, tried: dict[Member, str]
+        self,
+        adapter: Adapter | None,
+        prompt: Tokens,
+        salt: str | None,
+        tried: dict[Member, str],
     ) -> AsyncGenerator[Lease]:
         """A server for one attempt; swallows its failure where another one may be tried."""
-        lease = self._pool.lease(adapter, prompt, tried)
+        lease = self._pool.lease(adapter, prompt, salt, tried)
         try:
             yield lease
         except OutageError as error:

@@ -74,8 +74,9 @@ class PoolServing:
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
         before, hot = self._pool.newest(but=ref), self._pool.hot.hottest(1)
+        texts = [prefix.tokens for prefix in hot]
         adapter = self._pool.use(
-            ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, hot, before))
+            ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, texts, before))
         )
         try:
             await self._pool.open(adapter)

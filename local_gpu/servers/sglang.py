@@ -11,6 +11,8 @@ it has never met a real one. As read there:
 * seeds count only with --enable-deterministic-inference;
 * the model's own end tokens end a completion whenever stop tokens are given, asked for or not;
 * events tell everything since the beginning, or since the last one, as the server was started;
+* `extra_key` keeps computed prefixes apart, as an adapter does (older ones take it and do not use
+  it: every server is tried, see `probe.keeps_apart`);
 * an unload waits until the requests in flight have ended, and data-parallel replicas load nothing.
 
 Rule: every setting that bears on sampling stands in every request.
@@ -93,6 +95,7 @@ def _request(name: str | None, prompt: Tokens, params: SamplingParams, n: int) -
         "top_logprobs_num": params.student_topk,
         "return_text_in_logprobs": False,
         "stream": True,
+        "extra_key": params.cache_salt,
     }
 
 

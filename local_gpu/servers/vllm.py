@@ -119,6 +119,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
         "skip_special_tokens": False,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "cache_salt": params.cache_salt,
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -16,6 +17,7 @@ from tinker_claw.origin import is_loopback
 DEFAULT_USER = "default"
 """Who calls without a key, or with --api-key."""
 MIN_KEY_CHARACTERS = 16
+_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 _KEY = re.compile(r"[!-~]{1,512}")
 """What can be sent in a header as it is."""
 _MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
@@ -27,10 +29,19 @@ class User(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$",
+        pattern=_NAME,
         description="a short plain word: it stands in the ledger and in log lines",
     )
     key: SecretStr = Field(description="key that this user's clients send")
+    role: Literal["user", "admin"] = Field(
+        "user", description="an admin is shown everybody's figures, spending and errors"
+    )
+    group: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="users of one group share what was computed of their prompts, which is faster; "
+        "how fast an answer comes may tell one of them what another has asked",
+    )
 
 
 def check_access(host: str, api_key: SecretStr | None, users: Sequence[User]) -> None:

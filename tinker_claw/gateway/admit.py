@@ -16,7 +16,7 @@ from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.gateway.book import Book, Link
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.discretion import AFTERWARDS, Discretion
-from tinker_claw.gateway.limits import Caller
+from tinker_claw.gateway.limits import Caller, hopeless
 from tinker_claw.gateway.prompt import prompt_for
 from tinker_claw.gateway.suit import suited
 from tinker_claw.policy import Sampler
@@ -31,6 +31,10 @@ from tinker_claw.types import Kind, Lost, Message, SamplingParams
 from tinker_claw.wire import ChatRequest, ReplyHead, parse_chat
 from tinker_claw.wire.values import shown
 
+_LARGE = 200_000
+"""Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
+_CHARACTERS_PER_TOKEN = 6
+"""Texts have three to five; with more than so many for the whole context the words are counted."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -88,8 +92,10 @@ async def admit(
         BackendError: the version it asks for cannot be opened.
     """
     started = time.monotonic()
+    large = len(body) >= _LARGE
+    parsed = await deps.turnstile.aside(lambda: parse_chat(body)) if large else None
     async with deps.turnstile:
-        request = suited(deps.renderer, parse_chat(body))
+        request = suited(deps.renderer, parsed or parse_chat(body))
         identity = identify(request, headers)
     version, sampler, pinned = await _choose(deps, request.model)
     if pinned:
@@ -98,6 +104,9 @@ async def admit(
     main = identity.kind is Kind.MAIN
     async with deps.turnstile:
         privacy = discretion.privacy(caller.user, identity, headers, request)
+    if privacy is not Privacy.PRIVATE:
+        await discretion.look_at(request)
+    async with deps.turnstile:
         session_id, link, holds, lost = _NOWHERE, None, None, None
         said = request.messages
         if privacy is not Privacy.PRIVATE:
@@ -112,9 +121,11 @@ async def admit(
             known = privacy is Privacy.OPEN
             link = book.find(session_id, said, compacted=known)
             lost = book.lost(session_id, said) if link is None and known else None
-        if link is not None:
-            # Before the prompt: what the user said counts even when it does not fit the context.
-            _attach(deps, discretion, link)
+    if link is not None:
+        # Before the prompt: what the user said counts even when it does not fit the context.
+        await _attach(deps, discretion, link)
+    if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
+        await _refuse_what_cannot_fit(deps, request)
     prompt = await prompt_for(deps, request, link, forget=privacy is Privacy.PRIVATE)
     params = _params(deps, request, prompt, main)
     head = ReplyHead(f"chatcmpl-{uuid4().hex}", int(time.time()), request.model, version)
@@ -179,10 +190,25 @@ def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool)
     return replace(params, student_topk=0)
 
 
-def _attach(deps: GatewayDeps, discretion: Discretion, link: Link) -> None:
+async def _refuse_what_cannot_fit(deps: GatewayDeps, request: ChatRequest) -> None:
+    """What is far too long is refused before it is encoded, which would take seconds."""
+    # What was said in replies may be left out of the prompt, and tools have a form of their own.
+    texts = [m["content"] for m in request.messages if m["role"] != "assistant"]
+
+    def fewest() -> int:
+        return sum(deps.renderer.fewest_tokens(text) for text in texts)
+
+    if (
+        sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
+        and await deps.turnstile.aside(fewest) > deps.context_tokens
+    ):
+        raise hopeless(deps.context_tokens)
+
+
+async def _attach(deps: GatewayDeps, discretion: Discretion, link: Link) -> None:
     state = next_state(link.new, link.reply)
     if state is None:
         return
-    state = replace(state, text=discretion.redact(state.text))
+    state = replace(state, text=await discretion.redact_any(state.text))
     if deps.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()

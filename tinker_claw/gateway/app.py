@@ -22,7 +22,7 @@ from tinker_claw.gateway.admit import admit, not_served
 from tinker_claw.gateway.book import Book
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.discretion import Discretion
-from tinker_claw.gateway.keys import Keys
+from tinker_claw.gateway.keys import Keys, Principal
 from tinker_claw.gateway.limits import Limits, read_body
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import refuse_forms, refuse_pages
@@ -34,22 +34,22 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
     book = app.state.book = Book(deps.turns, cfg.session_idle_s)
-    discretion = Discretion(deps.turns, deps.redactor)
+    discretion = Discretion(deps.turns, deps.redactor, deps.turnstile)
     keys = Keys(cfg.api_key, deps.users)
     limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
     local = is_loopback(cfg.host) and not keys.needed
     since = int(time.time())
     errors.install(app)
 
-    def user_of(request: Request) -> str:
+    def caller_of(request: Request) -> Principal:
         refuse_pages(request.headers, local=local)
-        return keys.user(request.headers.get("authorization", ""))
+        return keys.principal(request.headers.get("authorization", ""))
 
     async def chat(request: Request) -> Response:
-        user = user_of(request)
+        who = caller_of(request)
         refuse_forms(request.headers)
         with ExitStack() as held:
-            caller = held.enter_context(limits.place(user))
+            caller = held.enter_context(limits.place(who.name, who.cache_salt))
             try:
                 body = await read_body(
                     request,
@@ -65,12 +65,12 @@ def create_app(deps: GatewayDeps) -> FastAPI:
 
     @app.get("/v1/models", response_model=None)
     async def models(request: Request) -> Response:
-        user_of(request)
+        caller_of(request)
         return JSONResponse(model_list([deps.served_name], since))
 
     @app.get("/v1/models/{name:path}", response_model=None)
     async def model(request: Request, name: str) -> Response:
-        user_of(request)
+        caller_of(request)
         if name != deps.served_name:
             raise not_served(deps, name)
         return JSONResponse(model_object(name, since))
@@ -79,16 +79,24 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     async def healthz(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
         health = {**deps.health(), "private_near_misses": discretion.near_misses}
+        well = {"status": health["status"]}
         try:
-            keys.user(request.headers.get("authorization", ""))
+            who = keys.principal(request.headers.get("authorization", ""))
         except RequestError:
-            # Errors and figures are for users; a probe without a key learns whether all is well.
-            health = {"status": health["status"]}
-        return JSONResponse(health)
+            return JSONResponse(well)  # a probe without a key learns whether all is well
+        if not who.admin:
+            # Errors may quote addresses and paths, and all other figures are of everybody.
+            return JSONResponse(well | {"user": who.name} | limits.figures(who.name))
+        return JSONResponse(dict(health))
 
     @app.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
-        user_of(request)
+        if not caller_of(request).admin:
+            raise RequestError(
+                "These are the figures of all users: they are for admins. /healthz shows yours.",
+                status=HTTPStatus.FORBIDDEN,
+                code="forbidden",
+            )
         return Response(deps.metrics(), media_type="text/plain; version=0.0.4")
 
     # FastAPI's own way would look for parameters to fill in, with every request.

@@ -121,6 +121,7 @@ class Generation:
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
         job, keeps = self._job, self._keeps(completion)
+        job.caller.served(len(job.prompt.tokens), len(completion.tokens))
         if keeps is None:
             self._deps.observer.turn_forgotten(
                 prompt_tokens=len(job.prompt.tokens), completion_tokens=len(completion.tokens)

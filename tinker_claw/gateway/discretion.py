@@ -6,15 +6,17 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 
 from __future__ import annotations
 
+import hashlib
 import marshal
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tinker_claw.gateway.turnstile import Turnstile
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy import NEAR_MISS, Privacy, Redactor, marked, may_mark, mentioned
-from tinker_claw.sessions import Call, Identity, flagged, sayings
+from tinker_claw.sessions import Call, Identity, flagged, last_user_words, sayings
 from tinker_claw.sessions.memo import Memo
 from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message
@@ -23,6 +25,10 @@ from tinker_claw.wire import ChatRequest, parts_of
 TRACES = 4096
 _CAPACITY = 16_000_000
 """Bytes of texts of which it is remembered what they hold; histories come again and again."""
+_REDACTED_CAPACITY = 64_000_000
+"""Bytes of what is left of long texts that hold something."""
+_LONG = 20_000
+"""Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({Call.FLUSH, Call.SUBAGENT, Call.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
 AFTERWARDS = "its prompt holds what was said in private"
@@ -31,7 +37,7 @@ AFTERWARDS = "its prompt holds what was said in private"
 class Discretion:
     """Knows which sessions are private, and what texts hold."""
 
-    def __init__(self, turns: TurnTable, redactor: Redactor) -> None:
+    def __init__(self, turns: TurnTable, redactor: Redactor, turnstile: Turnstile) -> None:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()
@@ -39,6 +45,8 @@ class Discretion:
         self._held: Memo[str] = Memo(_CAPACITY)
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
+        self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
+        self._turnstile = turnstile
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
@@ -69,11 +77,37 @@ class Discretion:
             self._remember(user, identity, found, known)
         return found
 
+    async def look_at(self, request: ChatRequest) -> None:
+        """Search what is long and new in a thread; from then on it is known what it holds."""
+        texts = [text for message in request.messages for text in _texts(message)]
+        await self._search([*texts, last_user_words(request.messages)])
+
+    async def redact_any(self, text: str) -> str:
+        """A text, however long, as it may be kept."""
+        await self._search([text])
+        return self.redact(text)
+
+    async def _search(self, texts: Iterable[str]) -> None:
+        long = (text for text in texts if len(text) >= _LONG)
+        new = {key: text for text in long if self._held.get(key := _key(text)) is None}
+        if not new:
+            return
+        redactor = self._redactor
+
+        def search() -> list[tuple[str, str]]:
+            held = [(text, redactor.holds(text) or "") for text in new.values()]
+            return [(what, redactor.redact(text) if what else "") for text, what in held]
+
+        for key, (what, left) in zip(new, await self._turnstile.aside(search), strict=True):
+            self._held.put(key, what, len(key))
+            if what:
+                self._redacted.put(key, left, len(left))
+
     def holds(self, request: ChatRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
         for message in request.messages:
             for text in _texts(message):
-                if held := self._holds(text, text):
+                if held := self._holds(_key(text), text):
                     return held
         if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
             return held
@@ -89,7 +123,10 @@ class Discretion:
 
     def redact(self, text: str) -> str:
         """A text as it may be kept."""
-        return self._redactor.redact(text) if self._holds(text, text) else text
+        key = _key(text)
+        if self._holds(key, text) is None:
+            return text
+        return self._redacted.get(key) or self._redactor.redact(text)
 
     def redacted(self, request: ChatRequest) -> ChatRequest:
         """The request as far as a session is named by it."""
@@ -125,6 +162,11 @@ class Discretion:
 def _names_its_session(identity: Identity) -> bool:
     """A side call whose key is that of the session of which it knows."""
     return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
+
+
+def _key(text: str) -> str | bytes:
+    """A long text is remembered by its digest."""
+    return text if len(text) < _LONG else hashlib.blake2b(text.encode(), digest_size=32).digest()
 
 
 def _texts(message: Message) -> Iterator[str]:

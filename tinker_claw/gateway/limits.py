@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -26,6 +26,15 @@ COME_BACK_S = 10
 """For a client that finds the queue full."""
 
 
+@dataclass(slots=True)
+class Served:
+    """What a user was given, private turns included."""
+
+    turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class Limits:
     """The requests that are being answered, and those that wait."""
 
@@ -37,10 +46,14 @@ class Limits:
         self._here: Counter[str] = Counter()
         self._sampling: Counter[str] = Counter()
         self._waiting = {user: deque[asyncio.Future[None]]() for user in users}
+        self._served = {user: Served() for user in users}
 
     @contextmanager
-    def place(self, user: str) -> Generator[Caller]:
+    def place(self, user: str, cache_salt: str | None = None) -> Generator[Caller]:
         """Held for as long as a request is here.
+
+        Args:
+            cache_salt: of the user's group.
 
         Raises:
             RequestError: too many of this user's requests are.
@@ -55,9 +68,20 @@ class Limits:
             )
         self._here[user] += 1
         try:
-            yield Caller(user, self)
+            yield Caller(user, self, cache_salt)
         finally:
             self._here[user] -= 1
+
+    def figures(self, user: str) -> dict[str, int]:
+        """A user's own, since the start."""
+        return {"requests_now": self._here[user]} | asdict(self._served[user])
+
+    def served(self, user: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """A turn has ended."""
+        figures = self._served[user]
+        figures.turns += 1
+        figures.prompt_tokens += prompt_tokens
+        figures.completion_tokens += completion_tokens
 
     @asynccontextmanager
     async def slot(self, user: str) -> AsyncGenerator[None]:
@@ -118,10 +142,15 @@ class Caller:
 
     user: str
     limits: Limits
+    cache_salt: str | None
 
     def slot(self) -> AbstractAsyncContextManager[None]:
         """Held while a reply is sampled; waits for one."""
         return self.limits.slot(self.user)
+
+    def served(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """A turn of this user's has ended."""
+        self.limits.served(self.user, prompt_tokens, completion_tokens)
 
 
 async def read_body(request: Request, *, most: int, limit_s: float, context_tokens: int) -> bytes:
@@ -137,7 +166,7 @@ async def read_body(request: Request, *, most: int, limit_s: float, context_toke
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
     limit, too_long = min(most, useful), _too_long(most)
     if useful < most:
-        too_long = _hopeless(context_tokens)
+        too_long = hopeless(context_tokens)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
         raise too_long
@@ -166,7 +195,7 @@ def _too_long(limit: int) -> RequestError:
     )
 
 
-def _hopeless(context_tokens: int) -> RequestError:
+def hopeless(context_tokens: int) -> RequestError:
     """As for any prompt that does not fit, so that agents compact their history."""
     return RequestError(
         f"This model's maximum context length is {context_tokens} tokens; the body is so long that "

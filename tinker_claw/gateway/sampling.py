@@ -165,7 +165,9 @@ class Sampling:
 
     def _rest(self) -> tuple[Tokens, SamplingParams]:
         """What is left to be sampled: the prompt, and what is allowed behind it."""
-        prompt, params, sampled = self._job.prompt.tokens, self._job.params, len(self._tokens)
+        prompt, sampled = self._job.prompt.tokens, len(self._tokens)
+        # Not in the job's own params, which are kept with the turn.
+        params = replace(self._job.params, cache_salt=self._job.caller.cache_salt)
         if not sampled:
             return prompt, params
         # The seed has been used for the first tokens; the same draws again would not be random.

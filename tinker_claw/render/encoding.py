@@ -75,6 +75,8 @@ class Encoder:
         self._held = 0
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
+        # Texts come one at a time: there is nothing that its own threads could share.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
 
     def __len__(self) -> int:

@@ -18,6 +18,8 @@ CUT = "\udc00"
 """Half a surrogate pair: the one sign that no text from outside can hold. Formats carry it through,
 and `CutTokenizer` leaves it out."""
 
+_LONG = 8_000
+"""Characters of a text whose encoding others should not wait for."""
 # Of a tool's schema, which formats look up by name.
 _STRUCTURE = frozenset(
     {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
@@ -183,7 +185,11 @@ class CutTokenizer:
             ids = self._tokenizer.encode(before + text, add_special_tokens=False)
             return ids[1:] if before else ids, None
         # What the tokenizer's own encode() calls, without what it does around it.
-        found = self._tokenizer.backend_tokenizer.encode(before + text, add_special_tokens=False)
+        backend = self._tokenizer.backend_tokenizer
+        if len(text) < _LONG:
+            found = backend.encode(before + text, add_special_tokens=False)
+        else:  # of a single text it keeps the interpreter's lock, for seconds
+            (found,) = backend.encode_batch([before + text], add_special_tokens=False)
         skip, ids = bool(before), found.ids
         if not with_starts:  # for a long prompt the starts alone take milliseconds
             return ids[skip:], None

@@ -12,6 +12,7 @@ from typing import Any, cast
 import renderers
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
+from tokenizers.models import BPE
 
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.calls import only_call, tool_call
@@ -65,6 +66,7 @@ class Renderer:
         self.family: str = self.config.name
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
         self._tails: dict[tuple[int, ...], bool] = {}
+        self._words_a_token: int | None = None
         self._markers = self._find_markers() if self.family in _MARKED else None
 
     @classmethod
@@ -177,6 +179,16 @@ class Renderer:
         stream.feed(tokens)
         return stream.finish()[1]
 
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens a text takes at the least, found without encoding it; 0: not known.
+
+        A word begins in one of its tokens, and no token holds the beginnings of more words than
+        the fullest of the vocabulary.
+        """
+        if self._words_a_token is None:
+            self._words_a_token = _words_a_token(self._tokenizer)
+        return len(text.split()) // self._words_a_token if self._words_a_token else 0
+
     def forget(self) -> None:
         """Keep no text of earlier requests in memory."""
         self._encoder.clear()
@@ -255,3 +267,14 @@ def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
     while at and tokens[at - 1] not in stops:
         at -= 1
     return tuple(tokens[at:])
+
+
+def _words_a_token(tokenizer: Any) -> int:
+    """How many words begin in one token at the most; 0 where a token may stand for any text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    model = getattr(backend, "model", None)
+    if not isinstance(model, BPE) or model.unk_token is not None:
+        return 0
+    ids = range(backend.get_vocab_size(with_added_tokens=True))
+    texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
+    return max(len(text.split()) for text in texts)

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tinker_claw.errors import ConfigError
-from tinker_claw.serve.connections import IDLE_S, Connection
+from tinker_claw.serve.connections import ACCEPTED_AT_ONCE, IDLE_S, Connection, Connections
 
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
@@ -24,6 +24,11 @@ STEP_S = 10
 """How long a step in hand may go on after that."""
 CLOSE_S = 15
 """How long saving and closing may take after that."""
+QUEUED = 2048
+"""Connections that the kernel holds until they are accepted."""
+SEND_BYTES = 131_072
+"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
+a reply to nobody would be sampled to its end."""
 
 
 class Server(uvicorn.Server):
@@ -42,8 +47,16 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=DRAIN_S,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
+        self.server_state = Connections()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """asyncio takes as many connections in one round as it lets the kernel queue."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUED)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -69,14 +82,15 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); stop what uses "
             "it, or choose another --port (0 takes a free one)"
         ) from error
-    # Accepted connections inherit it; without it a small answer waits 40 ms for an acknowledgement.
+    # Accepted connections inherit both; without it a small answer waits 40 ms for an acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     with listening:
         yield listening
 

@@ -34,11 +34,13 @@ async def port(patient: Patient) -> Found:
             return Found(f"{gateway.host}:{gateway.port} is free")
     except ConfigError as taken:
         url = status.url_of(gateway.host, gateway.port)
-        key = next(iter(keys(patient.settings).values()), None)
+        key = status.key_of(patient.settings)
         try:
             health = await asyncio.to_thread(status.ask, url, key)
         except status.Unreachable:
             raise taken from None
+    if "user" in health:  # not an admin's key: it tells no more than that
+        return Found(f"a gateway of this project answers at {url}. It is {health['status']}")
     if "policy_version" not in health:  # it tells strangers no more than whether all is well
         raise ConfigError(
             f"a gateway of this project runs at {url}, and takes another key than these flags "

@@ -24,6 +24,13 @@ _FINE = {
 
 def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     """The lines for a terminal. `now`: seconds since 1970."""
+    if "user" in health:
+        return [
+            f"tinker-claw at {url}: {health['status']}",
+            f"{health['user']}: {health['turns']} turns since the start, "
+            f"{health['prompt_tokens']} tokens of prompts, {health['completion_tokens']} of replies",
+            'It tells more to admins: role = "admin" in [[users]], or --api-key.',
+        ]
     if "policy_version" not in health:
         more = "It tells more to who sends a key: name its settings file with --config, or set "
         return [f"tinker-claw at {url}: {health['status']}", f"{more}{KEY_VARIABLE}."]

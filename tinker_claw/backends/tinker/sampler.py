@@ -129,7 +129,8 @@ class TinkerSampler:
         )
         if len(response.sequences) != n:
             raise SamplerError(f"Tinker gave {len(response.sequences)} completions, not {n}.")
-        cached = response.prompt_cache_hit_tokens
+        # The service has no salt: its cache is that of the account, whoever has asked.
+        cached = 0 if params.cache_salt else response.prompt_cache_hit_tokens
         return [completion(sequence, params, cached) for sequence in response.sequences]
 
     async def logprobs(

@@ -1,0 +1,85 @@
+"""How long the gateway is deaf: /healthz while others hold connections and say nothing, and while a
+body is handled that is far too large.
+
+Rule: the longest wait counts, because that is what a user sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+from random import Random
+from urllib.parse import urlsplit
+
+from benchmarks.agent_requests import MODEL
+from benchmarks.gateway_client import Connection, pulse
+from benchmarks.gateway_rows import Row, Timing, Wire
+
+IDLE = (0, 1_000, 10_000)
+"""Connections that nothing is said on."""
+_AT_ONCE = 200
+_OPENED_WITHIN_S = 90.0
+_HELD_S = 2.0
+"""After the last of them was opened."""
+_PROSE_BYTES = 1_200_000
+
+
+async def idle(wire: Wire, count: int) -> Row:
+    """So many silent connections are opened as fast as they are taken, and held."""
+    _allow(count + 200)
+    parts = urlsplit(wire.at.url)
+    address = (parts.hostname, parts.port)
+    opened: list[socket.socket] = []
+    loop, cpu = asyncio.get_running_loop(), wire.at.cpu_s()
+    with pulse(wire.at.url, wire.client_core) as waits:
+        try:
+            async with asyncio.timeout(_OPENED_WITHIN_S):
+                for begin in range(0, count, _AT_ONCE):
+                    some = [_socket() for _ in range(min(_AT_ONCE, count - begin))]
+                    opened += some
+                    await asyncio.gather(*(loop.sock_connect(one, address) for one in some))
+        except (TimeoutError, OSError) as error:
+            wire.failures.append(f"{count} connections: {type(error).__name__}: {error}")
+        await asyncio.sleep(_HELD_S)
+        for one in opened:
+            one.close()
+    timing = Timing(waits, wire.at.cpu_s() - cpu)
+    return timing.row(f"{count:,} idle connections", health=waits)
+
+
+async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
+    """Prose of more than the context, never the same, which must end in a 400."""
+    connection, timing, cpu = await Connection.open(wire.at.url), Timing(), wire.at.cpu_s()
+    bodies = [_prose(Random(seed), spaced) for seed in range(3)]
+    with pulse(wire.at.url, wire.client_core) as waits:
+        for body in bodies:
+            answer = await connection.ask(body)
+            timing.seconds.append(answer.seconds)
+            timing.errors += answer.status != 400
+    connection.close()
+    timing.cpu_s = wire.at.cpu_s() - cpu
+    kind = "prose" if spaced else "signs without blanks"
+    return timing.row(f"1.2 MB of {kind}, beyond the context", health=waits)
+
+
+def _prose(random: Random, spaced: bool) -> bytes:
+    """Words can be counted without encoding them; signs without blanks cannot."""
+    letters = "etaoinshrdlu"
+    words = ["".join(random.choices(letters, k=random.randint(2, 9))) for _ in range(5_000)]
+    text = (" " if spaced else "-").join(random.choices(words, k=_PROSE_BYTES // 6))[:_PROSE_BYTES]
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}).encode()
+
+
+def _socket() -> socket.socket:
+    one = socket.socket()
+    one.setblocking(False)
+    return one
+
+
+def _allow(descriptors: int) -> None:
+    """As many open files as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(descriptors, hard), hard))
