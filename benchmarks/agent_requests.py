@@ -90,9 +90,9 @@ MIX = tuple(SURFACES[i] for i in (0, 1, 0, 2, 0, 3, 2, 0, 1, 0, 0, 4))
 """How often each is met."""
 
 
-def unseen(count: int) -> list[Surface]:
+def unseen(count: int, name: str = "unseen") -> list[Surface]:
     """Surfaces of which each has a system prompt of its own."""
-    return [surface(f"unseen {n}", 39_873, 12, 9_800, seed=n + 1) for n in range(count)]
+    return [surface(f"{name} {n}", 39_873, 12, 9_800, seed=n + 1) for n in range(count)]
 
 
 @dataclass

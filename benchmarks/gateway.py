@@ -43,6 +43,7 @@ from benchmarks.gateway_rows import (
     memory,
     opening,
     openings,
+    prompts_in_turn,
 )
 
 Say = Callable[[str], None]
@@ -115,6 +116,9 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     strange = [opening(wire, s, f"unseen-{n}") for n, s in enumerate(unseen(size.crowd))]
     for what, talks in (("seen", seen), ("unseen", strange)):
         rows.append(await crowd(wire, size, f"prompts {what}", talks))
+    if size.prompts:
+        say(f"the gateway: {size.prompts} system prompts in turn")
+        rows += await prompts_in_turn(wire, size)
     return rows
 
 
@@ -183,7 +187,7 @@ def _add(table: Table, name: str, row: Row) -> None:
 
 
 def ratios(figures: Figures) -> dict[str, float]:
-    """Ours to the others, first turn of a session; below 1 is cheaper."""
+    """Ours to the others, first turn of a session, below 1 is cheaper; many prompts to one."""
     (first,) = [row for row in figures.ours if row.what == "first turn of a session"]
     found: dict[str, float] = {}
     for name, other in (("bare", figures.bare), ("LiteLLM", figures.litellm)):
@@ -191,6 +195,12 @@ def ratios(figures: Figures) -> dict[str, float]:
             found[f"ours / {name}, median"] = first.median_ms / other.median_ms
             if other.cpu_ms:  # a tiny run may be over before the kernel has counted
                 found[f"ours / {name}, CPU"] = first.cpu_ms / other.cpu_ms
+    taken = [row for row in figures.ours if row.what.startswith("first turn, ")]
+    if taken:
+        one, many = taken
+        found["many system prompts / one, median"] = many.median_ms / one.median_ms
+        if one.cpu_ms:
+            found["many system prompts / one, CPU"] = many.cpu_ms / one.cpu_ms
     return found
 
 
@@ -204,6 +214,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
+    parser.add_argument("--prompts", type=int, default=0, help="as many system prompts in turn, too")
     parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
     parser.add_argument("--json", type=Path, help="write everything here, too")
     return parser
@@ -212,7 +223,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Read flags, measure, print tables and, where asked, a JSON file."""
     arguments = parser().parse_args()
-    size = QUICK if arguments.quick else Size()
+    size = replace(QUICK if arguments.quick else Size(), prompts=arguments.prompts)
     if arguments.memory is not None:
         size = replace(size, memory=arguments.memory)
     console, started = Console(width=120), time.monotonic()

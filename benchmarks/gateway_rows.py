@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.agent_requests import MIX, Conversation, Surface, read_reply
+from benchmarks.agent_requests import MIX, Conversation, Surface, read_reply, unseen
 from benchmarks.gateway_client import Answer, Connection, Measured, pulse, share
 
 FULL = 12
@@ -33,6 +33,8 @@ class Size:
     """Requests in flight at the same time."""
     memory: int = 10_000
     """Turns without a successor, and as many sessions."""
+    prompts: int = 0
+    """System prompts that take turns; 0: that row is not asked for."""
 
     @property
     def memory_every(self) -> int:
@@ -171,6 +173,22 @@ async def first_turns(wire: Wire, size: Size) -> Row:
     alone = await run(wire, openings(wire, size.alone, "first"), 1)
     full = await run(wire, openings(wire, size.together, "many"), FULL)
     return alone.row("first turn of a session", full)
+
+
+async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
+    """New sessions of one system prompt, then as many of ever another, each seen once before."""
+    surfaces = unseen(size.prompts, "in turn")
+    rows: list[Row] = []
+    for what, taken in (("one system prompt", surfaces[:1]), ("system prompts in turn", surfaces)):
+        for measured in (False, True):
+            talks = [
+                opening(wire, taken[n % len(taken)], f"in-turn-{len(taken)}-{n}-{measured}")
+                for n in range(size.prompts)
+            ]
+            timing = await run(wire, talks, 1)
+        name = what if len(taken) == 1 else f"{len(taken)} {what}"
+        rows.append(timing.row(f"first turn, {name}"))
+    return rows
 
 
 async def further_turns(wire: Wire, size: Size) -> Row:

@@ -66,7 +66,8 @@ def hub() -> Any:
 
 def format_of(tokenizer: Any, config: Any, encoder: Encoder | None = None) -> Format:
     cut = CutTokenizer(tokenizer)
-    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder or Encoder(cut), config)
+    encoder = Encoder(cut) if encoder is None else encoder
+    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder, config)
 
 
 def full_render(
