@@ -10,6 +10,7 @@ import marshal
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from tinker_claw.ledger.turns import TurnTable
@@ -21,7 +22,7 @@ from tinker_claw.wire import ChatRequest
 
 TRACES = 4096
 _CAPACITY = 16_000_000
-"""Bytes of texts of which it is remembered what they hold; histories come again and again."""
+"""Bytes that it may take to remember what texts hold; histories come again and again."""
 AFTERWARDS = "its prompt holds what was said in private"
 
 
@@ -84,11 +85,13 @@ class Discretion:
         return replace(request, messages=tuple(kept))
 
     def _holds(self, key: str | bytes, value: Any) -> str | None:
-        known = self._held.get(key)
+        # By its digest: the texts themselves would fill the room with eighty system prompts.
+        digest = blake2b(key.encode() if isinstance(key, str) else key, digest_size=16).digest()
+        known = self._held.get(digest)
         if known is None:
             texts = _strings(value)
             known = next((held for text in texts if (held := self._redactor.holds(text))), "")
-            self._held.put(key, known, len(key))
+            self._held.put(digest, known, len(digest))
         return known or None
 
     def _known(self, user: str, identity: Identity) -> Privacy:
