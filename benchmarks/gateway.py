@@ -214,7 +214,9 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
-    parser.add_argument("--prompts", type=int, default=0, help="as many system prompts in turn, too")
+    parser.add_argument(
+        "--prompts", type=int, default=0, help="as many system prompts in turn, too"
+    )
     parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
     parser.add_argument("--json", type=Path, help="write everything here, too")
     return parser
