@@ -55,7 +55,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     assert sum(row.cpu_ms for row in figures.ours) > 0
     asked = [row.what for row in figures.ours if row.health_ms is not None]
     assert asked == ["6 in flight, prompts seen", "6 in flight, prompts unseen"]
-    # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 6; 6; 4 times 3; twice 4.
+    # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 6; 6; 4 times 3; and 8.
     requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 6 + 6 + 4 * 3 + 8
     assert (figures.check.requests, figures.check.equal) == (requests, requests)
     assert figures.check.stored == requests
