@@ -25,7 +25,17 @@ from tinker_claw.sessions import without_volatile
 from tinker_claw.wire import parse_chat
 
 IDS = 3000
-TINY = Size(alone=4, together=4, further=2, crowd=6, long=12, streams=(1, 2), steps=1, memory=4)
+TINY = Size(
+    alone=4,
+    together=4,
+    further=2,
+    crowd=6,
+    long=12,
+    streams=(1, 2),
+    steps=1,
+    memory=4,
+    prompts=3,
+)
 
 
 @pytest.fixture
@@ -55,17 +65,17 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
         "first token, during a publish",
         "6 in flight, prompts seen",
         "6 in flight, prompts unseen",
+        "first turn, one system prompt",
+        "first turn, 3 system prompts in turn",
     ]
     assert figures.failures == []
     assert sum(row.errors for row in [*figures.bare, *figures.ours]) == 0
     assert sum(row.cpu_ms for row in figures.ours) > 0
-    assert [row.what for row in figures.ours if row.health_ms is not None] == [
-        "6 in flight, prompts seen",
-        "6 in flight, prompts unseen",
-    ]
+    asked = [row.what for row in figures.ours if row.health_ms is not None]
+    assert asked == ["6 in flight, prompts seen", "6 in flight, prompts unseen"]
     # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 2 never seen; one turn
-    # in ten of two long sessions; 6; 6; twice 4.
-    requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 2 + 2 * 1 + 6 + 6 + 8
+    # in ten of two long sessions; 6; 6; 4 times 3; twice 4.
+    requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 2 + 2 * 1 + 6 + 6 + 4 * 3 + 8
     assert (figures.check.requests, figures.check.equal) == (requests, requests)
     assert figures.check.stored > requests  # those whose replies came one by one, for example
     assert [point.requests for point in figures.memory[1:]] == [2, 4, 2, 4]

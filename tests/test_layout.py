@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +67,8 @@ def hub() -> Any:
 
 def format_of(tokenizer: Any, config: Any, encoder: Encoder | None = None) -> Format:
     cut = CutTokenizer(tokenizer)
-    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder or Encoder(cut), config)
+    encoder = Encoder(cut) if encoder is None else encoder
+    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder, config)
 
 
 def full_render(
@@ -286,6 +288,36 @@ def test_what_is_remembered_is_bounded(hub: Any) -> None:
     assert len(encoder) <= 20_000
     assert encoder.unknown([texts[0], texts[-1]]) == [], "what is in use stays"
     assert encoder.unknown([texts[1]]) == [texts[1]]
+
+
+class Letters:
+    """A tokenizer that takes four letters for one id, and counts what it is given."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.asked += 1
+        return list(range(100_000, 100_000 + len(text) // 4))
+
+
+def test_two_hundred_system_prompts_in_turn_are_encoded_once_each() -> None:
+    letters = Letters()
+    encoder = Encoder(CutTokenizer(letters))
+    texts = [f"system prompt {number} ".ljust(60_000, "ü") for number in range(200)]
+    for _ in range(3):
+        for text in texts:
+            assert len(unpack(encoder.encode(text).packed)) == 15_000
+    assert letters.asked == len(texts)
+
+
+def test_what_is_remembered_is_counted_in_bytes() -> None:
+    encoder = Encoder(CutTokenizer(Letters()))
+    for number in range(50):
+        encoder.encode(f"{number} ".ljust(10_000))
+    texts = sum(map(sys.getsizeof, encoder._known))
+    ids = sum(sys.getsizeof(entry.packed) for entry in encoder._known.values())
+    assert texts + ids <= len(encoder) <= 1.1 * (texts + ids)
 
 
 def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:

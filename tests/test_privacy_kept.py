@@ -311,3 +311,22 @@ async def test_looking_for_secrets_costs_little_where_the_history_was_seen(
     ledger.close()
     print(f"{len(captured.encoded())} bytes: {1e3 * best:.3f} ms")
     assert best < 2e-4
+
+
+def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
+    class Counting(Redactor):
+        searched = 0
+
+        def holds(self, text: str) -> str | None:
+            self.searched += 1
+            return None
+
+    ledger, redactor = Ledger(tmp_path), Counting([])
+    discretion = Discretion(ledger.turns, redactor)
+    texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
+    for text in (*texts, *texts):
+        said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
+        request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
+        assert discretion.holds(request) is None
+    assert redactor.searched == len(texts) + 1
+    ledger.close()

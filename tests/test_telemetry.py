@@ -62,6 +62,7 @@ def test_events_are_json_lines_where_nobody_watches() -> None:
         "publish",
     ]
     assert (events[0]["user"], events[0]["cached_tokens"]) == ("anna", 64)
+    assert events[0]["first_token_s"] == 0.1
     assert events[1]["votes"] == [-1, None, -1]
     assert all({"timestamp", "level"} <= event.keys() for event in events)
 

@@ -161,7 +161,8 @@ def test_loading_a_renderer_imports_neither_torch_nor_transformers() -> None:
 
 def test_a_gateway_over_tinker_imports_neither_and_may_import_them_later() -> None:
     run(
-        "import sys\nimport tinker_claw.backends.tinker, tinker_claw.cli, tinker_claw.serve.wiring\n"
+        "import sys\n"
+        "import tinker_claw.backends.tinker, tinker_claw.cli, tinker_claw.serve.wiring\n"
         "from tinker_claw import config\nfrom tinker_claw.serve.backend import learning_rate\n"
         f"learning_rate(config.load(['--learning-rate', 'auto']), {str(MODEL_DIR)!r})\n"
         + NOT_THERE

@@ -6,11 +6,11 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 
 from __future__ import annotations
 
-import hashlib
 import marshal
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from tinker_claw.gateway.turnstile import Turnstile
@@ -24,7 +24,7 @@ from tinker_claw.wire import ChatRequest, parts_of
 
 TRACES = 4096
 _CAPACITY = 16_000_000
-"""Bytes of texts of which it is remembered what they hold; histories come again and again."""
+"""Bytes that it may take to remember what texts hold; histories come again and again."""
 _REDACTED_CAPACITY = 64_000_000
 """Bytes of what is left of long texts that hold something."""
 _LONG = 20_000
@@ -113,9 +113,9 @@ class Discretion:
             return held
         if not request.tools:
             return None
-        # As a key this takes a tenth of what JSON takes.
+        # This takes a tenth of what JSON takes.
         tools = [dict(tool) for tool in request.tools]
-        return self._holds(marshal.dumps(tools, 2), tools)
+        return self._holds(_digest(marshal.dumps(tools, 2)), tools)
 
     def holds_text(self, text: str) -> str | None:
         """The same of a text that comes once."""
@@ -133,7 +133,7 @@ class Discretion:
         kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
         return replace(request, messages=tuple(kept))
 
-    def _holds(self, key: str | bytes, value: Any) -> str | None:
+    def _holds(self, key: bytes, value: Any) -> str | None:
         known = self._held.get(key)
         if known is None:
             texts = _strings(value)
@@ -164,9 +164,14 @@ def _names_its_session(identity: Identity) -> bool:
     return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
 
 
-def _key(text: str) -> str | bytes:
-    """A long text is remembered by its digest."""
-    return text if len(text) < _LONG else hashlib.blake2b(text.encode(), digest_size=32).digest()
+def _key(text: str) -> bytes:
+    """What a text is remembered by: the texts themselves would fill the room with eighty system
+    prompts."""
+    return _digest(text.encode(errors="surrogatepass"))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tinker_claw.render.plain import CutTokenizer
 
 CAPACITY = 96_000_000
-"""Bytes of texts and their ids that are kept: some eight hundred system prompts of an agent."""
+"""Bytes of texts and their ids that are kept: some five hundred system prompts of an agent."""
 _ENTRY = 300
 """Bytes of what holds a text and its ids together."""
 _ASIDE = 8_000

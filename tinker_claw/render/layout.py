@@ -173,7 +173,7 @@ class Layout:
         known = self._encoded(piece)
         if piece.end is None:
             return known.packed
-        # A cut at the very end takes ids that begin behind it, too: byte pieces of a last character.
+        # A cut at the very end takes ids that begin behind it, too: bytes of a last character.
         return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
     def _encoded(self, piece: Piece) -> Encoded:

@@ -169,10 +169,15 @@ class CutTokenizer:
             return self._piece(text, with_starts)
         ids: list[int] = []
         starts = array("i")
+        # A token may be there very often. How a text begins is not how it goes on.
+        known: dict[tuple[str, bool], tuple[list[int], array[int] | None]] = {}
         at = 0
         for piece in text.split(CUT):
             if piece:
-                found, begin = self._piece(piece, with_starts, self._before if at else "")
+                place = piece, at > 0
+                if place not in known:
+                    known[place] = self._piece(piece, with_starts, self._before if at else "")
+                found, begin = known[place]
                 ids += found
                 starts.extend(at + start for start in begin or ())
             at += len(piece) + len(CUT)

@@ -77,8 +77,8 @@ class Renderer:
             ConfigError: the family is unknown, or there is no usable tokenizer.
         """
         if family == "auto":
-            # Not the package's own search: it imports torch to see whether the model has eyes. Images
-            # are refused by name, and an unknown model's own template is all that is to be had.
+            # Not the package's own search, which imports torch to see whether the model has eyes:
+            # images are refused by name, and its own template is all that there is to render by.
             family = MODEL_RENDERER_MAP.get(model, "default")
         try:
             config = renderers.config_from_name(family)

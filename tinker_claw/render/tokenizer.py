@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -174,6 +174,10 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -197,8 +201,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    functions = {"raise_exception": _raise, "strftime_now": _now}
+    environment.globals.update(cast("Any", functions))
     return environment
 
 
