@@ -10,6 +10,7 @@ import pytest
 
 from tests.gateways import MODEL, Observer, gateway
 from tinker_claw.errors import SamplerError
+from tinker_claw.gateway import errors
 from tinker_claw.render import Renderer
 
 
@@ -109,10 +110,47 @@ async def test_health_models_and_metrics_without_a_key(tmp_path: Path, renderer:
 
 async def test_unknown_paths_and_methods(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
-        assert_error(await world.http.get("/nowhere"), 404)
+        assert_error(await world.http.get("/nowhere"), 404, code="unknown_url")
         wrong = await world.http.get("/chat/completions")
-        assert_error(wrong, 405)
+        assert_error(wrong, 405, code="unknown_url")
         assert wrong.headers["allow"] == "POST"
+        assert errors.WHAT in wrong.json()["error"]["message"]
+
+
+OTHER_DOORS = (
+    *("/v1/responses", "/v1/messages", "/v1/v1/messages", "/chat/completions", "/v1/completions"),
+    *("/v1/embeddings", "/api/chat", "/", "/v1", f"/{'long' * 9000}", "/%3Cscript%3E"),
+)
+
+
+@pytest.mark.parametrize("key", [None, "a-key-that-is-long-enough"])
+async def test_other_formats_and_addresses_are_told_what_to_set(
+    tmp_path: Path, renderer: Renderer, key: str | None
+) -> None:
+    async with gateway(tmp_path, renderer, api_key=key) as world:
+        root = world.url.removesuffix("/v1")
+        for path in OTHER_DOORS:
+            told = await world.http.post(f"{root}{path}", json={"model": MODEL})
+            if path == "/":
+                assert_error(told, 405, code="unknown_url")
+            else:  # to OpenClaw a 404 says that the model is not known
+                assert_error(told, 400, code="unknown_url")
+            message = told.json()["error"]["message"]
+            assert errors.WHAT in message
+            assert len(message) < 600
+            assert MODEL not in message.replace(errors.WHAT, ""), "to strangers nothing of its own"
+        what = await world.http.get(f"{root}/")
+        assert what.status_code == 200
+        assert what.text == f"{errors.WHAT} How it is: /health.\n"
+        health = (await world.http.get(f"{root}/health")).json()
+        assert health == (await world.http.get(f"{root}/healthz")).json()
+        assert ("policy_version" in health) is (key is None), "as to strangers"
+        for path in ("/", "/health"):
+            page = await world.http.get(f"{root}{path}", headers={"origin": "https://evil.example"})
+            assert_error(page, 403, code="forbidden")
+            name = await world.http.get(f"{root}{path}", headers={"host": "evil.example"})
+            assert name.status_code == (403 if key is None else 200)
+        assert world.turns() == []
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -75,6 +75,12 @@ def create_app(deps: GatewayDeps) -> FastAPI:
             raise not_served(deps, name)
         return JSONResponse(model_object(name, since))
 
+    @app.get("/", response_model=None)
+    async def what(request: Request) -> Response:
+        refuse_pages(request.headers, local=local)
+        return Response(f"{errors.WHAT} How it is: /health.\n", media_type="text/plain")
+
+    @app.get("/health", response_model=None)
     @app.get("/healthz", response_model=None)
     async def healthz(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
@@ -101,7 +107,7 @@ def create_app(deps: GatewayDeps) -> FastAPI:
 
     # FastAPI's own way would look for parameters to fill in, with every request.
     app.add_route("/v1/chat/completions", chat, methods=["POST"])
-    _ = (models, model, healthz, metrics)  # reached through the router
+    _ = (models, model, what, healthz, metrics)  # reached through the router
     return app
 
 

@@ -15,7 +15,13 @@ from starlette.exceptions import HTTPException
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.telemetry import log
 from tinker_claw.wire import error_body
+from tinker_claw.wire.values import shown
 
+WHAT = (
+    "This is tinker-claw, which speaks OpenAI's chat completions: POST /v1/chat/completions. In "
+    'OpenClaw set api to "openai-completions" and baseUrl to this address with /v1 at its end; '
+    "`python run.py openclaw-config` prints what belongs there."
+)
 RETRY_AFTER_S = 30
 """For clients that wait as they are told: the request was tried again here for long enough."""
 
@@ -72,8 +78,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    message = f"{status.phrase}: {request.method} {request.url.path}."
-    return JSONResponse(error_body(message, status), status, headers=error.headers)
+    message = f"{status.phrase}: {request.method} {shown(request.url.path)}. {WHAT}"
+    if status is HTTPStatus.NOT_FOUND and request.method == "POST":
+        # Another format. To OpenClaw a 404 says that the model is unknown, whatever stands in it.
+        status = HTTPStatus.BAD_REQUEST
+    body = error_body(message, status, code="unknown_url")
+    return JSONResponse(body, status, headers=error.headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
