@@ -141,9 +141,9 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _control(folder: Path, *torchrun: str) -> None:
+def _control(folder: Path, ranks: str, *torchrun: str) -> None:
     """A control process that says who its ranks are, and waits for its end."""
-    with echoes(folder, torchrun=torchrun) as learning:
+    with echoes(folder, int(ranks), torchrun=torchrun) as learning:
         pids = learning.score(None, ())
         try:
             print(*pids, *map(_parent, pids[:1]), flush=True)

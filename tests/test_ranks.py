@@ -250,10 +250,13 @@ def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> No
         assert gone(pids)
 
 
-def test_no_rank_outlives_the_control_process_or_hears_its_interrupts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "sum_of_ranks"), [(1, b"1.0\n"), (2, b"3.0\n")])
+def test_no_rank_outlives_the_control_process_or_hears_its_interrupts(
+    ranks: int, sum_of_ranks: bytes, tmp_path: Path
+) -> None:
     with (tmp_path / "log").open("wb") as log:
         control = subprocess.Popen(
-            [sys.executable, f"{HERE}/rank_runs.py", str(tmp_path)],
+            [sys.executable, f"{HERE}/rank_runs.py", str(tmp_path), str(ranks)],
             stdout=subprocess.PIPE,
             stderr=log,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -262,9 +265,10 @@ def test_no_rank_outlives_the_control_process_or_hears_its_interrupts(tmp_path: 
     assert control.stdout is not None
     try:
         pids = [int(pid) for pid in control.stdout.readline().split()]
-        assert len(pids) == 3  # two ranks, and torchrun
+        assert len(pids) == ranks + 1
+        assert (pids[-1] == control.pid) == (ranks == 1), "torchrun is for several"
         os.killpg(control.pid, signal.SIGINT)  # as a terminal does
-        assert control.stdout.readline() == b"3.0\n"
+        assert control.stdout.readline() == sum_of_ranks
         assert "Traceback" not in (tmp_path / "logs" / "ranks.log").read_text()
     finally:
         control.kill()
@@ -279,7 +283,7 @@ def test_nothing_waits_for_other_machines_once_the_control_process_is_gone(tmp_p
     meet = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}")
     with (tmp_path / "log").open("wb") as log:
         control = subprocess.Popen(
-            [sys.executable, f"{HERE}/rank_runs.py", str(tmp_path), *meet],
+            [sys.executable, f"{HERE}/rank_runs.py", str(tmp_path), "2", *meet],
             stdout=log,
             stderr=log,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
