@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tinker_dialects import OtherPaths
+from tinkers import served
 from wire_servers import WireProcess, wire_process
 
 from tests.lives import until
@@ -153,7 +155,8 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
         assert code == 0, said
         assert "FAIL" not in said
         assert "takes the key and has the model" in said
-        assert "can do all of combine" in said
+        assert "can do all of combine: saved, loaded, published, sampled" in said
+        assert not list((tmp_path / "box").glob("*/*/*"))
         code, said = doctor("--model-name", "demo", *there)
         assert code == 1
         assert "FAIL backend    TINKER_API_KEY is not set" in said
@@ -168,6 +171,57 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     code, said = doctor("--clip-low", "0.9", "--clip-high", "banana")
     assert code == 1
     assert "FAIL settings" in said
+
+
+def test_server_with_paths_of_another_shape_is_learned_on_rolled_back_and_pruned(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    there = served(
+        tmp_path,
+        speaking=OtherPaths(),
+        model="demo",
+        name="demo",
+        root=tmp_path / "box",
+        kv_cache_tokens=None,
+    )
+    flags = ("--backend", "tinker", "--base-url", there.url, *FLAGS, "--batch-size", "2")
+
+    def command(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "run.py", *arguments, "--data-dir", str(data)],
+            cwd=ROOT,
+            env=os.environ | ENV,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def kept(kind: str) -> int:
+        return len(list((tmp_path / "box").glob(f"*/{kind}/*")))
+
+    said = command("doctor", "--model-name", "demo", "--port", "0", *flags)
+    assert "can do all of combine: saved, loaded, published, sampled" in said
+    assert kept("*") == 0, "it leaves nothing behind"
+    with product(data, env=ENV, backend=flags) as running:
+        learn(running, 9, range(0, 80))
+        assert running.stop() == 0
+    ((made,),) = rows(data, "SELECT COUNT(*) FROM versions")
+    assert 8 <= kept("weights") < made <= kept("sampler_weights"), "the oldest states are gone"
+    refs = rows(data, "SELECT state_ref, sampler_ref FROM versions")
+    assert all(str(ref).startswith("tinker://model_5c33ec6f/v-") for row in refs for ref in row)
+    there.restart()
+    with product(data, env=ENV, backend=flags) as running:
+        newest = running.health()["policy_version"]
+        assert newest >= 9
+        assert ask(running, "after", [HELLO])
+        made = int(command("rollback", f"v{newest - 1}").split(",")[0].removeprefix("v"))
+        assert made > newest
+        learn(running, made + 1, range(100, 160))
+        assert running.stop() == 0
+    assert "Traceback" not in running.log.read_text()
 
 
 def asked(port: int) -> bool:

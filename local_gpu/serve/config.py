@@ -62,7 +62,7 @@ class WireConfig:
     keep_result_bytes: int = 1 << 28
     """Of answers together; the oldest go first."""
     table_cells: int = 1 << 24
-    """Of the [N, K] tables that one request asks for or unfolds: some 40 bytes each. The SDK's
+    """Of the [N, K] tables that one request asks for or unfolds: some 32 bytes each. The SDK's
     longest request of 20 candidates a token has 12 million."""
     drawn_cells: int = 1 << 22
     """Tokens and candidates of all samples that are drawn at once, at their longest: some 100 bytes
