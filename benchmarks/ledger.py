@@ -1,4 +1,5 @@
-"""A ledger after a long use: how large its file is, and what writing a turn to it takes.
+"""A ledger after a long use: how large its file is, what writing a turn to it takes, and for how
+long the loop that serves is silent while a session is forgotten.
 
     python -m benchmarks.ledger [--turns 100000] [--directory DIR]
 
@@ -10,6 +11,7 @@ needs, logprobs as a model's (float32). Written with `TurnTable.add`, one transa
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import sys
@@ -21,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tinker_claw.ledger import Ledger, NewTurn
+from tinker_claw.ledger.forget import in_session
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason
 
 VOCABULARY = 151_936
@@ -45,6 +48,11 @@ class Result:
     bytes_per_turn: float
     add_ms_median: float
     add_ms_p99: float
+    forgotten_turns: int
+    forget_s: float
+    silence_ms: float
+    """The longest of the loop while it was forgotten; a turn was written every 50 ms meanwhile."""
+    silence_ms_p99: float
 
 
 class Talk:
@@ -136,10 +144,10 @@ def measure(directory: Path, turns: int) -> Result:
         replies += len(turn.completion.tokens)
         if sys.stderr.isatty() and number % 1000 == 0:
             print(f"\r{number} of {turns}", end="", file=sys.stderr)
-    path = ledger.path
+    size = ledger.path.stat().st_size
+    forgotten, took, silences = asyncio.run(_forget(ledger, talk))
     ledger.close()
     seconds.sort()
-    size = path.stat().st_size
     return Result(
         turns=turns,
         prompt_tokens=prompts / turns,
@@ -148,7 +156,37 @@ def measure(directory: Path, turns: int) -> Result:
         bytes_per_turn=size / turns,
         add_ms_median=1e3 * seconds[turns // 2],
         add_ms_p99=1e3 * seconds[int(turns * 0.99)],
+        forgotten_turns=forgotten,
+        forget_s=took,
+        silence_ms=1e3 * silences[-1],
+        silence_ms_p99=1e3 * silences[int(len(silences) * 0.99)],
     )
+
+
+async def _forget(ledger: Ledger, talk: Talk) -> tuple[int, float, list[float]]:
+    """Forget a session as the gateway does; returns its turns, the seconds, and all silences."""
+    silences, done = list[float](), asyncio.Event()
+
+    async def serve() -> None:
+        while not done.is_set():
+            for _ in range(10):
+                started = time.perf_counter()
+                await asyncio.sleep(0.005)
+                silences.append(time.perf_counter() - started - 0.005)
+            started = time.perf_counter()
+            ledger.turns.add(talk.turn())
+            silences.append(time.perf_counter() - started)
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0.1)
+    started = time.perf_counter()
+    what = ledger.begin_to_forget(in_session("2", None))
+    silences.append(time.perf_counter() - started)
+    await ledger.finish_forgetting()
+    took = time.perf_counter() - started
+    done.set()
+    await serving
+    return len(what.turns), took, sorted(silences)
 
 
 def main() -> None:

@@ -180,7 +180,8 @@ def test_merging_keeps_every_other_byte(tmp_path: Path, capsys: pytest.CaptureFi
     assert json5.loads(merged)["agents"] == json5.loads(MINE)["agents"]
     (backup,) = backups(path)
     assert backup.read_text() == MINE
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (path, backup)} == {0o640}
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (path, backup)]
+    assert modes == [0o640, 0o600], "the backup is nobody else's"
     told = capsys.readouterr().out
     assert f"As it was before: {backup}" in told
     assert "left at other/model: --primary sets it to tinker-claw/demo" in told

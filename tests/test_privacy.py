@@ -67,6 +67,8 @@ def converse(running: Running, client: httpx.Client) -> None:
 @pytest.mark.slow
 def test_what_a_user_says_is_nowhere_but_in_the_ledger(tmp_path: Path) -> None:
     data = tmp_path / "data"
+    data.mkdir(mode=0o755)  # as of somebody who made it
+    (data / "metrics.jsonl").touch(mode=0o644)
     env = {"TINKER_CLAW_USERS": json.dumps([{"name": "anna", "key": KEY}])}
     with product(data, "--log-format", "json", "--max-body-bytes", "600000", env=env) as running:
         root, known = running.url.removesuffix("/v1"), {"authorization": f"Bearer {KEY}"}
@@ -87,6 +89,9 @@ def test_what_a_user_says_is_nowhere_but_in_the_ledger(tmp_path: Path) -> None:
                 time.sleep(0.1)
             told = [client.get(f"{root}/{page}").text for page in ("healthz", "metrics")]
         assert httpx.get(f"{root}/healthz").json() == {"status": "ok"}
+        opened = [path for path in (data, *data.rglob("*")) if path.stat().st_mode & 0o077]
+        assert opened == [], "closed to others"
+        assert "data_dir.closed" in {event["event"] for event in running.events()}
         assert running.stop() == 0
     told += [running.log.read_text(), *(f.read_text() for f in data.glob("*.jsonl"))]
     assert not any(MARK in text.lower() for text in told)

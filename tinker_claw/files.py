@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,20 +26,25 @@ def for_owner_only() -> None:
 
 
 def open_to_others(directory: Path) -> list[Path]:
-    """What of a data directory, itself included, somebody else may read or write."""
-    if not directory.is_dir():
-        return []
-    return [path for path in (directory, *_inside(directory)) if _mode(path) & _OTHERS]
+    """What of a run's data directory, itself included, somebody else may read or write."""
+    return [path for path in (directory, *_below(directory, _OURS)) if _mode(path) & _OTHERS]
 
 
-def close_to_others(directory: Path) -> tuple[list[Path], list[Path]]:
+def close_to_others(directory: Path, *, all_of_it: bool = False) -> tuple[list[Path], list[Path]]:
     """Close what is ours; returns what was closed, and what is open still.
 
     A directory that holds other things, too, is somebody's choice and stays as it is.
+
+    Args:
+        all_of_it: whatever is there is ours; else what a run keeps.
     """
     closed, left = list[Path](), list[Path]()
-    for path in open_to_others(directory):
-        alone = path != directory or all(one.name in _OURS for one in directory.iterdir())
+    there = {path.name for path in directory.iterdir()} if directory.is_dir() else set[str]()
+    ours = there if all_of_it else there.intersection(_OURS)
+    for path in (directory, *_below(directory, ours)):
+        if not _mode(path) & _OTHERS:
+            continue
+        alone = path != directory or ours == there
         try:
             if alone:
                 os.chmod(path, _mode(path) & ~_OTHERS)
@@ -49,8 +54,8 @@ def close_to_others(directory: Path) -> tuple[list[Path], list[Path]]:
     return closed, left
 
 
-def _inside(directory: Path) -> Iterator[Path]:
-    for name in _OURS:
+def _below(directory: Path, names: Iterable[str]) -> Iterator[Path]:
+    for name in names:
         path = directory / name
         if path.exists() and not path.is_symlink():
             yield path

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import time
 import traceback
@@ -100,6 +101,10 @@ def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
     causes = ((before,) if before else ()) + inside
     told = [_place(cause, told_of) for cause in causes if id(cause) not in told_of]
     return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
+
+
+def _for_owner_only(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 class Telemetry:
@@ -266,7 +271,7 @@ class Telemetry:
         if self._file is None:
             return
         try:
-            with self._file.open("a") as file:
+            with open(self._file, "a", opener=_for_owner_only) as file:
                 file.write(json.dumps({"time": time.time(), **record}) + "\n")
         except OSError as error:  # the ledger has it, too
             log.warning("metrics.unwritten", file=str(self._file), error=str(error))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.errors import ClawError, ConfigError
-from tinker_claw.files import for_owner_only
+from tinker_claw.files import close_to_others, for_owner_only
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -50,6 +50,9 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
     source = source_of(config.model)
     from local_gpu.serve.server import listen, serve, url_of
 
+    closed, _ = close_to_others(config.root, all_of_it=True)
+    if closed:
+        _say(f"{len(closed)} files of {config.root} were open to others; they are closed now")
     with listen(host, port) as listening:
         _say(f"loading {config.offered} from {source}; a large model takes minutes ...")
         from local_gpu.serve.app import create_app

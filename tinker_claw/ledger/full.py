@@ -9,13 +9,14 @@ from typing import Any
 from tinker_claw.ledger.codec import unpack_float_rows, unpack_floats
 from tinker_claw.ledger.listing import Record, Table
 from tinker_claw.ledger.prompts import load
-from tinker_claw.ledger.reading import Rows
+from tinker_claw.ledger.reading import Outside, Rows
 from tinker_claw.ledger.turns import completion_of
 
 
-def in_full(rows: Rows, table: Table, record: Record) -> Record:
-    """The record of `listing.read` with all that the ledger holds of it."""
-    return record | _FULL[table](rows, record)
+def in_full(ledger: Outside, table: Table, record: Record) -> Record:
+    """The record of `listing.read` with all that the ledger holds of it, at one moment."""
+    with ledger.moment():
+        return record | _FULL[table](ledger, record)
 
 
 def _turn(rows: Rows, record: Record) -> Record:

@@ -144,6 +144,7 @@ def _back_up(target: Path, old: bytes, like: os.stat_result) -> Path:
             continue
         _fill(handle, old)
         _own(str(backup), like)
+        os.chmod(backup, _PRIVATE)  # it may hold keys, and nobody else needs it
         return backup
     raise ConfigError(f"{target.parent} holds a hundred backups of this second already")
 

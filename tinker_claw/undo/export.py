@@ -88,8 +88,11 @@ def _adapter(settings: Settings, version: Kept, target: Path) -> None:
     with _whole(_free(target)) as draft:
         if settings.run.backend == "local":
             shutil.copytree(
-                settings.run.directory / "adapters" / version.record.version.sampler_ref, draft
+                settings.run.directory / "adapters" / version.record.version.sampler_ref,
+                draft,
+                copy_function=shutil.copyfile,
             )
+            draft.chmod(0o700)  # copied from one that may have been open to others
         else:
             draft.mkdir()
             asyncio.run(_from_service(settings, version, draft))

@@ -140,10 +140,10 @@ def parser() -> argparse.ArgumentParser:
     top = config.Flags(
         prog="run.py forget",
         description="Forget a session, or a turn with all later ones of its session: from the "
-        "ledger, its free pages and its log, and from the memory of a gateway that runs. The file "
-        "is written anew, which takes seconds per gigabyte, and replies wait for it. Copies "
-        "elsewhere are not found: in OpenClaw, in its memory files and so in later sessions, at "
-        "services that were asked, in backups.",
+        "ledger, its free pages and its log, and from the memory of a gateway that runs, which "
+        "goes on answering. It takes seconds per gigabyte of the file, and is finished later where "
+        "it is cut short. Copies elsewhere are not found: in OpenClaw, in its memory files and so "
+        "in later sessions, at services that were asked, in backups.",
         epilog=FLAGS_FROM_RUN,
         allow_abbrev=False,
     )
