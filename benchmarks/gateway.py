@@ -44,6 +44,7 @@ from benchmarks.gateway_rows import (
     opening,
     openings,
 )
+from benchmarks.gateway_silence import idle, too_large
 
 Say = Callable[[str], None]
 BUSY = 0.9
@@ -115,6 +116,11 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     strange = [opening(wire, s, f"unseen-{n}") for n, s in enumerate(unseen(size.crowd))]
     for what, talks in (("seen", seen), ("unseen", strange)):
         rows.append(await crowd(wire, size, f"prompts {what}", talks))
+    for count in size.idle:
+        say(f"the gateway: {count:,} idle connections")
+        rows.append(await idle(wire, count))
+    say("the gateway: bodies that cannot fit")
+    rows += [await too_large(wire), await too_large(wire, spaced=False)]
     return rows
 
 

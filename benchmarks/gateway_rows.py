@@ -33,6 +33,8 @@ class Size:
     """Requests in flight at the same time."""
     memory: int = 10_000
     """Turns without a successor, and as many sessions."""
+    idle: tuple[int, ...] = (0, 1_000, 10_000)
+    """Connections that nothing is said on."""
 
     @property
     def memory_every(self) -> int:
@@ -40,7 +42,7 @@ class Size:
         return max(1, self.memory // 250)
 
 
-QUICK = Size(alone=24, together=48, further=4, memory=300)
+QUICK = Size(alone=24, together=48, further=4, memory=300, idle=(0, 1_000))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tinker_claw.sessions import without_volatile
 from tinker_claw.wire import parse_chat
 
 IDS = 3000
-TINY = Size(alone=4, together=4, further=2, crowd=6, memory=4)
+TINY = Size(alone=4, together=4, further=2, crowd=6, memory=4, idle=(0, 9))
 
 
 @pytest.fixture
@@ -47,11 +47,15 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
         "further turn",
         "6 in flight, prompts seen",
         "6 in flight, prompts unseen",
+        "0 idle connections",
+        "9 idle connections",
+        "1.2 MB of prose, beyond the context",
+        "1.2 MB of signs without blanks, beyond the context",
     ]
     assert figures.failures == []
     assert sum(row.errors for row in [figures.bare, *figures.ours]) == 0
     assert sum(row.cpu_ms for row in figures.ours) > 0
-    assert [row.health_ms is not None for row in figures.ours] == [False, False, False, True, True]
+    assert [row.health_ms is not None for row in figures.ours] == [False] * 3 + [True] * 6
     # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 6; 6; twice 4.
     requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 6 + 6 + 8
     assert (figures.check.requests, figures.check.equal) == (requests, requests)

@@ -197,9 +197,7 @@ async def test_a_flood_does_not_use_up_the_descriptors() -> None:
         try:
             assert process.stdout is not None
             place = urlsplit(process.stdout.readline().decode().strip())
-            flood = [
-                socket.create_connection((place.hostname, place.port)) for _ in range(4 * few)
-            ]
+            flood = [socket.create_connection((place.hostname, place.port)) for _ in range(4 * few)]
             reader, writer = await asyncio.open_connection(place.hostname, place.port)
             writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert (await everything((reader, writer))).startswith(b"HTTP/1.1 200")
