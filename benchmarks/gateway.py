@@ -50,6 +50,7 @@ from benchmarks.gateway_rows import (
     prompts_in_turn,
     relaying,
 )
+from benchmarks.gateway_silence import idle, too_large
 
 Say = Callable[[str], None]
 BUSY = 0.9
@@ -140,6 +141,11 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     if size.prompts:
         say(f"the gateway: {size.prompts} system prompts in turn")
         rows += await prompts_in_turn(wire, size)
+    for count in size.idle:
+        say(f"the gateway: {count:,} idle connections")
+        rows.append(await idle(wire, count))
+    say("the gateway: bodies that cannot fit")
+    rows += [await too_large(wire), await too_large(wire, spaced=False)]
     return rows
 
 

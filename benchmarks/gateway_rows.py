@@ -49,6 +49,8 @@ class Size:
     """Turns without a successor, and as many sessions."""
     prompts: int = 0
     """System prompts that take turns; 0: that row is not asked for."""
+    idle: tuple[int, ...] = (0, 1_000, 10_000)
+    """Connections that nothing is said on."""
 
     @property
     def memory_every(self) -> int:
@@ -61,7 +63,7 @@ _NEAR = 5
 """Turns that stand for one."""
 _QUIET_S = 0.6
 """Between steps."""
-QUICK = Size(alone=24, together=48, further=4, steps=2, memory=300)
+QUICK = Size(alone=24, together=48, further=4, steps=2, memory=300, idle=(0, 1_000))
 
 
 @dataclass(frozen=True)

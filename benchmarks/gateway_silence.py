@@ -17,8 +17,6 @@ from benchmarks.agent_requests import MODEL
 from benchmarks.gateway_client import Connection, pulse
 from benchmarks.gateway_rows import Row, Timing, Wire
 
-IDLE = (0, 1_000, 10_000)
-"""Connections that nothing is said on."""
 _AT_ONCE = 200
 _OPENED_WITHIN_S = 90.0
 _HELD_S = 2.0

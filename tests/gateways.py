@@ -149,8 +149,8 @@ async def gateway(
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
 
-    `users`: names and keys; `admins` among them, `groups` by name. `base`: with it, earlier versions and then the base stand in for a
-    version that fails.
+    `users`: names and keys; `admins` among them, `groups` by name. `base`: with it, earlier
+    versions and then the base stand in for a version that fails.
     """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -191,21 +190,22 @@ asyncio.run(main())
 
 
 async def test_a_flood_does_not_use_up_the_descriptors() -> None:
-    few = 64
-    command = [sys.executable, "-c", LIMITED, str(few)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            place = urlsplit(process.stdout.readline().decode().strip())
-            flood = [socket.create_connection((place.hostname, place.port)) for _ in range(4 * few)]
-            reader, writer = await asyncio.open_connection(place.hostname, place.port)
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            assert (await everything((reader, writer))).startswith(b"HTTP/1.1 200")
-            for one in flood:
-                one.close()
-        finally:
-            process.terminate()
-            _, said = process.communicate()
+    few, pipe = 64, asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LIMITED, str(few)), stdout=pipe, stderr=pipe
+    )
+    try:
+        assert process.stdout is not None
+        place = urlsplit((await process.stdout.readline()).decode().strip())
+        flood = [await asyncio.open_connection(place.hostname, place.port) for _ in range(4 * few)]
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert (await everything((reader, writer))).startswith(b"HTTP/1.1 200")
+        for _, flooding in flood:
+            flooding.close()
+    finally:
+        process.terminate()
+        _, said = await process.communicate()
     assert b"out of system resource" not in said, said
 
 
@@ -233,7 +233,7 @@ async def _deaf(world: World, path: str, body: bytes = b"", **headers: str) -> s
 
 async def _given_up(deaf: socket.socket) -> None:
     async with asyncio.timeout(60):
-        while _state(deaf) == _ESTABLISHED:
+        while _state(deaf) == _ESTABLISHED:  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.02)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.agents import user
+from tests.agents import assistant, openclaw, user
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, read_events, spell
 from tests.test_gateway_keys import ANNA, BEN, USERS, bearer
 from tests.test_gateway_refusals import assert_error
 from tinker_claw.gateway.limits import COME_BACK_S, Limits
+from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.types import SamplingParams, Tokens
 
@@ -244,6 +246,76 @@ async def test_what_is_many_times_the_context_is_refused_before_it_is_read(
             assert "maximum context length is 4000 tokens" in refused.text
             assert "so long" in refused.text
         assert (await world.ask("hi")).status_code == 200
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said_counts(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=4000) as world:
+        world.say("hello")
+        named = {"X-Session-Id": "s"}
+        await world.reply(openclaw("good morning"), **named)
+        (turn,) = world.turns()
+        known = len(renderer._encoder)
+        words = "this is far too much " * 2400
+        later = openclaw("good morning", assistant("hello"), user(words))
+        refused = await world.http.post(
+            "/chat/completions", json={"model": "demo"} | later, headers=named
+        )
+        assert_error(refused, 400, code="context_length_exceeded", param="messages")
+        assert "so long" in refused.text
+        assert len(renderer._encoder) == known
+        state = world.next_states()[turn.id]
+        assert state is not None
+        assert state.text == words.strip()
+
+
+class Slow(Redactor):
+    """Searches for as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__([SECRETS])
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def holds(self, text: str) -> str | None:
+        if len(text) > 100_000:
+            self.begun.set()
+            assert self.may_end.wait(60), "nobody else was served meanwhile"
+        return super().holds(text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_others_are_served_while_a_large_body_is_searched(
+    stream: bool, tmp_path: Path, renderer: Renderer
+) -> None:
+    redactor = Slow()
+    async with (
+        gateway(tmp_path, renderer, context_tokens=100_000, redactor=redactor) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        large = group.create_task(world.ask("no blanks, " * 30_000, stream=stream))
+        assert await asyncio.to_thread(redactor.begun.wait, 60)
+        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        assert healthy.status_code == 200
+        assert (await world.ask("me, too")).status_code == 200
+        assert not large.done()
+        redactor.may_end.set()
+        assert_error(await large, 400, code="context_length_exceeded", param="messages")
+
+
+@pytest.mark.parametrize("secret", [False, True])
+async def test_a_long_text_is_kept_as_a_short_one_would_be(
+    secret: bool, tmp_path: Path, renderer: Renderer
+) -> None:
+    key = "sk-proj-4f9aK2mZq8LwX7vTbN3cR5yH" if secret else "no key"
+    text = "and so on " * 5_000 + key
+    async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+        for _ in range(2):
+            assert (await world.ask(text)).status_code == 200
+        for kept in world.column("request_text"):
+            assert ("[redacted" in kept) is secret
+            assert kept.startswith("and so on")
+            assert (key in kept) is not secret
 
 
 def _line(method: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from renderers.base import load_tokenizer
 
 from local_gpu.demo import MODEL_DIR
 from tests.gateways import OFF, chat, spell
@@ -26,6 +31,15 @@ def test_a_prompt_is_the_packages_render(renderer: Renderer) -> None:
     assert json.dumps(tools[0]) in text
     assert text.endswith("<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n")
     assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("user\nhi")
+
+
+@given(st.text(st.sampled_from("a bc\n\t\u3000ü世é."), max_size=200))
+def test_a_text_takes_no_fewer_tokens_than_are_counted(renderer: Renderer, text: str) -> None:
+    assert renderer.fewest_tokens(text) <= len(renderer._encode(text))
+
+
+def test_prose_is_counted_by_its_words(renderer: Renderer) -> None:
+    assert renderer.fewest_tokens("and so on, " * 1000) == 3000
 
 
 def test_a_hint_goes_behind_the_message_that_is_named(renderer: Renderer) -> None:
@@ -87,6 +101,44 @@ def test_with_thinking_a_new_user_message_is_rendered_in_full(renderer: Renderer
     first = renderer.prompt(chat("hi"))
     new = [{"role": "user", "content": "thanks"}]
     assert renderer.extend(first.tokens, spell(renderer, "yo"), new) is None
+
+
+class Inside:
+    """A tokenizer whose backend says when it is at work."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._backend = inner, inner.backend_tokenizer
+        self.backend_tokenizer = SimpleNamespace(
+            encode=partial(self._work, self._backend.encode),
+            encode_batch=partial(self._work, self._backend.encode_batch),
+        )
+        self.working = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._inner(*args, **options)
+
+    def _work(self, encode: Any, *args: Any, **options: Any) -> Any:
+        self.working = True
+        try:
+            return encode(*args, **options)
+        finally:
+            self.working = False
+
+
+async def test_the_event_loop_goes_on_while_one_long_text_is_encoded(renderer: Renderer) -> None:
+    tokenizer = Inside(load_tokenizer(str(MODEL_DIR)))
+    layout = Renderer(tokenizer, renderer.config).lay_out(
+        chat("".join(f"{number:x}-" for number in range(60_000)))
+    )
+    preparing, rounds = asyncio.create_task(layout.prepare()), 0
+    while not preparing.done():
+        await asyncio.sleep(0.001)
+        rounds += tokenizer.working
+    await preparing
+    assert rounds > 20, "a few come before a thread that keeps all others out has said that it ends"
 
 
 @pytest.fixture(scope="module")

@@ -198,10 +198,8 @@ async def _refuse_what_cannot_fit(deps: GatewayDeps, request: ChatRequest) -> No
     def fewest() -> int:
         return sum(deps.renderer.fewest_tokens(text) for text in texts)
 
-    if (
-        sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
-        and await deps.turnstile.aside(fewest) > deps.context_tokens
-    ):
+    far_too_long = sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
+    if far_too_long and await deps.turnstile.aside(fewest) > deps.context_tokens:
         raise hopeless(deps.context_tokens)
 
 

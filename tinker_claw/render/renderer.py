@@ -30,6 +30,8 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 
+_DECODED_AT_ONCE = 2000
+"""Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
 """With switches set, kept at a time."""
 
@@ -275,6 +277,9 @@ def _words_a_token(tokenizer: Any) -> int:
     model = getattr(backend, "model", None)
     if not isinstance(model, BPE) or model.unk_token is not None:
         return 0
-    ids = range(backend.get_vocab_size(with_added_tokens=True))
-    texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
-    return max(len(text.split()) for text in texts)
+    size, most = backend.get_vocab_size(with_added_tokens=True), 0
+    for first in range(0, size, _DECODED_AT_ONCE):
+        ids = range(first, min(first + _DECODED_AT_ONCE, size))
+        texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
+        most = max(most, *(len(text.split()) for text in texts))
+    return most

@@ -88,7 +88,7 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
             f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); stop what uses "
             "it, or choose another --port (0 takes a free one)"
         ) from error
-    # Accepted connections inherit both; without it a small answer waits 40 ms for an acknowledgement.
+    # Accepted connections inherit both. Without it a small answer waits 40 ms to be acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     with listening:

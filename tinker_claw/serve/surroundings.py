@@ -14,7 +14,7 @@ from tinker_claw import status
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.recent import read_recent
 from tinker_claw.openclaw_config import SMALLEST_CONTEXT, file
-from tinker_claw.openclaw_config.block import PROVIDER, base_url, keys
+from tinker_claw.openclaw_config.block import PROVIDER, base_url
 from tinker_claw.openclaw_config.compare import Use, differences, provider_for, uses
 from tinker_claw.openclaw_config.context import context_of
 from tinker_claw.serve.checks import Found, Patient

@@ -27,8 +27,8 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     if "user" in health:
         return [
             f"tinker-claw at {url}: {health['status']}",
-            f"{health['user']}: {health['turns']} turns since the start, "
-            f"{health['prompt_tokens']} tokens of prompts, {health['completion_tokens']} of replies",
+            f"{health['user']}: {health['turns']} turns since the start; tokens: "
+            f"{health['prompt_tokens']} of prompts, {health['completion_tokens']} of replies",
             'It tells more to admins: role = "admin" in [[users]], or --api-key.',
         ]
     if "policy_version" not in health:
