@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -80,10 +81,18 @@ async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
     ledger.close()
 
 
-def test_automatic_rate_goes_by_the_models_hidden_size() -> None:
+def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
     automatic = config.load(["--learning-rate", "auto"])
     assert learning_rate(automatic, str(MODEL_DIR)) == pytest.approx(6.327e-4, rel=1e-3)
     assert learning_rate(config.load([]), "anywhere") == 1e-4
+    for said in (
+        {"model_type": "llama", "hidden_size": 4096},
+        {"model_type": "llava", "text_config": {"model_type": "llama", "hidden_size": 4096}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        assert learning_rate(automatic, str(tmp_path)) == pytest.approx(2.857e-4, rel=1e-3)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 2000}')
+    assert learning_rate(automatic, str(tmp_path)) == pytest.approx(5e-4)
 
 
 def test_sources() -> None:
