@@ -118,7 +118,10 @@ def parser() -> argparse.ArgumentParser:
         "--kv-cache-tokens", type=int, help="per open sampler; without it one and a half contexts"
     )
     machine.add_argument(
-        "--open-samplers", type=int, default=4, help="adapters that stay ready, each with a cache"
+        "--open-samplers",
+        type=int,
+        default=4,
+        help="adapters that are ready at once, each with a cache; who needs another one waits",
     )
     machine.add_argument("--max-batch-tokens", type=int, default=512, help="of one sampling pass")
     machine.add_argument("--threads", type=int, help="of torch; without it torch's own choice")
