@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
