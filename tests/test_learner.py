@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from tinker_claw.ledger import Ledger, NewTurn
 from tinker_claw.metering import bill
 from tinker_claw.methods import build
 from tinker_claw.outages import Backoff
-from tinker_claw.policy import PolicyHolder
+from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.prices import Price
 from tinker_claw.spending import Spending
 from tinker_claw.telemetry import Telemetry
@@ -274,6 +275,20 @@ async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> N
         failed = w.turn("NO, HOW it should be")
         await w.settled()
         assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -> None:
+    class Odd(FakeTrainer):
+        async def base(self) -> Sampler:
+            return FakeSampler(opinion=lambda token: math.nan)
+
+    async with world(tmp_path, trainer=Odd()) as w:
+        odd = w.turn("NO, HOW it should be")
+        await w.settled()
+        why = w.why_refused(odd)
+        assert why is not None
+        assert why.endswith("a score is not a number")
         assert w.ledger.samples.waiting() == 0
 
 

@@ -107,16 +107,21 @@ class _Heard:
 
     def ill(self, turn_id: int, read: int, of: int, error: str | None) -> bool:
         """Whether it counts against the turn. `error`: why there was no answer at all."""
+        counts = self._others_go_well()
         self._note(read, of)
-        counts = self.alone(turn_id)
+        self._failed[turn_id] = self._tries
         self.down = None if counts else error
         return counts
 
-    def alone(self, turn_id: int) -> bool:
-        """Note that this turn has failed; whether others do not: since any has, one went well."""
-        counts = not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
+    def accident(self, turn_id: int) -> bool:
+        """Whether it counts against the turn; of the judge it says nothing."""
+        counts = self._others_go_well()
         self._failed[turn_id] = self._tries
         return counts
+
+    def _others_go_well(self) -> bool:
+        """The judge worked when it was asked, and since any turn has failed another one did not."""
+        return not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
 
     def forget(self, turn_id: int) -> None:
         self._failed.pop(turn_id, None)
@@ -148,15 +153,11 @@ class Judging:
         self._heard = _Heard()
         self._probe = asyncio.Lock()
         """While the judge fails, whoever holds it asks."""
-        self._probes = 0
-        """How often that was in vain, in a row."""
         self._works = asyncio.Event()
-        self._news = asyncio.Event()
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
         """A next state has come in, or a turn is taken up again."""
-        self._news.set()
         self._wake.set()
 
     async def run(self) -> None:
@@ -202,14 +203,15 @@ class Judging:
             self._failed(turn_id, error)
         except Exception as error:  # no answer of anybody's: this part ends, and starts again
             answer = f"{type(error).__name__}: {error}"
-            self._rest(turn_id, answer, counts=self._heard.alone(turn_id))
+            self._rest(turn_id, answer, counts=self._heard.accident(turn_id))
             raise
         finally:
             self._in_hand.discard(turn_id)
 
     @asynccontextmanager
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
-        """Room to ask: among so many others, or alone and ever later while the judge fails."""
+        """Room to ask: among so many others, or alone while the judge fails, and not at once. What
+        has failed rests ever longer before it comes here, and holds up nobody who is new."""
         asks = self._deps.ledger.judgements.verdict(turn_id) is None
         while True:
             async with self._slots:
@@ -218,21 +220,10 @@ class Judging:
                     return
             async with self._probe:
                 if self._heard.trouble:
-                    await self._pause()
+                    if not self._heard.mends:
+                        await asyncio.sleep(self._deps.waits.first_s)
                     yield
                     return
-
-    async def _pause(self) -> None:
-        """Wait before the judge is asked again, unless it has just answered well; a new next state
-        cuts that short."""
-        if self._heard.mends:
-            self._probes = 0
-            return
-        self._probes += 1
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._deps.waits.after(self._probes)):
-                await self._news.wait()
-        self._news.clear()
 
     async def _until_it_works(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -243,11 +234,9 @@ class Judging:
         """What the judge's answers say of it, for the health and for those who wait."""
         trouble = self._heard.trouble
         if trouble is None:
-            self._probes = 0
             self._works.set()
-        elif self._works.is_set():
+        else:
             self._works.clear()
-            self._news.clear()
         self._deps.health.judge_is("failing" if trouble else "ok", trouble)
 
     def _done(self, turn_id: int) -> None:
