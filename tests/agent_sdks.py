@@ -1,4 +1,4 @@
-"""Agent frameworks from PyPI, installed once into an environment of their own and run as they are."""
+"""Agent frameworks from PyPI, installed once into an environment of their own."""
 
 from __future__ import annotations
 

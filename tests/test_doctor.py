@@ -156,6 +156,10 @@ def test_flags_that_are_wrong_are_one_sentence(capsys: pytest.CaptureFixture[str
         assert wrong in told.err
     assert cli.main(["doctor", "--help"]) == 0
     told = capsys.readouterr()
+    assert "--no-checks" in told.out
+    assert "--batch-size" not in told.out
+    assert cli.main(["doctor", "--help-all"]) == 0
+    told = capsys.readouterr()
     assert told.out.index("--no-checks") < told.out.index("--batch-size")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from datetime import datetime
@@ -152,14 +154,58 @@ async def test_a_gateway_with_keys_tells_all_to_who_sends_an_admins(
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["--help"])
+        cli.main(["--help-all"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert all(f"\n  {name} " in told for name in cli.COMMANDS)
     assert "--batch-size" in told
+    assert "--help-all" in told
     with pytest.raises(SystemExit):
         cli.main(["status", "--help"])
     assert "Exit status: 0 all is well" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (100, 24), (100, 40)])
+def test_help_is_a_screen(columns: int, lines: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "run.py", "--help"],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": str(columns)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    told = done.stdout.splitlines()
+    assert len(told) < lines, "the next prompt fits, too"
+    assert max(map(len, told)) <= columns
+    words = set(re.findall(r"[\w-]+", done.stdout))
+    assert set(cli.COMMANDS) <= words
+    assert {"--model-name", "--backend", "--config", "--port", "--help-all"} <= words
+    assert "--batch-size" not in words
+
+
+async def test_other_commands_find_the_gateways_records_too(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path / "run", renderer) as world:
+        await world.ask("hello")
+        port = ("--port", port_of(world.url))
+        for command in (["log", "turns"], ["explain", "1"], ["versions"]):
+            assert await asyncio.to_thread(cli.main, [*command, *port]) == 0
+            told = capsys.readouterr()
+            assert told.out
+            assert f"in {tmp_path / 'run'} (else name --data-dir)" in told.err
+        jsonl = str(tmp_path / "turns.jsonl")
+        assert await asyncio.to_thread(cli.main, ["export", "--jsonl", jsonl, *port]) == 0
+        capsys.readouterr()
+        named = ("--data-dir", str(tmp_path / "elsewhere"))
+        assert await asyncio.to_thread(cli.main, ["log", "turns", *port, *named]) == 2
+        assert f"{tmp_path / 'elsewhere'} holds no ledger" in capsys.readouterr().err
+    with open(jsonl) as lines:  # noqa: ASYNC230 (a line)
+        assert len(list(lines)) == 1
+    assert await asyncio.to_thread(cli.main, ["log", "turns", *port]) == 2
+    assert "holds no ledger" in capsys.readouterr().err, "when it has ended, as before"
 
 
 def snapshot(health: Health, **figures: Any) -> dict[str, Any]:

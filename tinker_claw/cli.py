@@ -24,8 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, _ = COMMANDS.get(given[0], (None, "")) if given else (None, "")
     try:
         if command is not None:
-            return command(given[1:])
+            placed = _placed(given[1:]) if given[0] in OF_A_LEDGER else given[1:]
+            return command(placed)
         if {"-h", "--help"} & set(given):
+            sys.stdout.write(f"{config.brief_help()}\n{_brief_commands()}")
+            return 0
+        if "--help-all" in given:
             sys.stdout.write(_commands())
         settings = config.load(given)
         from tinker_claw.serve import serve  # takes seconds: --help and wrong flags need none of it
@@ -131,6 +135,44 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 }
 """Commands by name: each imports what it needs when it is called, takes what follows its name, and
 returns the exit status."""
+
+
+OF_A_LEDGER = ("explain", "export", "forget", "log", "pin", "rollback", "unpin", "versions")
+"""Commands about one data directory."""
+
+
+def _placed(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the data directory of the gateway that runs where none is named.
+
+    As `status` finds it: flags that the gateway was started with need not be given again.
+    """
+    given = list(arguments)
+    if {"-h", "--help"} & set(given):
+        return given
+    settings, _ = config.load_known(given)
+    if settings.run.data_dir is not None or settings.gateway.port == 0:
+        return given
+    from tinker_claw import status
+
+    found = status.data_directory(settings)
+    if found is None or found == settings.run.directory.absolute():
+        return given
+    sys.stderr.write(f"tinker-claw: of the gateway that runs, in {found} (else name --data-dir).\n")
+    return [*given, "--data-dir", str(found)]
+
+
+def _brief_commands() -> str:
+    groups = {
+        "set up": ("doctor", "openclaw-config"),
+        "look": ("status", "log", "explain", "versions"),
+        "undo": ("pin", "unpin", "rollback", "forget"),
+        "take home": ("export",),
+    }
+    lines = [f"  {group:<12}{', '.join(names)}\n" for group, names in groups.items()]
+    heading = "commands (run.py COMMAND --help says more); without one, run.py serves:\n"
+    return "".join(
+        [heading, *lines, "\n--help-all shows every flag, and what each command is for.\n"]
+    )
 
 
 def _commands() -> str:

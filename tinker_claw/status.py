@@ -111,6 +111,21 @@ def _directory(settings: Settings, health: Mapping[str, Any] | None) -> Path | N
     return Path(health["data_dir"]) if "data_dir" in health else None
 
 
+def data_directory(settings: Settings) -> Path | None:
+    """Where the gateway that runs with these settings keeps its records, if that is here.
+
+    Raises:
+        ConfigError: the port is not known.
+    """
+    url = url_of(settings.gateway.host, settings.gateway.port)
+    try:
+        health = ask(url, _key(settings))
+    except Unreachable:
+        return None
+    named = health.get("data_dir")
+    return Path(named) if isinstance(named, str) and Path(named).is_dir() else None
+
+
 def _elsewhere(directory: Path, health: Mapping[str, Any] | None) -> Iterator[str]:
     its_own = (health or {}).get("data_dir")
     if its_own is not None and Path(its_own) != directory.absolute():

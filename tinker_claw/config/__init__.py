@@ -1,7 +1,7 @@
 """Settings: one frozen tree, read from command line, environment and file."""
 
 from tinker_claw.config.access import DEFAULT_USER, User, is_loopback
-from tinker_claw.config.load import Flags, load, load_known, others_help, parser
+from tinker_claw.config.load import Flags, brief_help, load, load_known, others_help, parser
 from tinker_claw.config.local import Local
 from tinker_claw.config.settings import Gateway, Judge, Keeping, Run, Settings, Training
 
@@ -16,6 +16,7 @@ __all__ = [
     "Settings",
     "Training",
     "User",
+    "brief_help",
     "is_loopback",
     "load",
     "load_known",

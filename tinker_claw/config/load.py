@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,12 @@ from tinker_claw.config.section import Section
 from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError
 
+PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
+COMMON = (
+    *("run.model_name", "run.backend", "run.method"),
+    *("gateway.port", "training.observe", "spend.budget_usd"),
+)
+"""What most starts set; --help shows these, --help-all every flag."""
 USERS = "users"
 """The one setting that is no section and has no flag: a command line is there for all to read."""
 
@@ -73,15 +81,22 @@ def parser() -> argparse.ArgumentParser:
     """The flags, grouped by section, derived from the fields."""
     top = Flags(
         prog="run.py",
-        description="Serve a model to your agent, and let it learn from how the agent is used.",
+        description=PURPOSE,
         epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
         f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). {', '.join(VARIABLES)} are honoured for "
         "--backend local where nothing else sets them. Users with keys of their own are tables "
         f"[[users]] (name, key) of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=False,
     )
-    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
+    _add_general(top)
+    top.add_argument(
+        *("-h", "--help"),
+        action="help",
+        help="show the flags that most starts set, and the commands",
+    )
+    top.add_argument("--help-all", action="help", help="show every flag")
     for section, model in _sections().items():
         group = top.add_argument_group(section, (model.__doc__ or "").strip())
         for name, field in model.model_fields.items():
@@ -89,11 +104,44 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def others_help() -> str:
-    """The flags of run.py, to stand under those of a command that takes them, too."""
+def brief_help() -> str:
+    """The flags that most starts set, in a few lines."""
+    width = max(60, shutil.get_terminal_size().columns)
+    told = {"--config FILE": "a TOML file that sets any of them"}
+    for destination in COMMON:
+        section, name = destination.split(".")
+        field = _sections()[section].model_fields[name]
+        metavar = "" if field.annotation is bool else f" {name.rsplit('_', 1)[-1].upper()}"
+        words = [word for word in get_args(field.annotation) if isinstance(word, str)]
+        of = f"{' or '.join(words)}, " if words else ""
+        shown = f" ({of}default {field.default})" if metavar and field.default is not None else ""
+        told[f"--{name.replace('_', '-')}{metavar}"] = f"{field.description}{shown}"
+    column = max(map(len, told)) + 4
+    lines = [
+        line
+        for flag, text in told.items()
+        for line in textwrap.wrap(
+            text, width, initial_indent=f"  {flag:<{column - 2}}", subsequent_indent=" " * column
+        )
+    ]
+    return "\n".join(["usage: run.py [COMMAND] [flags]", "", PURPOSE, "", *lines, ""])
+
+
+def others_help(*, whole: bool) -> str:
+    """The flags of run.py, to stand under those of a command that takes them, too.
+
+    Args:
+        whole: all of them; else where they stand.
+    """
+    if not whole:
+        return "\n--help-all shows those of run.py, too.\n"
     flags = parser()
     flags.usage, flags.description = argparse.SUPPRESS, None
     return "\n" + flags.format_help()
+
+
+def _add_general(top: argparse.ArgumentParser) -> None:
+    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
 
 
 def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
@@ -133,7 +181,9 @@ def _read_environment() -> dict[str, Any]:
     for name in os.environ:
         known = name.startswith(sections) or name == ENV_PREFIX + USERS.upper()
         if name.startswith(ENV_PREFIX) and not known:
-            raise ConfigError(f"environment: {name} names no setting (run.py --help lists them)")
+            raise ConfigError(
+                f"environment: {name} names no setting (run.py --help-all lists them)"
+            )
     try:
         return EnvSettingsSource(Settings)()
     except SettingsError as error:
@@ -185,5 +235,5 @@ def _named(location: tuple[int | str, ...]) -> str:
 
 def _reason(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
-        return "there is no such setting (run.py --help lists them)"
+        return "there is no such setting (run.py --help-all lists them)"
     return str(problem["msg"])

@@ -46,8 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: a setting is wrong, or the file cannot be read, understood or written.
     """
-    if {"-h", "--help"} & set(arguments):
-        sys.stdout.write(parser().format_help() + config.others_help())
+    if {"-h", "--help", "--help-all"} & set(arguments):
+        whole = "--help-all" in arguments
+        sys.stdout.write(parser().format_help() + config.others_help(whole=whole))
         return 0
     given, rest = parser().parse_known_args(arguments)
     settings = config.load(rest)

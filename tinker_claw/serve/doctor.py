@@ -32,8 +32,9 @@ _INDENT = 16
 
 def main(arguments: Sequence[str]) -> int:
     """Check the set-up that `run.py` with these flags would use; 0: all is well."""
-    if {"-h", "--help"} & set(arguments):
-        sys.stdout.write(parser().format_help() + config.others_help())
+    if {"-h", "--help", "--help-all"} & set(arguments):
+        whole = "--help-all" in arguments
+        sys.stdout.write(parser().format_help() + config.others_help(whole=whole))
         return EXIT_WELL
     given, rest = parser().parse_known_args(arguments)
     if given.last < 0:
