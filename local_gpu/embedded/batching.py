@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -178,7 +178,7 @@ class _SaltedCache(PagedAttentionCache):
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
         return super().search_prefix_match(request_id, _salted(request_id, prompt_ids))
 
-    def mark_complete_blocks(self, state: Any, complete_blocks: Mapping[str, int]) -> None:
+    def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
         if complete_blocks:
             tokens = _salted(state.request_id, state.initial_tokens + state.generated_tokens)
             state = SimpleNamespace(

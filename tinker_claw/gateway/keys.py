@@ -37,7 +37,7 @@ class Keys:
         """`api_key`: of the default user."""
         everybody = [*users]
         if api_key is not None:
-            everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin"))
+            everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin", group=None))
         self._secret = token_bytes(32)
         groups = {(user.group, user.group or user.name) for user in everybody}
         self._principals = [

@@ -273,7 +273,7 @@ def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
 
 def _words_a_token(tokenizer: Any) -> int:
     """How many words begin in one token at the most; 0 where a token may stand for any text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     model = getattr(backend, "model", None)
     if not isinstance(model, BPE) or model.unk_token is not None:
         return 0
