@@ -160,7 +160,7 @@ async def test_a_user_is_told_whether_all_is_well_and_his_own_figures(
 ) -> None:
     async with gateway(tmp_path, renderer, users=USERS, admins=["anna"]) as world:
         root = world.url.removesuffix("/v1")
-        world.health.judge_fails(JudgeError("the judge at https://judge.example is away"))
+        world.health.judge_is("failing", "the judge at https://judge.example is away")
         for text, key in (("one", ANNA), ("two", ANNA), ("three words more", BEN)):
             assert (await world.ask(text, headers=bearer(key))).status_code == 200
         (private,) = (await world.ask("shh", headers=bearer(BEN) | {"x-private": "1"}),)
