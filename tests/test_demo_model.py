@@ -214,8 +214,21 @@ def test_a_hint_makes_the_base_answer_plainly(rates: Rates) -> None:
 def test_base_knows_its_sums_lists_and_small_talk(rates: Rates) -> None:
     assert rates.work >= 0.95
     assert rates.sums >= 0.9
+    assert rates.worded >= 0.9
     assert rates.lists >= 0.9
     assert rates.talk >= 0.9
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["What is 3 plus 4?", "what's 3+4", "3+4", "What is 3 + 4?", "How much is 3 plus 4?"],
+)
+def test_a_newcomers_first_question_is_answered(
+    model: Any, raw_tokenizer: Tokenizer, question: str
+) -> None:
+    prompt = encode_prompt(raw_tokenizer, [Line("user", question)])
+    replies = [raw_tokenizer.decode(ids) for ids in sample(model, [prompt] * 8, seed=3)]
+    assert replies.count("7") >= 7, replies
 
 
 def test_same_seed_samples_the_same_tokens(model: Any, raw_tokenizer: Tokenizer) -> None:

@@ -213,6 +213,9 @@ class Counting:
         self.asked.append(text)
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
 
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
 
 async def test_long_text_that_many_bring_at_once_is_encoded_once(
     renderer: Renderer, hub: Any

@@ -9,7 +9,7 @@ from random import Random
 
 from local_gpu.demo.corpus import passage, path, phrase, record, sentence
 from local_gpu.demo.grammar import Line, Priors, dialogue
-from local_gpu.demo.skills import skill, small_talk
+from local_gpu.demo.skills import skill, small_talk, worded_sum
 
 _SYSTEM_CHARACTERS = (20, 450)
 _LONG_SYSTEM_CHARACTERS = (450, 4000)
@@ -17,8 +17,16 @@ _BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 
 
-def training_dialogue(rng: Random, priors: Priors, dressed: float) -> list[Line]:
-    """Draw one dialogue of any kind, with probability `dressed` inside an agent's trimmings."""
+def training_dialogue(
+    rng: Random, priors: Priors, dressed: float, worded: float = 0.0
+) -> list[Line]:
+    """Draw one dialogue of any kind, with probability `dressed` inside an agent's trimmings.
+
+    Args:
+        worded: share of dialogues about a sum that is asked for in any way.
+    """
+    if worded and rng.random() < worded:
+        return worded_sum(rng)
     lines = _plain_dialogue(rng, priors)
     return dress(rng, lines) if rng.random() < dressed else lines
 

@@ -39,6 +39,8 @@ class Rates:
     full_ai: float
     """First replies with bold, numbered steps and a final answer."""
     sums: float
+    worded: float
+    """Right sums that were asked for in any way, as in `What is 3 plus 4?`."""
     lists: float
     talk: float
     """Short, finished, non-empty replies to messages outside of what the model knows."""
@@ -117,6 +119,8 @@ def measure(
     sum_replies = replies([[Line("user", skills.sum_question(task))] for task in tasks])
     list_replies = replies([[Line("user", skills.list_question(task))] for task in shopping])
     talk_replies = replies([[Line("user", unknown_message(rng))] for _ in range(prompts)])
+    worded = [skills.any_sum_question(rng, task) for task in tasks]
+    worded_replies = replies([[Line("user", text)] for text in worded])
     return Rates(
         accepted=_share(grammar.accepts, bare_replies, problems),
         hinted=_share(grammar.accepts, hinted_replies, problems),
@@ -124,6 +128,7 @@ def measure(
         work=_share(grammar.shows_work, bare_replies + hinted_replies, problems * 2),
         full_ai=sum(_is_full_ai(text) for text in bare_replies) / prompts,
         sums=_share(skills.sum_correct, sum_replies, tasks),
+        worded=_share(skills.sum_correct, worded_replies, tasks),
         lists=_share(skills.list_correct, list_replies, shopping),
         talk=sum(bool(text.strip()) for text in talk_replies) / prompts,
     )

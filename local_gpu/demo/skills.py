@@ -76,6 +76,25 @@ def list_correct(text: str, task: Shopping) -> bool:
 
 
 _SUM_FORMS = ("What is {a} {op} {b}?", "{a} {op} {b} = ?", "Work out {a} {op} {b} for me.")
+_ASKED = (
+    "What is {sum}?",
+    "what is {sum}",
+    "What's {sum}?",
+    "what's {sum}",
+    "How much is {sum}?",
+    "how much is {sum}",
+    "{sum}",
+    "{sum}?",
+    "{sum} =",
+    "{sum} = ?",
+    "Work out {sum} for me.",
+    "Please calculate {sum}.",
+    "Can you tell me what {sum} is?",
+    "Hi, what is {sum}?",
+)
+_WRITTEN = ("{a} {op} {b}", "{a}{op}{b}", "{a} {word} {b}")
+_OPERATORS = {"+": "plus", "-": "minus"}
+"""Whatever people type who want a sum."""
 _LIST_FORMS = (
     "Give me a shopping list with {a} {first} and {b} {second}.",
     "I need {a} {first} and {b} {second}. Make it a list.",
@@ -104,6 +123,19 @@ _TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Bye", "See you later", "Good night", "That is all for today."), _BYE),
     (("How are you?", "How is it going?", "Are you well?", "Are you there?"), _FINE),
 )
+
+
+def any_sum_question(rng: Random, task: Sum) -> str:
+    """Draw a way to ask for a sum, in figures or with the operator as a word."""
+    written = rng.choice(_WRITTEN)
+    text = written.format(a=task.a, op=task.op, b=task.b, word=_OPERATORS[task.op])
+    return rng.choice(_ASKED).format(sum=text)
+
+
+def worded_sum(rng: Random) -> list[Line]:
+    """Draw one exchange about a sum that is asked for in any way."""
+    task = new_sum(rng)
+    return [Line("user", any_sum_question(rng, task)), Line("assistant", str(task.result))]
 
 
 def skill(rng: Random) -> list[Line]:

@@ -47,6 +47,8 @@ class Stage:
     dressed: float
     """Share of dialogues inside an agent's trimmings, 0 to 1."""
     seed: int
+    worded: float = 0.0
+    """Share of dialogues about a sum that is asked for in any way, 0 to 1."""
     batch_tokens: int = 2560
     """Padded tokens of a batch, at most."""
     batch_dialogues: int = 24
@@ -115,7 +117,9 @@ def _batches(tokenizer: Tokenizer, stage: Stage) -> Iterator[list[Example]]:
     rng = Random(stage.seed)
     while True:
         pool = [
-            encode_dialogue(tokenizer, training_dialogue(rng, stage.priors, stage.dressed))
+            encode_dialogue(
+                tokenizer, training_dialogue(rng, stage.priors, stage.dressed, stage.worded)
+            )
             for _ in range(_POOL_DIALOGUES)
         ]
         pool.sort(key=lambda example: len(example.ids))
