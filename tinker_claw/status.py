@@ -119,7 +119,7 @@ def data_directory(settings: Settings) -> Path | None:
     """
     url = url_of(settings.gateway.host, settings.gateway.port)
     try:
-        health = ask(url, _key(settings))
+        health = ask(url, key_of(settings))
     except Unreachable:
         return None
     named = health.get("data_dir")
