@@ -28,8 +28,8 @@ from tinker_claw.render import Renderer
 from tinker_claw.types import Usage
 
 KEYS = (
-    "data_dir run policy_version pinned step samples_waiting batch_size sessions turns verdicts "
-    "hints samples steps not_trained usd bills_without_price helps"
+    "data_dir run policy_version pinned step samples_waiting batch_size sessions private_sessions "
+    "turns verdicts hints samples steps not_trained usd bills_without_price helps"
 )
 
 
