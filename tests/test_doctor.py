@@ -106,7 +106,7 @@ async def test_beside_a_gateway_with_keys(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, key = tmp_path / "data", "a-key-that-is-long-enough"
-    async with gateway(data, renderer, users={"anna": key}) as world:
+    async with gateway(data, renderer, users={"anna": key}, admins=["anna"]) as world:
         flags = ("--port", port_of(world.url), "--last", "0")
         assert await asyncio.to_thread(doctor, data, *flags, "--api-key", key) == 0
         assert "Replies come from policy v0" in line_of(capsys.readouterr().out, "port")

@@ -13,8 +13,10 @@ import httpx
 import pytest
 import torch
 from backends import tiny_model
+from tokenizers import Tokenizer
 
 from local_gpu.config import LocalConfig
+from local_gpu.demo import MODEL_DIR
 from local_gpu.embedded.sampler import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, chat, gateway, text_of
@@ -33,7 +35,7 @@ CONTEXT = 2048
 @pytest.fixture
 async def trainer(tmp_path: Path, renderer: Renderer) -> AsyncIterator[LocalTrainer]:
     """A random model that speaks the demo's vocabulary, and seldom ends its replies."""
-    vocabulary = len(renderer._tokenizer)
+    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
     trainer = await LocalTrainer.start(
         LocalConfig(
             model=str(tiny_model(tmp_path / "model", vocab_size=vocabulary)),

@@ -322,7 +322,7 @@ def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Pat
             return None
 
     ledger, redactor = Ledger(tmp_path), Counting([])
-    discretion = Discretion(ledger.turns, redactor)
+    discretion = Discretion(ledger.turns, redactor, Turnstile())
     texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
     for text in (*texts, *texts):
         said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]

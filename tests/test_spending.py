@@ -138,8 +138,9 @@ async def test_looking_for_a_culprit_is_charged_to_the_step_that_failed(tmp_path
             w.turn("YES")
         await w.version(1)
         billed = [w.ledger.spend.of_step(n).usage.trained for n in (1, 2, 3)]
-        # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again; then four good ones.
-        assert billed == [19, 19 + 9 + 4 + 4, 20]
+        # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again, and before and after them the two
+        # passes over what cannot be at fault, of 2 each; then four good ones.
+        assert billed == [19, 19 + 9 + 4 + 4 + 2 * (2 + 2), 20]
 
 
 async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> None:

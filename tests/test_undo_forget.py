@@ -15,6 +15,7 @@ from tests.fakes import FakeSampler, Script
 from tests.gateways import gateway, spell
 from tests.stories import METRICS, run
 from tests.test_ledger import new_turn
+from tests.test_spend_ledger import SCHEMA_1
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger import Ballot, Bill, Ledger
 from tinker_claw.ledger.codec import pack_ids, raw_ids
@@ -348,14 +349,14 @@ async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
 def test_ledger_of_before_is_written_anew_once_without_what_it_still_held(
     tmp_path: Path,
 ) -> None:
-    Ledger(tmp_path).close()
     old = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    old.executescript(SCHEMA_1.read_text())
     old.execute("PRAGMA secure_delete = OFF")
     old.execute("INSERT INTO meta VALUES ('x', ?)", (MARK * 2000,))
     old.commit()
     old.execute("DELETE FROM meta")
     old.commit()
-    old.execute("PRAGMA user_version = 3")
+    old.execute("PRAGMA user_version = 1")
     old.close()
     assert MARK.encode() in everything(tmp_path)
     Ledger(tmp_path).close()

@@ -137,7 +137,9 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 returns the exit status."""
 
 
-OF_A_LEDGER = ("explain", "export", "forget", "log", "pin", "rollback", "unpin", "versions")
+OF_A_LEDGER = (
+    *("explain", "export", "forget", "log", "pin", "rejudge", "rollback", "unpin", "versions"),
+)
 """Commands about one data directory."""
 
 
@@ -165,7 +167,7 @@ def _brief_commands() -> str:
     groups = {
         "set up": ("doctor", "openclaw-config"),
         "look": ("status", "log", "explain", "versions"),
-        "undo": ("pin", "unpin", "rollback", "forget"),
+        "undo": ("pin", "unpin", "rollback", "forget", "rejudge"),
         "take home": ("export",),
     }
     lines = [f"  {group:<12}{', '.join(names)}\n" for group, names in groups.items()]
