@@ -31,7 +31,7 @@ from tinker_claw.backends.tinker.failures import (
 )
 from tinker_claw.backends.tinker.link import Link
 from tinker_claw.backends.tinker.sampler import Scoring
-from tinker_claw.errors import AlignmentError, SamplerError
+from tinker_claw.errors import AlignmentError, SamplerError, first_cause
 from tinker_claw.types import Datum, LossName, LossPass
 
 _TOKENS: Final = (1, 2, 3, 4)
