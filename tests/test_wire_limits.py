@@ -172,7 +172,7 @@ def both(*shape: int) -> dict[str, pb.Tensor]:
 
 
 TABLES: dict[str, tuple[int, dict[str, pb.Tensor], str]] = {
-    "K beyond the vocabulary": (1, both(3, MANY), f"target_tokens has K = {MANY}"),
+    "K beyond the vocabulary": (1, both(3, MANY), f"has K = {MANY}"),
     "rows that are not there": (1, both(MANY, 2), "this server takes 10000 in one request"),
     "a negative length": (1, both(-MANY, 2), "this server takes 10000 in one request"),
     "many tables": (100, both(3, 60), "this server takes 10000 in one request"),
