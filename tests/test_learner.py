@@ -59,7 +59,10 @@ SHORT = Backoff(first_s=0.01, longest_s=0.04)
 class Splicer:
     """The part of a renderer that hints need."""
 
-    def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
+    def shorten(self, text: str) -> str:
+        return text
+
+    def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
         return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
 
 
@@ -194,7 +197,8 @@ async def world(
         )
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
+    teacher = base if cfg.teacher == "base" else None
+    scorer = HintScorer(teacher, Splicer(), build(method), cfg)  # type: ignore[arg-type]
     judged = Judging(
         JudgingDeps(
             *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),

@@ -8,7 +8,7 @@ import torch
 
 from tinker_claw.config import Training
 from tinker_claw.errors import AlignmentError, ConfigError
-from tinker_claw.methods import BatchItem, build, require, student_topk
+from tinker_claw.methods import BatchItem, Evidence, build, require, student_topk
 from tinker_claw.methods.advantages import (
     kl_advantages,
     reward_advantages,
@@ -254,7 +254,9 @@ class TestAdmission:
         self, method: str, value: int | None, hints: tuple[str, ...], refused: str | None
     ) -> None:
         verdict = Verdict(votes=(value,), value=value)
-        assert build(method).refuses(verdict, hints) == refused
+        record = build(method)
+        told = record.tells(Evidence(verdict, hints))
+        assert record.refuses(verdict, told) == refused
 
 
 class TestNeeds:
