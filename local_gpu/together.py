@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from tinker_claw.errors import first_cause
+
 T = TypeVar("T")
 
 
@@ -18,10 +20,5 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
     except BaseExceptionGroup as failures:
-        raise _first_leaf(failures) from failures
+        raise first_cause(failures) from failures
     return [task.result() for task in tasks]
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    leaf = group.exceptions[0]
-    return _first_leaf(leaf) if isinstance(leaf, BaseExceptionGroup) else leaf

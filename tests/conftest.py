@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ from tinker_claw.render import Renderer
 if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
+    from wire_servers import Raw, WireServer
 
 
 # The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
@@ -68,9 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part, _, parts = asked.partition("/")
     if not (part.isdigit() and parts.isdigit() and 0 < int(part) <= int(parts)):
         raise pytest.UsageError(f"--slow is all, none, or a part like 2/4, not {asked!r}")
-    files = sorted({item.path for item, is_slow in zip(items, slow, strict=True) if is_slow})
-    turn = set(files[int(part) - 1 :: int(parts)])
-    _keep(config, items, [s and item.path in turn for s, item in zip(slow, items, strict=True)])
+    # Every fourth, say: tests of a file take alike, and whole files a second or ten minutes.
+    turns = itertools.cycle([number == int(part) for number in range(1, int(parts) + 1)])
+    _keep(config, items, [is_slow and next(turns) for is_slow in slow])
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[bool]) -> None:
@@ -144,3 +146,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def raw(server: WireServer) -> Iterator[Raw]:
+    """Speaks JSON to the Tinker server that a module has started as `server`."""
+    from wire_servers import Raw
+
+    client = Raw(server.url)
+    yield client
+    client.http.close()

@@ -3,7 +3,8 @@ SIGKILL where they are told.
 
 Rule: the product knows nothing of this. A life is forked from a process that has imported
 everything and started nothing; what is to kill it is wrapped around the product's own functions
-before its `main` is called.
+before its `main` is called. A typed one is `run.py` in an interpreter of its own instead, with
+nothing wrapped.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class Fate:
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_s: float = 0.0
     """How much its clock is ahead."""
+    typed: bool = False
+    """Started as a user types it; nothing else can befall it."""
 
 
 BOUNDS: dict[str, Any] = {
@@ -86,8 +89,6 @@ BOUNDS: dict[str, Any] = {
     "tinker_claw.serve:DRAIN_S": 1,
     "tinker_claw.serve.server:DRAIN_S": 1,
 }
-BOUND_S = 5 + 40
-"""All of them together, and room for a busy machine."""
 
 _PRELOAD = (
     *("pytest", "tests.lives", "tinker_claw.cli", "tinker_claw.serve", "tinker"),
@@ -216,6 +217,8 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
         os.dup2(handle, stream)
     os.chdir(ROOT)
     os.environ.update(env)
+    if fate.typed:
+        os.execv(sys.executable, [sys.executable, str(ROOT / "run.py"), *arguments])
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
     from tinker_claw.cli import main
 

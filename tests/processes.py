@@ -1,7 +1,7 @@
 """The product as a real process with a temporary data directory.
 
 Rule: it is forked from a process that has imported everything, because imports are most of what a
-start costs; with another Python it is `run.py`.
+start costs; where a Python is named it is `run.py`, and has imported what it needs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +81,7 @@ def product(
     *flags: str,
     env: dict[str, str] | None = None,
     backend: Sequence[str] = LOCAL,
-    python: str = sys.executable,
+    python: str | None = None,
 ) -> Iterator[Running]:
     """Start the demo model, locally unless told otherwise; killed at the end if it still runs."""
     log = data_dir.with_suffix(".log")
@@ -92,7 +91,7 @@ def product(
         start = stderr.tell()
         process = (
             Forked(fork(arguments, log, env=env))
-            if python == sys.executable
+            if python is None
             else subprocess.Popen(
                 [python, "run.py", *arguments],
                 cwd=ROOT,

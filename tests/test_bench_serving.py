@@ -38,7 +38,7 @@ async def test_streams_go_on_while_versions_change(tmp_path: Path) -> None:
     for phase in ("before", "after"):
         seen = traffic.figures[phase]
         assert seen.requests > 0
-        assert 0.2 < seen.seconds < 30
+        assert seen.seconds > 0.2
         assert len(seen.each) > len(seen.first) > 0
     written = json.loads(json.dumps(serving.document(traffic, published)))
     assert written["phases"]["before"]["first_token_s"]["p95"] > 0

@@ -54,7 +54,8 @@ async def test_who_never_finishes_the_headers_is_cut_off(
             if said:
                 ends[1].write(b"a")  # a byte now and then buys no time
             await asyncio.wait([cut], timeout=0.05)
-        assert 0.2 < time.monotonic() - started < 20
+        await cut
+        assert time.monotonic() - started > 0.2
         assert (await world.ask("hi")).status_code == 200
 
 
@@ -124,12 +125,10 @@ async def test_a_flood_of_silent_connections_keeps_nobody_out(
         flood = list[Ends]()
         for _ in range(5):
             flood += [await connect(world, b"GET /") for _ in range(30)]
-            started = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 well = group.create_task(world.http.get(health, headers={"connection": "close"}))
                 reply = group.create_task(world.ask("hi", headers={"connection": "close"}))
             assert (well.result().status_code, reply.result().status_code) == (200, 200)
-            assert time.monotonic() - started < 20
         for _, writer in flood:
             writer.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -216,12 +215,10 @@ async def test_a_body_that_does_not_come_is_a_408(
         piece = b"1\r\n{\r\n" if chunked else b"{"
         reader, writer = await _connect(world)
         writer.write(f"{_line('POST')}{length}\r\n\r\n".encode() + piece)
-        started = time.monotonic()
         head, body = (await reader.read()).split(b"\r\n\r\n", 1)
         writer.close()
         assert head.startswith(b"HTTP/1.1 408")
         assert json.loads(body)["error"]["code"] == "request_timeout"
-        assert time.monotonic() - started < 20
         assert (await world.ask("there is room again")).status_code == 200
 
 

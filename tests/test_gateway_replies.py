@@ -247,11 +247,11 @@ async def test_empty_chunks_while_the_model_is_silent(tmp_path: Path, renderer: 
 
 
 async def test_the_role_comes_before_the_first_token(tmp_path: Path, renderer: Renderer) -> None:
-    slow = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
+    slow = FakeSampler(Script(spell(renderer, "late"), first_after_s=600))
     async with gateway(tmp_path, renderer, slow) as world:
         body = {"model": MODEL, "messages": chat("hi"), "stream": True}
         async with (
-            asyncio.timeout(25),
+            asyncio.timeout(120),
             world.http.stream("POST", "/chat/completions", json=body) as response,
         ):
             assert response.headers["content-type"].startswith("text/event-stream")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 import pytest
@@ -249,6 +249,33 @@ async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_j
 
     with pytest.raises(JudgeError, match="lengths differ"):
         await SamplerEndpoint(Uneven((1,)), renderer, SETTINGS).answers(asked, 1)
+
+
+async def test_question_whose_twin_fails_is_not_asked_on() -> None:
+    class Halved:
+        """Fails the question for hints while that for the verdict is open."""
+
+        def __init__(self) -> None:
+            self.open = asyncio.Event()
+            self.given_up = False
+
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            if "[HINT]" in messages[0]["content"]:
+                await self.open.wait()
+                raise JudgeError("the judge is away")
+            try:
+                self.open.set()
+                return await asyncio.Future()
+            except asyncio.CancelledError:
+                self.given_up = True
+                raise
+
+        async def aclose(self) -> None: ...
+
+    halved = Halved()
+    with pytest.raises(JudgeError, match="the judge is away"):
+        await Judge(halved, SETTINGS, hint_candidates=1).judge("please", "done", STATE)
+    assert halved.given_up
 
 
 async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:

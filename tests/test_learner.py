@@ -427,6 +427,27 @@ async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> N
         assert w.trainer.weights == 1
 
 
+async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    """What it breaks a step with is no error of ours."""
+
+    def breaks(passes: Sequence[LossPass]) -> bool:
+        if has_token(666)(passes):
+            raise ZeroDivisionError("what nobody thought of")
+        return False
+
+    async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (4, 1)
+        errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
+        assert [tuple(row) for row in errors] == [("ZeroDivisionError: what nobody thought of",)]
+
+
 async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -24,7 +24,8 @@ from tinker_claw.types import LossPass, SamplingParams, TokenLogprobs
 
 STEP = [LossPass("ppo", (rl_datum(30, 10, 1),))]
 PROMPT = (1, 5, 9, 33)
-AT_MOST_S = 20
+AT_MOST_S = 120
+"""So that what waits for the step ends; it would wait for twice as long."""
 
 
 class Gate:

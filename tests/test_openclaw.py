@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,7 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -
     with product(data) as running:
         claw = OpenClaw.create(tmp_path / "user", running.url, "demo")
         for message in MESSAGES:
-            started = time.monotonic()
             assert claw.say("first", message)
-            assert time.monotonic() - started < 90, "a turn, OpenClaw's own start included"
         assert running.health()["policy_version"] == 0
         assert running.stop() == 0
 

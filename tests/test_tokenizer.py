@@ -176,7 +176,8 @@ def test_the_running_gateway_over_tinker_has_not_loaded_torch(tmp_path: Path) ->
     env = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
     with wire_process(tmp_path / "box") as box:
         remote = ("--backend", "tinker", "--base-url", box.url)
-        with product(tmp_path / "data", env=env, backend=remote) as running:
+        with product(tmp_path / "data", env=env, backend=remote, python=sys.executable) as running:
+            assert isinstance(running.process, subprocess.Popen)
             maps = Path(f"/proc/{running.process.pid}/maps").read_text()
             assert "libtorch" not in maps
             assert "tokenizers" in maps, "it is the right process"

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from wire_servers import wire_process
 
-from tests.lives import BOUND_S, BOUNDS, POINTS, Fate, Life, life, until
+from tests.lives import BOUNDS, POINTS, Fate, Life, life, until
 from tests.ports import free_port
 from tests.talkers import Talkers, talking
 from tests.truths import check, one, read
@@ -42,10 +42,22 @@ class End:
     after_s: float = 0.0
     """Of an instant without a name: seconds since the process was made."""
     save_interval: int = 1
+    typed: bool = False
+    """Of a process that was started by exec, and can be killed at no point but any instant."""
+    room: int | None = None
+    """Once it serves, bytes that the ledger's log may still grow by: then the disk is full."""
+
+    @property
+    def name(self) -> str:
+        if self.room is not None:
+            return "the disk fills"
+        return self.point or ("any instant, started by exec" if self.typed else "any instant")
 
 
 def ends_of(kills: int, seed: int) -> list[End]:
-    """Every point in turn, and every fifth time any instant."""
+    """Every point in turn, every fifth time any instant, and now and then a process as a user
+    starts it, or a disk that fills before the end.
+    """
     rng, ends = random.Random(seed), list[End]()
     for point in cycle(name for name in POINTS if name != "gone back"):
         if len(ends) >= kills:
@@ -54,6 +66,12 @@ def ends_of(kills: int, seed: int) -> list[End]:
             early = rng.random() < 0.3  # often before it serves
             at = rng.uniform(0, 0.4) if early else rng.uniform(0.4, 3)
             ends.append(End(None, after_s=at))
+        if len(ends) % 10 == 7:
+            ends.append(
+                End(None, after_s=rng.uniform(0.2, 3), room=rng.choice((0, 50_000, 300_000)))
+            )
+        if len(ends) % 20 == 18:
+            ends.append(End(None, after_s=rng.uniform(0.5, 12), typed=True))
         if point == "swapped":  # so that the next life has steps to go back behind
             ends += [End(point, passes=1, save_interval=NEVER), End("gone back")]
         elif point == "state loaded":
@@ -72,6 +90,11 @@ def is_sound(running: Life, data: Path, who: Talkers, *, remote: bool) -> None:
         assert before <= serving <= one(data, "SELECT MAX(id) FROM versions")
 
 
+def full(running: Life, data: Path, room: int) -> None:
+    """No file is written any further than the ledger's log with `room` more."""
+    running.writes_at_most((data / "ledger.sqlite3-wal").stat().st_size + room)
+
+
 def torture(
     data: Path,
     kills: Sequence[End],
@@ -83,12 +106,16 @@ def torture(
     remote, port, began = backend != LOCAL, free_port(), time.monotonic()
     with talking(f"http://127.0.0.1:{port}/v1") as who:
         for end in kills:
-            fate = Fate(end.point, end.passes)
+            fate = Fate(end.point, end.passes, typed=end.typed)
             every = ("--save-interval", str(end.save_interval))
             born = time.monotonic()
             with life(
                 data, *FLAGS, *every, port=port, backend=backend, fate=fate, env=env
             ) as doomed:
+                if end.room is not None and doomed.serves():
+                    is_sound(doomed, data, who, remote=remote)
+                    full(doomed, data, end.room)
+                    born = time.monotonic()
                 if end.point is None:
                     who.wanted.set()
                     time.sleep(max(0.0, end.after_s + born - time.monotonic()))
@@ -114,7 +141,7 @@ def torture(
     steps = dict(read(data, "SELECT status, COUNT(*) FROM steps GROUP BY status"))
     return (
         f"{len(kills)} kills in {time.monotonic() - began:.0f} s, at "
-        f"{dict(Counter(end.point or 'any instant' for end in kills))}; {len(who.seen)} replies "
+        f"{dict(Counter(end.name for end in kills))}; {len(who.seen)} replies "
         f"seen, {who.broken} broken off; steps {steps}, "
         f"{one(data, 'SELECT COUNT(*) FROM versions')} versions"
     )
@@ -147,9 +174,7 @@ def test_killed_beside_a_service_that_goes_on_it_loses_nothing(tmp_path: Path) -
             until(lambda: len(who.seen) > 2, "nobody answers")
             box.process.kill()
             until(lambda: last.health()["status"] == "degraded", "it does not notice")
-            started = time.monotonic()
             assert last.stop() == 0
-            assert time.monotonic() - started < BOUND_S
             who.over.set()
     check(data, who.seen, batch_size=BATCH, remote=True)
     assert "Traceback" not in last.said()

@@ -223,20 +223,21 @@ async def test_a_stop_token_ends_a_completion_and_is_part_of_it(ground: Ground) 
 
 async def test_closing_the_stream_frees_the_server(ground: Ground, vllm_url: str) -> None:
     params = SamplingParams(max_tokens=CONTEXT - 30)
+    before = await metric(vllm_url, "vllm:generation_tokens_total")
     async with aclosing(ground.server.stream(ground.one.ref, sequence(20, 15), params)) as stream:
         await anext(stream)
-        assert await running(vllm_url) == 1
-    async with asyncio.timeout(5):  # against half a minute that it would take
-        while await running(vllm_url):
+        assert await metric(vllm_url, "vllm:num_requests_running") == 1
+    async with asyncio.timeout(240):
+        while await metric(vllm_url, "vllm:num_requests_running"):
             pass
+    drawn = await metric(vllm_url, "vllm:generation_tokens_total") - before
+    assert drawn < params.max_tokens, "it was not sampled to its end"
 
 
-async def running(url: str) -> float:
+async def metric(url: str, name: str) -> float:
     async with httpx.AsyncClient() as client:
         lines = (await client.get(f"{url}/metrics")).text.splitlines()
-    return sum(
-        float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{")
-    )
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 async def test_a_folder_that_cannot_be_loaded_is_an_error_and_the_server_goes_on(

@@ -35,13 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WireServer]:
         yield running
 
 
-@pytest.fixture
-def raw(server: WireServer) -> Iterator[Raw]:
-    client = Raw(server.url)
-    yield client
-    client.http.close()
-
-
 @pytest.fixture(scope="module")
 def held(server: WireServer) -> dict[str, str]:
     """A session with a sampler and a model."""
@@ -172,7 +165,7 @@ def both(*shape: int) -> dict[str, pb.Tensor]:
 
 
 TABLES: dict[str, tuple[int, dict[str, pb.Tensor], str]] = {
-    "K beyond the vocabulary": (1, both(3, MANY), f"target_tokens has K = {MANY}"),
+    "K beyond the vocabulary": (1, both(3, MANY), f"has K = {MANY}"),
     "rows that are not there": (1, both(MANY, 2), "this server takes 10000 in one request"),
     "a negative length": (1, both(-MANY, 2), "this server takes 10000 in one request"),
     "many tables": (100, both(3, 60), "this server takes 10000 in one request"),

@@ -120,3 +120,11 @@ def same_length(what: str, **arrays: object) -> int:
     if len(set(lengths.values())) > 1:
         raise AlignmentError(f"{what}: lengths differ: {lengths}")
     return next(iter(lengths.values()))
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error of a group, however deep it stands; any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        group: BaseExceptionGroup[BaseException] = error
+        error = group.exceptions[0]
+    return error

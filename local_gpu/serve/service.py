@@ -25,7 +25,7 @@ from local_gpu.serve.memory import Adapters
 from local_gpu.serve.models import Models, check_base
 from local_gpu.serve.sampling import Samplers
 from local_gpu.serve.sessions import Sessions
-from local_gpu.serve.store import KINDS, Place, Store
+from local_gpu.serve.store import Place, Store
 from local_gpu.serve.torch_thread import TorchThread
 from local_gpu.serve.training import Workshop
 from tinker_claw.errors import BackendError, RequestError
@@ -100,12 +100,7 @@ class Service:
         if (known := session.samplers.get(number)) is not None:
             return known.id
         if ask.model_path is not None:
-            place = Place.at(ask.model_path)
-            if KINDS[place.kind] != "sampler":
-                raise RequestError(
-                    f"{ask.model_path} is no sampler; save_weights_for_sampler makes one."
-                )
-            self.shop.store.read(place)
+            self.shop.store.read(Place.at(ask.model_path))
         elif ask.base_model is None:
             raise RequestError("create_sampling_session needs base_model or model_path.")
         if ask.base_model is not None:

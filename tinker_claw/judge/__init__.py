@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.config import Judge as JudgeSettings
+from tinker_claw.errors import first_cause
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.parsing import choose_hints, majority, parse_vote
 from tinker_claw.judge.prompts import hint_messages, verdict_messages
@@ -65,9 +66,13 @@ class Judge:
         """
         verdict_prompt = verdict_messages(request, reply, state)
         hint_prompt = hint_messages(request, reply, state) if self._hint_candidates else None
-        verdict_answers, hint_answers = await asyncio.gather(
-            self._ask(verdict_prompt), self._ask(hint_prompt)
-        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                verdicts = group.create_task(self._ask(verdict_prompt))
+                hints = group.create_task(self._ask(hint_prompt))
+        except ExceptionGroup as failed:
+            raise first_cause(failed) from failed
+        verdict_answers, hint_answers = verdicts.result(), hints.result()
         return Judgement(
             verdict=majority([parse_vote(answer) for answer in verdict_answers]),
             verdict_answers=tuple(verdict_answers),

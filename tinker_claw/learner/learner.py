@@ -32,6 +32,7 @@ from tinker_claw.learner.recovery import (
     FAILURES,
     WAITS,
     Recovery,
+    accidents_are_failures,
     as_outage,
     known_good,
     nobody_to_blame,
@@ -215,7 +216,7 @@ class Learner:
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
-        except Exception as error:  # by accident: learning ends, and starts again
+        except Exception as error:  # behind the training: learning ends, and starts again
             self._void(step_id, f"{type(error).__name__}: {error}", outage=False)
             raise
         finally:
@@ -249,7 +250,10 @@ class Learner:
     async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
         deps, started = self._deps, time.monotonic()
         parent = deps.policy.newest
-        with deps.spending.paying("train", step_id=step_id) as account:
+        with (
+            deps.spending.paying("train", step_id=step_id) as account,
+            accidents_are_failures(),
+        ):
             items = await self._items(batch, parent)
             passes, report = await self._train(items)
         agreed = agreement(items, passes, report, parent.version.id)
@@ -352,7 +356,7 @@ class Learner:
     async def _rehearse(self, samples: Sequence[Sample], step_id: int) -> None:
         """A step that is not committed, charged to the one that failed."""
         deps, policy = self._deps, self._deps.policy.newest
-        with deps.spending.paying("train", step_id=step_id):
+        with deps.spending.paying("train", step_id=step_id), accidents_are_failures():
             await self._train(await self._items(samples, policy))
 
     async def _retire(self) -> None:

@@ -20,6 +20,7 @@ from tinker_claw.errors import (
     OutageError,
     RequestError,
     StepError,
+    first_cause,
 )
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger import Ledger
@@ -79,6 +80,19 @@ def nobody_to_blame() -> Generator[None]:
         raise OutageError(
             f"Training fails whatever it is given, so no sample is to blame: {error}"
         ) from error
+
+
+@contextmanager
+def accidents_are_failures() -> Generator[None]:
+    """What nobody thought of may be the fault of one sample, for whatever the others do: a step
+    fails with it as with any error, so it is counted, and the sample is looked for."""
+    try:
+        yield
+    except ClawError:
+        raise
+    except Exception as error:  # whatever it is: which ones a sample can cause is not known
+        cause = first_cause(error)
+        raise StepError(f"{type(cause).__name__}: {cause}") from error
 
 
 def as_outage(error: OutageError | LedgerError) -> OutageError:

@@ -1,6 +1,7 @@
 """Sums over a whole ledger, for a reader who wants to know how it goes.
 
-Rule: answered from indexes and narrow tables; no row of `turns` is read, however long a ledger is.
+Rule: answered from indexes and narrow tables. However long a ledger is, no row of `turns` is read
+but those that are open.
 """
 
 from __future__ import annotations

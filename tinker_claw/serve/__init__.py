@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tinker_claw.config import Settings
-from tinker_claw.errors import ClawError, ConfigError, LearningEndedError
+from tinker_claw.errors import ClawError, ConfigError, LearningEndedError, first_cause
 from tinker_claw.files import close_to_others
 from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
@@ -132,7 +132,7 @@ async def guarded(
             return
         except Exception as error:  # the one broad except: whatever it is, the gateway goes on
             accidents = 1 if time.monotonic() - began > RAN_WELL_S else accidents + 1
-            cause = _first_cause(error)
+            cause = first_cause(error)
             ended = isinstance(cause, LearningEndedError)
             wait_s = None if ended else restarts.after(accidents)
             part.enter("failed", f"{type(cause).__name__}: {cause}", next_try_s=wait_s)
@@ -141,12 +141,6 @@ async def guarded(
             return
         await asyncio.sleep(wait_s)
         part.enter(begins)
-
-
-def _first_cause(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _close_to_others(directory: Path) -> None:

@@ -52,7 +52,10 @@ def named(found: sdk.TensorData | None, rows: int, k: int) -> Any:
     values = np.asarray(() if found is None else found.data)
     if len(values) < rows * k or len(values) % k:
         raise SamplerError("Tinker did not score the ids that were asked for.")
-    return values.reshape(-1, k)[-rows:]
+    scores = values.reshape(-1, k)[-rows:]
+    if bool(np.isnan(scores).any()):
+        raise SamplerError("Tinker left a score of the ids that were asked for out.")
+    return scores
 
 
 def tail(values: Any, length: int, rows: int, what: str) -> Any:

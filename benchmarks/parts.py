@@ -1,0 +1,123 @@
+"""`python -m benchmarks.parts`: what single parts cost that requests and looks pass through.
+
+Where a prompt is sent; what a history that was seen before holds; the sums that `status` tells; the
+transactions in which old turns are dropped, between which the gateway writes.
+
+Rule: processor time of the thread, so that whatever else runs on the machine is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.agent_requests import SURFACES, Conversation
+from benchmarks.ledger import Talk
+from local_gpu.servers.routing import Routes, keys_of
+from tinker_claw.gateway.discretion import Discretion
+from tinker_claw.gateway.turnstile import Turnstile
+from tinker_claw.ledger import Ledger
+from tinker_claw.privacy import Redactor
+from tinker_claw.story.board import board
+from tinker_claw.story.overview import read_overview
+from tinker_claw.wire import parse_chat
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Milliseconds of one call."""
+
+    what: str
+    calls: int
+    median_ms: float
+    p95_ms: float
+
+
+def timed(what: str, call: Callable[[T], object], given: Iterable[T]) -> Part:
+    """Call it with each of `given`, whose making is not counted, until one raises StopIteration."""
+    seconds = list[float]()
+    for one in given:
+        began = time.thread_time()
+        try:
+            call(one)
+        except StopIteration:
+            break
+        seconds.append(time.thread_time() - began)
+    seconds.sort()
+    p95 = seconds[int(0.95 * len(seconds))]
+    return Part(what, len(seconds), 1e3 * statistics.median(seconds), 1e3 * p95)
+
+
+def measure(folder: Path, turns: int, calls: int) -> list[Part]:
+    """All parts, over a ledger of so many turns."""
+    ledger = Ledger(folder)
+    try:
+        return [_routing(calls), _searching(ledger, calls), *_looking_and_dropping(ledger, turns)]
+    finally:
+        ledger.close()
+
+
+def _routing(calls: int) -> Part:
+    routes, in_flight = Routes(), dict.fromkeys(range(3), 0)
+
+    def route(prompt: tuple[int, ...]) -> None:
+        keys = keys_of(prompt)
+        routes.note("v1", keys, len(prompt), routes.choose("v1", keys, len(prompt), in_flight))
+
+    prompts = ((*range(18_000), *range(call, call + 2000)) for call in range(calls))
+    return timed("a prompt of 20,000 tokens is routed", route, prompts)
+
+
+def _searching(ledger: Ledger, calls: int) -> Part:
+    discretion = Discretion(ledger.turns, Redactor(["secrets"]), Turnstile())
+    talk = Conversation(SURFACES[0], "parts")
+    talk.open()
+    discretion.holds(parse_chat(talk.body()))
+    requests = (parse_chat(talk.body()) for _ in range(calls))  # new strings each time
+    return timed(
+        f"{len(talk.body()):,} bytes that were seen are searched for secrets",
+        discretion.holds,
+        requests,
+    )
+
+
+def _looking_and_dropping(ledger: Ledger, turns: int) -> list[Part]:
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    talk = Talk(ledger)
+    for _ in range(turns):
+        ledger.turns.refuse(ledger.turns.add(talk.turn()), "side turn: a benchmark")
+    folder = ledger.path.parent
+    looking = timed(
+        f"status of {turns:,} turns", lambda _: board(read_overview(folder, 16)), range(5)
+    )
+    work = ledger.retention.round(None, ledger.live_bytes() // 2)
+    dropping = timed(
+        "old turns are dropped, a transaction", lambda _: next(work), itertools.count()
+    )
+    return [looking, dropping]
+
+
+def main() -> None:
+    """Read flags, measure, print the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
+    parser.add_argument("--turns", type=int, default=10_000, help="of the ledger (10,000)")
+    parser.add_argument("--calls", type=int, default=100, help="of the other parts (100)")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        parts = measure(Path(place), given.turns, given.calls)
+    print(json.dumps([asdict(part) for part in parts], indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
