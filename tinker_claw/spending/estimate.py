@@ -204,6 +204,6 @@ def _words(settings: Settings, price: Price, habits: Habits, judged: float) -> s
     return (
         f"{settings.training.batch_size} samples from {judged:.0f} judged turns; prompts of "
         f"{habits.prompt_tokens:,.0f} tokens, replies of {habits.reply_tokens:,.0f}; {judge}; "
-        f"{habits.hinted:.0%} of the samples hinted; {habits.stale:.0%} scored again because an "
+        f"{habits.hinted:.0%} of the samples taught; {habits.stale:.0%} scored again because an "
         f"older version sampled them ({basis}). Checkpoints in storage are not counted{kept}."
     )
