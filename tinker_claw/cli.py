@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tinker_claw.serve import serve  # takes seconds: --help and wrong flags need none of it
 
         asyncio.run(serve(settings))
+        signal.alarm(0)  # all has ended in order; it would kill Python's own slow goodbye
     except ClawError as error:
         sys.stderr.write(f"tinker-claw: {error}\n")
         return EXIT_USAGE
