@@ -133,7 +133,7 @@ async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted:
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = HintScorer(base, bench.renderer, bench.cfg)
+    scorer = HintScorer(base, bench.renderer, method, bench.cfg)
     judging = Judging(
         JudgingDeps(
             *(ledger, judge, scorer, method, policy, telemetry, health, spending),
@@ -161,7 +161,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     base = Fresh(await trainer.base())
     endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, bench.judge))
     judge = Judge(endpoint, bench.judge, hint_candidates=len(HINTS))
-    scorer = HintScorer(base, bench.renderer, bench.cfg)
+    scorer = HintScorer(base, bench.renderer, build("combine"), bench.cfg)
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)

@@ -19,6 +19,7 @@ from tinker_claw.render import Renderer
 if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
+    from wire_servers import Raw, WireServer
 
 
 # The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
@@ -145,3 +146,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def raw(server: WireServer) -> Iterator[Raw]:
+    """Speaks JSON to the Tinker server that a module has started as `server`."""
+    from wire_servers import Raw
+
+    client = Raw(server.url)
+    yield client
+    client.http.close()

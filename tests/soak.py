@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gzip
 import json
+import math
 import mmap
 import os
 import random
@@ -21,6 +22,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -34,6 +36,7 @@ from rich.table import Table
 from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
+from benchmarks.gateway_client import Connection, share
 from local_gpu.demo import MODEL_DIR
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
@@ -60,18 +63,49 @@ LONG = 1000
 """A request for more tokens than this gets a reply that is as long as it may be."""
 SETTLE_S = 120.0
 """How long learning may take to move again after a fault, on a busy machine."""
+SILENCE_S = 30.0
+"""The event loop has been stuck, and did not only wait for its turn on a busy machine."""
+QUIET = "none"
+AROUND_S = 5.0
+"""Seconds around a fault in which a request may still fail: it was under way."""
+FEWEST_LOOKS = 30
+"""Quiet ones; of fewer no line can be drawn."""
+MORE_DESCRIPTORS, MORE_THREADS = 8, 3
+"""In the whole of the last life: connections to the judge come and go, and each pool of threads may
+make one more. What is not closed would be there with every thousandth turn, and hence a hundred.
+"""
+RSS_BYTES = 400
+"""A turn that stays in memory takes more, be it by its name only: a page of the book takes 300
+bytes, and a turn has up to three of them. The allocator's own growth is less.
+"""
+LEDGER_BYTES = 3_000
+"""What stays of a turn whose texts and tokens were dropped, with its votes and its sample; whole it
+has 8,000.
+"""
 FLAGS = (
     *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
     *("--max-concurrent", "16", "--max-queue", "64", "--keep-gb", "0.02", "--keepalive-s", "0.5"),
+    *("--keep-days", "1", "--session-idle-s", "60"),
 )
 CAPS = {
-    "tinker_claw.gateway.book:PAGES": 200,
+    "tinker_claw.gateway.book:PAGES": 400,
     "tinker_claw.gateway.book:STREAM_TOKENS": 15_000,
     "tinker_claw.gateway.book:SESSIONS": 1_000,
     "tinker_claw.gateway.book:TRACES": 40,
+    "tinker_claw.gateway.discretion:TRACES": 40,
+    "tinker_claw.gateway.discretion:_CAPACITY": 160_000,
+    "tinker_claw.gateway.discretion:_REDACTED_CAPACITY": 640_000,
+    "tinker_claw.sessions.history:_MEANT._capacity": 80_000,
+    "tinker_claw.render.encoding:Encoder.__init__.__defaults__": (960_000,),
     "tinker_claw.serve.upkeep:EVERY_S": 6.0,
+    "tinker_claw.serve.upkeep:DAY_S": 300.0,
+    "tinker_claw.serve.connections:MOST": 64,
+    "tinker_claw.serve.connections:HEAD_S": 3.0,
+    "tinker_claw.serve.connections:WRITE_S": 3.0,
 }
-"""A hundredth of what they are."""
+"""A hundredth of what they are; a day is five minutes, the connections are as many as the talkers
+need, and what is waited for on one is a tenth.
+"""
 
 
 # The process under test
@@ -220,7 +254,8 @@ class Clock:
         return time.clock_gettime(time.CLOCK_REALTIME) + struct.unpack("d", self._page[:8])[0]
 
     def set(self, ahead_s: float) -> None:
-        self.path.write_bytes(struct.pack("d", ahead_s))
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.write(struct.pack("d", ahead_s))  # in place: others have the page in memory
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "_page": None}
@@ -276,49 +311,55 @@ class Traffic:
     rate: float
     """Turns a second of all of them together."""
     latencies: list[tuple[float, float]] = field(default_factory=list)
-    """(time, seconds) of each turn that was answered."""
+    """(when it ended, seconds) of each turn that was answered."""
     failed: list[tuple[float, str]] = field(default_factory=list)
+    """(when it began, why) of each that was not."""
     over: bool = False
     _next: float = 0.0
 
     async def talk(self, number: int) -> None:
         rng = random.Random(number)
-        limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
-            count = 0
-            while not self.over:
-                count += 1
-                messages = [{"role": "user", "content": _words(rng, 30)}]
-                for _ in range(rng.choice((1, 1, 2, 3))):
-                    reply = await self._turn(http, f"s{number}-{count}", messages)
-                    if reply is None:
-                        break
-                    messages += [
-                        {"role": "assistant", "content": reply},
-                        {"role": "user", "content": _words(rng, 8)},
-                    ]
+        count, lines = 0, list[Connection]()
+        while not self.over:
+            count += 1
+            messages = [{"role": "user", "content": _words(rng, 30)}]
+            for _ in range(rng.choice((1, 1, 2, 3))):
+                reply = await self._turn(lines, f"s{number}-{count}", messages)
+                if reply is None:
+                    break
+                messages += [
+                    {"role": "assistant", "content": reply},
+                    {"role": "user", "content": _words(rng, 8)},
+                ]
+        for line in lines:
+            line.close()
 
     async def _turn(
-        self, http: httpx.AsyncClient, session: str, messages: list[dict[str, str]]
+        self, lines: list[Connection], session: str, messages: list[dict[str, str]]
     ) -> str | None:
+        """What was replied, over the one connection that is kept; None: there was no reply."""
         self._next = max(self._next, time.monotonic() - 0.5) + 1 / self.rate
         await asyncio.sleep(self._next - time.monotonic())
         body = {"model": "demo", "messages": messages, "max_tokens": 60, "stream": True}
+        body["prompt_cache_key"] = session
         began = time.monotonic()
         try:
-            answer = await http.post(
-                self.url + "/chat/completions", json=body, headers={"X-Session-Id": session}
-            )
-        except httpx.TransportError as error:
+            if not lines:
+                lines.append(await Connection.open(self.url))
+            answer = await lines[0].ask(json.dumps(body).encode())
+        except (OSError, EOFError) as error:
+            if lines:
+                lines.pop().close()
             self.failed.append((began, type(error).__name__))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # an agent, too, waits before it asks again
             return None
-        if answer.status_code != 200 or "data: [DONE]" not in answer.text:
-            self.failed.append((began, f"{answer.status_code} {answer.text[-200:]}"))
+        text = answer.events.decode()
+        if answer.status != 200 or "data: [DONE]" not in text:
+            self.failed.append((began, f"{answer.status} {text[-200:]}"))
             await asyncio.sleep(0.1)
             return None
-        self.latencies.append((began, time.monotonic() - began))
-        events = (json.loads(e[6:]) for e in answer.text.split("\n\n") if e.startswith("data: {"))
+        self.latencies.append((time.monotonic(), answer.seconds))
+        events = (json.loads(e[6:]) for e in text.split("\n\n") if e.startswith("data: {"))
         return "".join(
             choice["delta"].get("content") or "" for e in events for choice in e.get("choices", ())
         )
@@ -338,7 +379,11 @@ class Look:
     at: float
     """Seconds since the soak began."""
     pid: int
-    rss_mb: float
+    cpu_s: float
+    """Of its processor time."""
+    around_s: float
+    """Of this process's: the talkers and the judge."""
+    rss_bytes: int
     descriptors: int
     threads: int
     turns: int
@@ -361,10 +406,12 @@ class Soak:
     say: Callable[[str], object]
     began: float = field(default_factory=time.monotonic)
     looks: list[Look] = field(default_factory=list)
-    verdicts: list[tuple[str, float, str]] = field(default_factory=list)
-    """(fault, seconds until learning moved again, what else was seen)."""
+    moved: dict[str, float] = field(default_factory=dict)
+    """By fault, seconds until learning moved again."""
     wrong: list[str] = field(default_factory=list)
-    fault: str = "none"
+    fault: str = QUIET
+    spans: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """From when to when each fault lasted, until learning moved again."""
     _silence: float = 0.0
 
     async def run(self) -> None:
@@ -376,6 +423,7 @@ class Soak:
         with ExitStack() as self.lives:
             async with in_background(self.judge.app()) as self.judge_url:
                 await self._born()
+                self.began = time.monotonic()
                 async with asyncio.TaskGroup() as group:
                     around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
                     around += [group.create_task(self._watch()), group.create_task(self._ask())]
@@ -399,16 +447,16 @@ class Soak:
         self.life: Life = self.lives.enter_context(
             life(self.data, *flags, port=self.port, fate=fate)
         )
-        await asyncio.to_thread(self.life.serves)
+        assert await asyncio.to_thread(self.life.serves), self.life.said()[-3000:]
 
     async def _calendar(self) -> None:
         faults = (
+            self._kill,  # first, so that one life lasts through all the others
             self._poison,
             self._judge_away,
             self._service_away,
             self._full_disk,
             self._clock_jump,
-            self._kill,
             self._storm,
             self._stalled_readers,
         )
@@ -417,11 +465,15 @@ class Soak:
         for number, strike in enumerate(faults):
             self.fault = strike.__name__.lstrip("_").replace("_", " ")
             self.say(f"{self._now():6.0f} s  {self.fault}")
+            struck = time.monotonic()
             await strike(span / 3)
+            if self.life.ended is not None:
+                raise SystemExit(f"{self.fault} ended it:\n{self.life.said()[-3000:]}")
             took = await self._moves()
-            self.verdicts.append((self.fault, took, ""))
+            self.moved[self.fault] = took
+            self.spans[self.fault] = (struck, time.monotonic())
             self.say(f"{self._now():6.0f} s  learning moved again after {took:.1f} s")
-            self.fault = "none"
+            self.fault = QUIET
             await asyncio.sleep(max(0.0, (number + 2) * span - self._now()))
         await asyncio.sleep(max(0.0, self.seconds - self._now()))
 
@@ -528,21 +580,24 @@ class Soak:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(max(1.0, self.seconds / 240))
-            with suppress(FileNotFoundError, ProcessLookupError, IndexError):
+            with suppress(OSError, LookupError):  # it was just killed
                 self.looks.append(await asyncio.to_thread(self._look))
 
     def _look(self) -> Look:
         pid = self.life.process.pid
+        assert pid is not None
         status = Path(f"/proc/{pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         since = self.looks[-1].at if self.looks else 0.0
         lately = [s * 1000 for at, s in self.traffic.latencies if at - self.began >= since]
-        lately = sorted(lately) or [0.0]
+        lately = sorted(lately) or [math.nan]
         silence, self._silence = self._silence, 0.0
         return Look(
             at=self._now(),
-            pid=pid or 0,
-            rss_mb=int(fields["VmRSS"].split()[0]) / 1024,
+            pid=pid,
+            cpu_s=time.clock_gettime(~pid << 3 | 2),  # how Linux names another process's clock
+            around_s=time.process_time(),
+            rss_bytes=int(fields["VmRSS"].split()[0]) * 1024,
             descriptors=len(os.listdir(f"/proc/{pid}/fd")),
             threads=int(fields["Threads"]),
             turns=one(self.data, "SELECT MAX(id) FROM turns") or 0,
@@ -565,16 +620,42 @@ class Soak:
             self.wrong.append("the ledger is damaged")
         if "Traceback" in self.data.with_suffix(".log").read_text():
             self.wrong.append("there is a traceback in the log")
-        quiet = [look for look in self.looks if look.fault == "none"]
-        spans = [(a.at, b.at) for a, b in zip(self.looks, self.looks[1:], strict=False)
-                 if a.fault != "none" or b.fault != "none"]  # fmt: skip
-        loud = [
-            why
-            for at, why in self.traffic.failed
-            if quiet and not any(a - 5 <= at - self.began <= b + 5 for a, b in spans)
-        ]
+
+    def failures(self) -> dict[str, int]:
+        """How many requests failed, by what befell the process then."""
+        return dict(Counter(self.befell(at) for at, _ in self.traffic.failed))
+
+    def befell(self, at: float) -> str:
+        """The fault in which a moment lies, or after which it comes at once."""
+        for fault, (start, end) in self.spans.items():
+            if start - AROUND_S <= at <= end + AROUND_S:
+                return fault
+        return QUIET
+
+    def judge_it(self) -> None:
+        """What must not grow, and what must not happen."""
+        loud = [why for at, why in self.traffic.failed if self.befell(at) == QUIET]
         if loud:
             self.wrong.append(f"{len(loud)} requests failed while nothing was wrong: {loud[0]}")
+        if max(look.silence_ms for look in self.looks) > 1000 * SILENCE_S:
+            self.wrong.append(f"/healthz was silent for more than {SILENCE_S:.0f} s")
+        quiet = self.late()
+        if len(quiet) < FEWEST_LOOKS:
+            return
+        turns = quiet[-1].turns - quiet[0].turns
+        for name, most in (("descriptors", MORE_DESCRIPTORS), ("threads", MORE_THREADS)):
+            grown = slope([(k.turns, float(getattr(k, name))) for k in quiet]) * turns
+            if grown > most:
+                self.wrong.append(f"{grown:.1f} more {name}")
+        for name, most in (("rss_bytes", RSS_BYTES), ("ledger_bytes", LEDGER_BYTES)):
+            each = slope([(k.turns, float(getattr(k, name))) for k in quiet])
+            if each > most:
+                self.wrong.append(f"{each:.0f} {name} more with every turn")
+
+    def late(self) -> list[Look]:
+        """The last life while nothing was wrong, but for its first quarter: there caches fill."""
+        last = [look for look in self.looks if look.pid == self.looks[-1].pid]
+        return [k for k in last[len(last) // 4 :] if self.befell(self.began + k.at) == QUIET]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -585,37 +666,45 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def report(soak: Soak) -> dict[str, Any]:
-    """What grew in the life that lasted to the end, per hour, and what was seen on the whole."""
-    last = [look for look in soak.looks if look.pid == soak.looks[-1].pid]
-    late = last[len(last) // 4 :]
-    turns = soak.looks[-1].turns
+    """What grew in the life that lasted to the end, and what was seen on the whole."""
+    soak.judge_it()
+    last, late = soak.looks[-1], soak.late()
+    answered = [seconds * 1000 for _, seconds in soak.traffic.latencies]
+    quiet = [s * 1000 for at, s in soak.traffic.latencies if soak.befell(at) == QUIET]
 
-    def hourly(name: str) -> float:
-        return 3600 * slope([(look.at, float(getattr(look, name))) for look in late])
+    def each_turn(name: str) -> float:
+        return slope([(k.turns, float(getattr(k, name))) for k in late])
 
     return {
-        "seconds": round(soak.seconds),
-        "turns": turns,
-        "turns_per_s": round(turns / soak.looks[-1].at, 1),
-        "versions": soak.looks[-1].version,
-        "failed_requests": len(soak.traffic.failed),
-        "rss_mb": round(last[-1].rss_mb),
-        "rss_mb_per_hour": round(hourly("rss_mb"), 1),
-        "descriptors": last[-1].descriptors,
-        "descriptors_per_hour": round(hourly("descriptors"), 1),
-        "threads": last[-1].threads,
-        "threads_per_hour": round(hourly("threads"), 1),
-        "ledger_mb": round(soak.looks[-1].ledger_bytes / 1e6, 1),
-        "ledger_bytes_per_turn": round(soak.looks[-1].ledger_bytes / max(1, turns)),
-        "ledger_mb_per_hour": round(hourly("ledger_bytes") / 1e6, 1),
-        "p50_ms": round(statistics.median(look.p50_ms for look in late), 1),
-        "p95_ms": round(statistics.median(look.p95_ms for look in late), 1),
-        "p50_ms_per_hour": round(hourly("p50_ms"), 1),
+        "seconds": round(last.at),
+        "turns": last.turns,
+        "turns_per_s": round(last.turns / last.at, 1),
+        "versions": last.version,
+        "answered": len(answered),
+        "failed_requests": soak.failures(),
+        "cpu_ms_a_turn": round(1000 * each_turn("cpu_s"), 1),
+        "cpu_ms_a_turn_around": round(1000 * each_turn("around_s"), 1),
+        "rss_mb": round(last.rss_bytes / 2**20),
+        "rss_bytes_a_turn": round(each_turn("rss_bytes")),
+        "descriptors": last.descriptors,
+        "descriptors_per_1000_turns": round(1000 * each_turn("descriptors"), 3),
+        "threads": last.threads,
+        "threads_per_1000_turns": round(1000 * each_turn("threads"), 3),
+        "ledger_mb": round(last.ledger_bytes / 1e6, 1),
+        "ledger_bytes_a_turn": round(each_turn("ledger_bytes")),
+        "p50_ms_quiet": round(share(quiet or [math.nan], 0.5), 1),
+        "p95_ms_quiet": round(share(quiet or [math.nan], 0.95), 1),
+        "p50_ms_per_1000_turns": round(
+            1000 * slope([(k.turns, k.p50_ms) for k in late if not math.isnan(k.p50_ms)]), 2
+        ),
         "silence_ms_quiet": round(
-            max((look.silence_ms for look in soak.looks if look.fault == "none"), default=0)
+            max(
+                (k.silence_ms for k in soak.looks if soak.befell(soak.began + k.at) == QUIET),
+                default=0,
+            )
         ),
         "silence_ms": round(max(look.silence_ms for look in soak.looks)),
-        "moved_again_after_s": {fault: round(took, 1) for fault, took, _ in soak.verdicts},
+        "moved_again_after_s": {fault: round(took, 1) for fault, took in soak.moved.items()},
         "wrong": soak.wrong,
     }
 

@@ -94,7 +94,7 @@ async def life(
             JudgingDeps(
                 world.ledger,
                 Judge(says, JudgeSettings(), hint_candidates=0),
-                HintScorer(base, renderer, cfg),
+                HintScorer(base, renderer, method, cfg),
                 method,
                 *shared,
                 on_sample=learner.wake,

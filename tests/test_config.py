@@ -57,7 +57,7 @@ def test_rl_is_binary() -> None:
         ("[gatewy]\nport = 1\n", "gatewy"),
         ("port = 1\n", "port"),
         ("[training]\nbatch_size = 0\n", "training.batch_size"),
-        ("[run]\nmethod = 'sft'\n", "run.method"),
+        ("[run]\nmethod = 1\n", "run.method"),
         ("[run\n", "not valid TOML"),
     ],
 )

@@ -13,6 +13,7 @@ from local_gpu.serve import __main__ as serve
 from tests import install_vllm
 from tests.openclaw import readme_block
 from tinker_claw import cli, config, openclaw_config, status
+from tinker_claw.methods import METHODS, Method
 from tinker_claw.serve import arrange, doctor
 from tinker_claw.story import explain, log
 from tinker_claw.telemetry import Telemetry
@@ -21,6 +22,7 @@ from tinker_claw.undo import export, forget
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
 
 
 def our_side() -> str:
@@ -41,7 +43,9 @@ def test_every_flag_in_the_readme_exists() -> None:
     assert {"--method", "--backend", "--judge-url", "--w-rl", "--api-key"} <= named
 
 
-@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+@pytest.mark.parametrize(
+    "text", [README, CONTRIBUTING, METHODS_PAGE], ids=["README", "CONTRIBUTING", "methods"]
+)
 def test_every_file_that_is_named_exists(text: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", text)
     paths = re.findall(r"`((?:tinker_claw|local_gpu|configs|tests|examples|docs)/[\w./-]*)`", text)
@@ -82,6 +86,39 @@ def test_metrics_that_are_named_exist() -> None:
 def test_one_release_of_vllm_is_named_everywhere() -> None:
     named = re.findall(r"vllm==([\d.]+)", README + arrange.GET_VLLM)
     assert named == [install_vllm.VERSION] * 2
+
+
+def told_of(method: Method) -> list[str]:
+    """A method's row in the table of methods."""
+    losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward)
+    losses += ["a distillation pass"] * bool(method.distill)
+    costs = [f"{method.questions} question{'s' * (method.questions > 1)} to the judge"]
+    costs.append(f"{method.admitted:g} sample{'s' * (method.admitted != 1)} a judged turn")
+    words = "nothing: there is none"
+    if method.teaching is not None:
+        words = f"`{method.teaching.words.strip().format(hint='…')}`"
+        costs += [f"{method.taught:.0%} of them taught".replace("%", " %")]
+        costs += [f"{method.teaching.tokens} tokens told"]
+    needs = ", ".join(sorted(method.needs))
+    return [method.name, method.learns_from, *losses, words, needs, ", ".join(costs)]
+
+
+def test_the_table_of_methods_is_the_registry() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in METHODS_PAGE.splitlines()
+        if line.startswith("| `")
+    ][1:]
+    assert [row[0].split("`")[1] for row in rows] == list(METHODS)
+    for row, method in zip(rows, METHODS.values(), strict=True):
+        name, learns, *losses, words, needs, costs = told_of(method)
+        assert [row[1], *row[3:]] == [learns, words, needs, costs], name
+        assert all(loss in row[2] for loss in losses), name
+        assert ("distillation" in row[2], "PPO" in row[2]) == (
+            method.distill > 0,
+            method.reward > 0,
+        ), name
+        assert f"| `{name}`" in README, name
 
 
 def test_demo_settings_are_settings() -> None:

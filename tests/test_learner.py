@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -59,7 +59,10 @@ SHORT = Backoff(first_s=0.01, longest_s=0.04)
 class Splicer:
     """The part of a renderer that hints need."""
 
-    def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
+    def shorten(self, text: str) -> str:
+        return text
+
+    def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
         return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
 
 
@@ -110,8 +113,17 @@ class World:
     sessions: int = 0
     base: FakeSampler = field(default_factory=FakeSampler)
 
-    def turn(self, said: str, *, hint_at: int | None = 3, tokens: Tokens = (7, 8)) -> int:
-        """A captured main turn whose next state is `said`."""
+    def turn(
+        self,
+        said: str,
+        *,
+        hint_at: int | None = 3,
+        tokens: Tokens = (7, 8),
+        session: str | None = None,
+        role: Literal["user", "tool"] = "user",
+        reply: str = "done",
+    ) -> int:
+        """A captured main turn whose next state is `said`, of a session of its own unless named."""
         self.sessions += 1
         k = 4
         done = Completion(
@@ -124,7 +136,7 @@ class World:
         )
         turn_id = self.ledger.turns.add(
             NewTurn(
-                session_id=self.ledger.turns.session("me", str(self.sessions)),
+                session_id=self.ledger.turns.session("me", session or str(self.sessions)),
                 kind=Kind.MAIN,
                 kind_reason="test",
                 policy_version=self.policy.current.version.id,
@@ -132,12 +144,12 @@ class World:
                 completion=done,
                 hint_at=hint_at,
                 request_text="please",
-                reply_text="done",
+                reply_text=reply,
                 history=(),
                 reply_digest="",
             )
         )
-        self.ledger.turns.add_next_state(turn_id, NextState("user", said))
+        self.ledger.turns.add_next_state(turn_id, NextState(role, said))
         self.judging.wake()
         return turn_id
 
@@ -194,7 +206,8 @@ async def world(
         )
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    scorer = HintScorer(base if cfg.teacher == "base" else None, Splicer(), cfg)  # type: ignore[arg-type]
+    teacher = base if cfg.teacher == "base" else None
+    scorer = HintScorer(teacher, Splicer(), build(method), cfg)  # type: ignore[arg-type]
     judged = Judging(
         JudgingDeps(
             *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),

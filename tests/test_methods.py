@@ -8,7 +8,7 @@ import torch
 
 from tinker_claw.config import Training
 from tinker_claw.errors import AlignmentError, ConfigError
-from tinker_claw.methods import BatchItem, build, require, student_topk
+from tinker_claw.methods import METHODS, BatchItem, Evidence, Method, build, require, student_topk
 from tinker_claw.methods.advantages import (
     kl_advantages,
     reward_advantages,
@@ -20,6 +20,7 @@ from tinker_claw.types import (
     Capabilities,
     Completion,
     HintScores,
+    NextState,
     Sample,
     SamplingParams,
     StopReason,
@@ -234,6 +235,93 @@ class TestPasses:
         assert forward.datums == backward.datums[::-1]
 
 
+def now(role: str, text: str) -> NextState:
+    return NextState(role, text)  # type: ignore[arg-type]
+
+
+class TestTeachers:
+    """What the teacher is told decides which turns it is asked about."""
+
+    CORRECTED = Evidence(
+        Verdict((-1,), -1), ("be brief",), now("user", "No, shorter."), "A short one."
+    )
+    ACCEPTED = replace(CORRECTED, verdict=Verdict((1,), 1))
+    FAILED = replace(CORRECTED, next_state=now("tool", "no such file"))
+
+    @pytest.mark.parametrize(
+        ("name", "known", "told"),
+        [
+            ("binary", CORRECTED, ()),
+            ("opd", ACCEPTED, ("be brief",)),
+            ("sdpo", CORRECTED, ("No, shorter.",)),
+            ("sdpo", FAILED, ("no such file",)),
+            ("sdpo", ACCEPTED, ()),
+            ("sdpo", replace(CORRECTED, verdict=Verdict((0,), 0)), ()),
+            ("sdft", CORRECTED, ("A short one.",)),
+            ("sdft", FAILED, ()),  # no user has corrected it
+            ("sdft", ACCEPTED, ()),
+            ("sdft", replace(CORRECTED, demonstration=None), ()),
+        ],
+    )
+    def test_what_is_told(self, name: str, known: Evidence, told: tuple[str, ...]) -> None:
+        method = build(name)
+        assert method.tells(known) == told
+        why = method.refuses(known.verdict, told)
+        reasons = {"sdpo": "no correction", "sdft": "no demonstration"}
+        if name in reasons:
+            assert why == (None if told else reasons[name])
+
+    @pytest.mark.parametrize("name", ["sdpo", "sdft"])
+    def test_only_the_teacher_counts_at_the_students_candidates(self, name: str) -> None:
+        # Own logprobs -1, -2 and, of the second candidates, -2, -3. Their weights: 1/(1+1/e), rest.
+        teacher = hinted((-3.0, -3.0), ((-1.25, -1.5), (-9.0, -2.5)))
+        (ce,) = build(name).passes([BatchItem(sample(reward=-1, teacher=teacher))], CFG)
+        assert ce.loss == "cross_entropy"
+        assert ce.datums[0].targets == ((7, 17), (8, 18))
+        first, second = 0.7310585786300049, 0.2689414213699951
+        expected = [(first * -0.25 / 2, second * 0.5 / 2), (first * -1.0 / 2, second * 0.5 / 2)]
+        assert [list(row) for row in ce.datums[0].weights] == [
+            pytest.approx(list(row)) for row in expected
+        ]
+
+    def test_over_all_tokens_and_unbounded_it_is_the_papers_gradient(self) -> None:
+        """KL(student || teacher) of SDFT and SDPO, by autograd; k = V, C = 0."""
+        torch.manual_seed(1)
+        logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+        teacher = torch.randn(2, 5, dtype=torch.float64).log_softmax(-1)
+        student = logits.log_softmax(-1)
+        divergence = (student.exp() * (student - teacher)).sum() / 2  # the mean over tokens
+        (wanted,) = torch.autograd.grad(divergence, logits)
+
+        own = logits.detach().log_softmax(-1).tolist()
+        done = replace(
+            sample().completion,
+            topk_ids=((0, 1, 2, 3, 4),) * 2,
+            topk_logprobs=tuple(tuple(row) for row in own),
+        )
+        scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
+        item = BatchItem(replace(sample(teacher=scores), completion=done))
+        (ce,) = build("sdpo").passes([item], CFG.model_copy(update={"opd_clip": 0.0}))
+        weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
+        (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
+        torch.testing.assert_close(got, wanted)
+
+    def test_text_is_named_as_data_at_its_place(self) -> None:
+        for method in METHODS.values():
+            if method.teaching is not None:
+                assert method.teaching.words.format(hint="{hint}") == method.teaching.words
+                assert method.teaching.words.startswith("\n\n[")
+                assert method.teaching.words.endswith(": {hint}]")
+
+    def test_a_record_without_what_its_weight_is_for_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="go together"):
+            Method("x", "nothing", frozenset(), distill=1.0)
+
+    def test_a_method_that_is_not_there_is_refused_with_those_that_are(self) -> None:
+        with pytest.raises(ConfigError, match=r"no method 'sft'; choose combine, "):
+            build("sft")
+
+
 class TestAdmission:
     @pytest.mark.parametrize(
         ("method", "value", "hints", "refused"),
@@ -254,7 +342,9 @@ class TestAdmission:
         self, method: str, value: int | None, hints: tuple[str, ...], refused: str | None
     ) -> None:
         verdict = Verdict(votes=(value,), value=value)
-        assert build(method).refuses(verdict, hints) == refused
+        record = build(method)
+        told = record.tells(Evidence(verdict, hints))
+        assert record.refuses(verdict, told) == refused
 
 
 class TestNeeds:

@@ -18,12 +18,11 @@ from safetensors.numpy import load_file
 from tinker_claw.config import Training
 from tinker_claw.learner.agreement import agreement
 from tinker_claw.learner.metrics import step_metrics
-from tinker_claw.methods import BatchItem, build
+from tinker_claw.methods import BatchItem, Method, build
 from tinker_claw.policy import Sampler, Trainer
 from tinker_claw.types import (
     Adam,
     HintScores,
-    MethodName,
     Sample,
     SamplingParams,
     StepReport,
@@ -93,13 +92,13 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Trainer, Trainer]]:
     await local.aclose()
 
 
-def usable(method: MethodName, items: list[BatchItem]) -> list[BatchItem]:
+def usable(method: Method, items: list[BatchItem]) -> list[BatchItem]:
     """What the method would admit."""
     return [
         item
         for item in items
-        if (item.sample.reward is not None and method != "opd")
-        or (item.sample.teacher is not None and method != "binary")
+        if (item.sample.reward is not None and method.reward)
+        or (item.sample.teacher is not None and method.distill)
     ]
 
 
@@ -123,15 +122,15 @@ def same_report(one: StepReport, other: StepReport) -> None:
             assert other_row == pytest.approx(row, abs=1e-5)
 
 
-@pytest.mark.parametrize("method", ["binary", "opd", "combine"])
+@pytest.mark.parametrize("name", ["binary", "opd", "combine"])
 async def test_gradients_adapters_and_metrics_are_the_same(
-    pair: tuple[Trainer, Trainer], method: MethodName, tmp_path: Path
+    pair: tuple[Trainer, Trainer], name: str, tmp_path: Path
 ) -> None:
-    local = pair[0]
+    local, method = pair[0], build(name)
     items = usable(method, await batch(await local.publish()))
     cfg = Training(opd_topk=K)
-    passes = build(method).passes(items, cfg)
-    assert len(passes) == (2 if method == "combine" else 1)
+    passes = method.passes(items, cfg)
+    assert len(passes) == bool(method.reward) + bool(method.distill)
     start = await adapter(local, tmp_path / "start")
     for trainer in pair:
         await trainer.train_step(passes, UNCLIPPED)

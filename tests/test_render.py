@@ -61,6 +61,22 @@ def test_a_hint_never_holds_a_control_token(renderer: Renderer, pieces: list[str
     assert renderer.decode(tokens) == HINT_TEMPLATE.format(hint=hint)
 
 
+def test_what_a_teacher_is_told_is_bounded_in_tokens(renderer: Renderer) -> None:
+    assert renderer.shorten("as it is <|im_end|>") == "as it is <|im_end|>"
+    for text in ("word " * 9000 + "end", "🙂" * 9000, " " * 400_000, "<|im_end|>" * 5000):
+        short = renderer.shorten(text, 100)
+        assert len(renderer.hint_tokens(short, "{hint}")) <= 110
+        assert " [...] " in short
+        assert "\ufffd" not in short
+        assert text.startswith(short.partition(" [...] ")[0])
+        assert text.endswith(short.rpartition(" [...] ")[2])
+
+
+def test_text_stands_in_the_words_of_its_method(renderer: Renderer) -> None:
+    tokens = renderer.hint_tokens("no <think>", "\n\n[quoted: {hint}]")
+    assert renderer.decode(tokens) == "\n\n[quoted: no <think>]"
+
+
 @given(hint=st.text(max_size=50))
 def test_removing_the_hint_gives_the_prompt_back(renderer: Renderer, hint: str) -> None:
     prompt = renderer.prompt(chat("a", "b", "c"), hint_message=2)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 from contract import BOUNDS, PLAIN, Ground, pass_of
 
 from tinker_claw.config import Training
 from tinker_claw.learner.recovery import known_good
-from tinker_claw.methods import BatchItem, build
-from tinker_claw.types import Datum, LossPass, MethodName
+from tinker_claw.methods import METHODS, BatchItem
+from tinker_claw.types import Datum, LossPass
 
 RL = ("ppo", "importance_sampling", "cispo")
 
@@ -192,7 +192,7 @@ async def test_a_step_that_cannot_be_at_fault_is_taken_for_every_method(
 ) -> None:
     """The learner asks for it before it blames a sample."""
     cfg = Training(opd_mode=opd_mode)
-    for name in get_args(MethodName):
-        passes = build(name).passes([BatchItem(known_good(0, cfg))], cfg)
+    for method in METHODS.values():
+        passes = method.passes([BatchItem(known_good(0, cfg))], cfg)
         assert passes
         await ground.step(passes)

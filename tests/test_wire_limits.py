@@ -35,13 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WireServer]:
         yield running
 
 
-@pytest.fixture
-def raw(server: WireServer) -> Iterator[Raw]:
-    client = Raw(server.url)
-    yield client
-    client.http.close()
-
-
 @pytest.fixture(scope="module")
 def held(server: WireServer) -> dict[str, str]:
     """A session with a sampler and a model."""

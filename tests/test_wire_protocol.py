@@ -16,13 +16,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WireServer]:
         yield running
 
 
-@pytest.fixture
-def raw(server: WireServer) -> Iterator[Raw]:
-    client = Raw(server.url)
-    yield client
-    client.http.close()
-
-
 def test_a_request_that_is_sent_twice_is_carried_out_once(raw: Raw) -> None:
     session = raw.session()
     model = raw.model(session)

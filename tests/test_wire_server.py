@@ -28,13 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WireServer]:
         yield running
 
 
-@pytest.fixture
-def raw(server: WireServer) -> Iterator[Raw]:
-    client = Raw(server.url)
-    yield client
-    client.http.close()
-
-
 def test_a_session_that_has_ended_frees_its_memory(server: WireServer, raw: Raw) -> None:
     session = raw.session()
     model = raw.model(session)

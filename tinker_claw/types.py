@@ -22,7 +22,6 @@ Message: TypeAlias = Mapping[str, Any]
 Tokens: TypeAlias = Sequence[int]
 
 LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
-MethodName = Literal["binary", "opd", "combine"]
 Vote = Literal[-1, 0, 1]
 
 HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"

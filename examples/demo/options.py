@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tinker_claw.methods import METHODS
+
 ROOT = Path(__file__).resolve().parents[2]
 """The repository: run.py and configs/ lie here."""
 
-METHODS = ("combine", "binary", "opd")
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
 _FULL = {"steps": 16, "sessions": 72, "eval_prompts": 128}
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("--method", choices=METHODS, help="how turns become training (default combine)")
+    add("--method", choices=tuple(METHODS), help="how turns become training (default combine)")
     add("--seed", type=int, help="seed of the problems, the user and the adapter (default 0)")
     add("--steps", type=_positive, help="optimizer steps to reach (default 16)")
     add("--sessions", type=_positive, help="sessions to reach, as well (default 72)")

@@ -153,7 +153,7 @@ def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) 
     if annotation is bool:
         options["action"] = argparse.BooleanOptionalAction
     elif choices and all(isinstance(choice, str) for choice in choices):
-        options["choices"] = [*choices, "rl"] if name == "method" else list(choices)
+        options["choices"] = list(choices)
     else:
         options["metavar"] = name.rsplit("_", 1)[-1].upper()
     group.add_argument(f"--{name.replace('_', '-')}", **options)

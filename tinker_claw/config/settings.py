@@ -21,7 +21,6 @@ from tinker_claw.config.local import Local
 from tinker_claw.config.section import Section
 from tinker_claw.errors import ConfigError
 from tinker_claw.privacy import KINDS, SECRETS
-from tinker_claw.types import MethodName
 
 ENV_PREFIX = "TINKER_CLAW_"
 
@@ -29,8 +28,9 @@ ENV_PREFIX = "TINKER_CLAW_"
 class Run(Section):
     """What runs, and where it keeps its records"""
 
-    method: MethodName = Field(
-        default="combine", description="how turns become training; rl = binary"
+    method: str = Field(
+        default="combine",
+        description="how turns become training (docs/methods.md has them); rl = binary",
     )
     model_name: str = Field(
         default="Qwen/Qwen3-8B",
@@ -154,7 +154,7 @@ class Training(Section):
     lora_rank: int = Field(
         default=32, ge=1, le=512, description="rank of the adapter, at most 512; alpha is 32"
     )
-    w_rl: float = Field(default=1.0, ge=0, description="weight of the reward part in combine")
+    w_rl: float = Field(default=1.0, ge=0, description="weight of the reward part")
     w_opd: float = Field(default=1.0, ge=0, description="weight of the distillation part")
     opd_mode: Literal["topk", "token"] = Field(
         default="topk", description="what the teacher scores"

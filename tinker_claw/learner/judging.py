@@ -31,7 +31,7 @@ from tinker_claw.learner.health import Health
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger import Ballot, Ledger
 from tinker_claw.ledger.judgements import TRIES
-from tinker_claw.methods import Method, reward_of
+from tinker_claw.methods import Evidence, Method, Signal, reward_of
 from tinker_claw.outages import Backoff
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.spending import Spending, teacher_usage
@@ -295,13 +295,14 @@ class Judging:
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
         verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
-        # Without a place for it in the prompt a hint cannot be scored; the reward still counts.
-        hints = ledger.judgements.hints(turn_id) if self._takes_hints(turn) else ()
-        if reason := self._deps.method.refuses(verdict, hints):
+        if verdict.value == 1:
+            self._show_to_corrected(turn_id)
+        told = self._told(turn, verdict, ledger.judgements.hints(turn_id))
+        if reason := self._deps.method.refuses(verdict, told):
             self._refuse(turn_id, reason)
             return
         try:
-            teacher = await self._score(turn, hints)
+            teacher = await self._score(turn, told)
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
@@ -341,16 +342,33 @@ class Judging:
         Raises:
             _Unread: it is no signal, or worth another try, since others get whole ones.
         """
-        hints = judgement.hints if self._takes_hints(turn) else ()
-        enough = self._deps.method.refuses(judgement.verdict, hints) is None
+        told = self._told(turn, judgement.verdict, judgement.hints)
+        enough = self._deps.method.refuses(judgement.verdict, told) is None
         read = sum(judgement.heard) if enough else 0
         counts = self._heard.ill(turn.id, read, len(judgement.heard), None)
         last = self._deps.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
         if not enough or (counts and not last):
             raise _Unread(unread, counts=counts)
 
-    def _takes_hints(self, turn: Turn) -> bool:
-        return self._deps.method.wants_hints and turn.hint_at is not None
+    def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
+        """What the teacher can be told of a turn: nothing, where its prompt has no place for it."""
+        deps = self._deps
+        if deps.method.teaching is None or turn.hint_at is None:
+            return ()
+        state, shown = deps.ledger.turns.next_state(turn.id), None
+        if Signal.DEMONSTRATION in deps.method.needs:
+            shown = deps.ledger.judgements.demonstration(turn.id)
+        known = Evidence(verdict, hints, state, shown)
+        return tuple(deps.redact(text) for text in deps.method.tells(known))
+
+    def _show_to_corrected(self, turn_id: int) -> None:
+        """Turns that were refused for want of this reply as their example have it now."""
+        method, judgements = self._deps.method, self._deps.ledger.judgements
+        if Signal.DEMONSTRATION not in method.needs:
+            return
+        lacking = method.refuses(Verdict(votes=(), value=-1), ())
+        if lacking and judgements.take_up_corrected(turn_id, lacking):
+            self.wake()
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
         self._check(turn_id)
@@ -366,17 +384,17 @@ class Judging:
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
         )
 
-    async def _score(self, turn: Turn, hints: tuple[str, ...]) -> HintScores | None:
-        if not hints:
+    async def _score(self, turn: Turn, told: tuple[str, ...]) -> HintScores | None:
+        if not told:
             return None
         spending = self._deps.spending
         tokens = len(turn.prompt) + len(turn.completion.tokens)
-        async with spending.room_to_teach(teacher_usage(tokens, len(hints))):
+        async with spending.room_to_teach(teacher_usage(self._deps.method, tokens, len(told))):
             with (
                 self._deps.health.backend.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id),
             ):
-                return await self._deps.scorer.score(turn, hints, self._deps.policy.current)
+                return await self._deps.scorer.score(turn, told, self._deps.policy.current)
 
     def _check(self, turn_id: int) -> None:
         """Raises where the turn was forgotten while somebody was asked about it."""

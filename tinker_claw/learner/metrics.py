@@ -9,7 +9,7 @@ from typing import Any
 from tinker_claw.config import Training
 from tinker_claw.learner.agreement import Agreement, figures
 from tinker_claw.methods import BatchItem
-from tinker_claw.types import LossPass, MethodName, StepReport
+from tinker_claw.types import LossPass, StepReport
 
 _RULE = {
     *("w_rl", "w_opd", "opd_mode", "opd_topk", "opd_clip"),
@@ -17,7 +17,7 @@ _RULE = {
 }
 
 
-def step_rule(method: MethodName, cfg: Training) -> dict[str, Any]:
+def step_rule(method: str, cfg: Training) -> dict[str, Any]:
     """Settings that later runs may change, and without which advantages cannot be told again."""
     return {"method": method, **cfg.model_dump(include=_RULE)}
 

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 
 from tinker_claw.config import Training
 from tinker_claw.errors import AlignmentError, ClawError
-from tinker_claw.methods import BatchItem
+from tinker_claw.methods import BatchItem, Method
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render import Renderer
-from tinker_claw.types import HintScores, Sample, TokenLogprobs, Turn
+from tinker_claw.types import HINT_TEMPLATE, HintScores, Sample, TokenLogprobs, Turn
 
 
 class HintScorer:
-    """Scores a reply under the prompt with a hint spliced in."""
+    """Scores a reply under the prompt into which is spliced what the method tells the teacher."""
 
-    def __init__(self, teacher: Sampler | None, renderer: Renderer, cfg: Training) -> None:
+    def __init__(
+        self, teacher: Sampler | None, renderer: Renderer, method: Method, cfg: Training
+    ) -> None:
         """`teacher`: the frozen base; None lets the policy of the moment teach."""
         self._teacher = teacher
         self._renderer = renderer
+        self._words = method.teaching.words if method.teaching else HINT_TEMPLATE
         self._cfg = cfg
 
     async def score(self, turn: Turn, hints: Sequence[str], policy: Policy) -> HintScores:
@@ -40,7 +43,8 @@ class HintScorer:
     async def _under(self, turn: Turn, hint: str, teacher: Sampler, *, many: bool) -> HintScores:
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
-        hinted = self._renderer.splice(turn.prompt, turn.hint_at, hint)
+        hint = self._renderer.shorten(hint)
+        hinted = self._renderer.splice(turn.prompt, turn.hint_at, hint, self._words)
         done = turn.completion
         topk = self._cfg.opd_mode == "topk"
         scores = await teacher.logprobs(

@@ -55,8 +55,8 @@ class Forgetting:
     """The whole session."""
     turns: tuple[int, ...]
     unsaid: tuple[int, ...]
-    """Turns that stay, but whose next state is in what is forgotten: it, its votes and its hints go
-    too."""
+    """Turns that stay, but whose next state is in what is forgotten, or a reply that their teacher
+    was shown: the next state, its votes and its hints go too."""
     withdrawn: int
     """Samples that were queued."""
     steps: tuple[UsedIn, ...]
@@ -119,7 +119,18 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
         *(session, first),
     )
-    before = tuple(row["id"] for row in unsaid if row["said"] is not None)
+    shown = rows.rows(
+        # Whose teacher may have been shown one of them, not a hint: it was asked after that one, or
+        # is being asked.
+        "SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id "
+        "LEFT JOIN samples ON samples.turn_id = turns.id WHERE session_id = ? AND turns.id < ? "
+        "AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AND value = -1 "
+        "AND (settled = 0 OR (hint IS NOT NULL AND samples.created_at >= "
+        "(SELECT created_at FROM turns WHERE id = ?)))",
+        *(session, first, first),
+    )
+    followed = {row["id"] for row in unsaid if row["said"] is not None}
+    before = tuple(sorted(followed | {row["id"] for row in shown}))
     return Forgetting(
         session=session,
         whole=first == 0,

@@ -105,6 +105,38 @@ class JudgementTable:
                 )
         return again
 
+    def demonstration(self, turn_id: int) -> str | None:
+        """The reply that the user accepted after this turn, if it is the first later one of the
+        session that they answered and did not reject; None: there is none, or none yet."""
+        row = self._db.row(
+            "SELECT later.reply_text, value FROM turns JOIN turns AS later "
+            "ON later.session_id = turns.session_id AND later.kind = 'main' "
+            "AND later.idx > turns.idx "
+            "JOIN next_states ON next_states.turn_id = later.id AND role = 'user' "
+            "JOIN verdicts ON verdicts.turn_id = later.id AND value IS NOT -1 "
+            "WHERE turns.id = ? ORDER BY later.idx LIMIT 1",
+            turn_id,
+        )
+        return row["reply_text"] or None if row and row["value"] == 1 else None
+
+    def take_up_corrected(self, accepted: int, reason: str) -> bool:
+        """Rejected turns that were refused for this reason are open again, if what they lacked is a
+        demonstration, and the turn `accepted` of their session has brought one. True: some are."""
+        with self._db.transaction() as tx:
+            found = tx.execute(
+                "SELECT turns.id FROM turns JOIN turns AS later "
+                "ON later.session_id = turns.session_id AND later.kind = turns.kind "
+                "AND later.idx > turns.idx JOIN verdicts ON turn_id = turns.id "
+                "WHERE later.id = ? AND value = -1 AND turns.untrained_because = ? "
+                "AND LENGTH(turns.tokens) > 1",
+                (accepted, reason),
+            )
+            again = [(row["id"],) for row in found if self.demonstration(row["id"])]
+            tx.executemany(
+                "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", again
+            )
+        return bool(again)
+
     def verdict(self, turn_id: int) -> Verdict | None:
         """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
         row = self._db.row("SELECT value FROM verdicts WHERE turn_id = ?", turn_id)

@@ -1,19 +1,47 @@
-"""Methods: pure functions from judged samples to loss passes."""
+"""Methods: records that say how judged samples become loss passes, and what that takes."""
 
 from __future__ import annotations
 
-from tinker_claw.methods.base import Method, reward_of
-from tinker_claw.methods.binary import Binary
-from tinker_claw.methods.combine import Combine
-from tinker_claw.methods.needs import require, student_topk
-from tinker_claw.methods.opd import Opd
+from tinker_claw.errors import ConfigError
+from tinker_claw.methods.base import (
+    Evidence,
+    Method,
+    Signal,
+    Teaching,
+    require,
+    reward_of,
+    student_topk,
+)
+from tinker_claw.methods.binary import BINARY
+from tinker_claw.methods.combine import COMBINE
+from tinker_claw.methods.opd import OPD
 from tinker_claw.methods.passes import BatchItem
-from tinker_claw.types import MethodName
+from tinker_claw.methods.sdft import SDFT
+from tinker_claw.methods.sdpo import SDPO
 
-__all__ = ["BatchItem", "Method", "build", "require", "reward_of", "student_topk"]
+__all__ = [
+    "METHODS",
+    "BatchItem",
+    "Evidence",
+    "Method",
+    "Signal",
+    "Teaching",
+    "build",
+    "require",
+    "reward_of",
+    "student_topk",
+]
 
-_METHODS: dict[MethodName, type[Method]] = {"binary": Binary, "opd": Opd, "combine": Combine}
+METHODS: dict[str, Method] = {m.name: m for m in (COMBINE, BINARY, OPD, SDPO, SDFT)}
+"""The registry: whoever is in it can be run, estimated, checked and explained."""
 
 
-def build(name: MethodName) -> Method:
-    return _METHODS[name]()
+def build(name: str) -> Method:
+    """The record of a method.
+
+    Raises:
+        ConfigError: there is no such method; it names those that there are.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"run.method: there is no method {name!r}; choose {', '.join(METHODS)}")
+    return METHODS[name]

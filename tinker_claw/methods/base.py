@@ -1,32 +1,112 @@
-"""What a method is: which signals it takes, and how a batch of samples becomes loss passes."""
+"""What a method is: a record that says what it weighs, what its teacher is told, what that costs.
+
+Rule: a method is data. Everybody else asks the record; nobody else knows a method by its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from tinker_claw.config import Training
-from tinker_claw.methods.passes import BatchItem, Weights
-from tinker_claw.types import LossPass, MethodName, Verdict, Vote
+from tinker_claw.errors import ConfigError
+from tinker_claw.methods.passes import BatchItem, Weights, build_passes
+from tinker_claw.types import Capabilities, LossPass, NextState, Verdict, Vote
+
+HINTED = 0.3
+"""Share of judged turns with a hint, assumed before there are any."""
 
 
-class Method(Protocol):
-    """One way to learn. Adding one: a file here, and a line in the registry."""
+class Signal(StrEnum):
+    """What a method needs of a turn."""
 
-    name: MethodName
-    wants_hints: bool
+    REWARD = "reward"
+    """+1 or -1, the verdict."""
+    HINT = "hint"
+    """What should have been done, as the judge reads it in the next state."""
+    NEXT_STATE = "raw next state"
+    """The next state itself."""
+    DEMONSTRATION = "demonstration"
+    """A later reply of the session, which the user accepted after having corrected this one."""
 
-    def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
-        """Why a turn with this judgement carries no signal, or None when it is a sample."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a judged turn, and might be told to a teacher."""
+
+    verdict: Verdict
+    hints: tuple[str, ...] = ()
+    next_state: NextState | None = None
+    demonstration: str | None = None
+    """None: there is none, or none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """What a teacher is told before it scores the sampled tokens."""
+
+    what: str
+    """In a word, for those who read about a turn."""
+    tells: Callable[[Evidence], tuple[str, ...]]
+    """Texts of which the teacher is told one; (): it is not asked. Pure."""
+    words: str
+    """How the text stands at the hint's place, as {hint}: data, and named as such."""
+    tokens: int
+    """About so many, for the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One way to learn. Adding one: a file here, and its name in the registry."""
+
+    name: str
+    learns_from: str
+    """A few words, for the table of methods."""
+    needs: frozenset[Signal]
+    reward: float = 0.0
+    """Weight of the reward part, before --w-rl; 0: verdicts give no gradient."""
+    distill: float = 0.0
+    """Weight of the distillation part, before --w-opd; 0: there is no teacher."""
+    teaching: Teaching | None = None
+    admitted: float = 1.0
+    """Samples per judged turn, assumed before there are any."""
+    taught: float = 0.0
+    """Share of the samples that a teacher scores, assumed likewise."""
+
+    def __post_init__(self) -> None:
+        if (self.distill > 0) != (self.teaching is not None):
+            raise ValueError(f"method {self.name}: distillation and its teaching go together")
+
+    @property
+    def questions(self) -> int:
+        """What the judge is asked of one turn: for a verdict, and for a hint where one is used."""
+        return 2 if Signal.HINT in self.needs else 1
+
+    def tells(self, evidence: Evidence) -> tuple[str, ...]:
+        """Texts of which the teacher is told one; (): it is not asked."""
+        return self.teaching.tells(evidence) if self.teaching else ()
+
+    def refuses(self, verdict: Verdict, told: Sequence[str]) -> str | None:
+        """Why a turn with this judgement carries no signal, or None when it is a sample.
+
+        Args:
+            told: what the teacher can be told of it.
+        """
+        if told or (self.reward and reward_of(verdict)):
+            return None
+        reasons = [_no_reward(verdict)] if self.reward else []
+        if self.teaching:
+            reasons.append(f"no {self.teaching.what}")
+        return ", ".join(reasons)
 
     def weights(self, cfg: Training) -> Weights:
-        """How much verdicts and hints count."""
-        ...
+        """How much verdicts and the teacher count."""
+        return Weights(reward=self.reward * cfg.w_rl, distill=self.distill * cfg.w_opd)
 
     def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
         """The loss passes of one optimizer step over the whole batch."""
-        ...
+        return build_passes(items, self.weights(cfg), cfg)
 
 
 def reward_of(verdict: Verdict) -> Vote | None:
@@ -34,6 +114,37 @@ def reward_of(verdict: Verdict) -> Vote | None:
     return verdict.value or None
 
 
-def no_reward(verdict: Verdict) -> str:
-    """Why a verdict gives no reward, for the ledger."""
+def _no_reward(verdict: Verdict) -> str:
     return "no valid vote" if verdict.value is None else "neutral verdict"
+
+
+def student_topk(method: Method, cfg: Training) -> int:
+    """How many candidates per token the sampler has to capture."""
+    return cfg.opd_topk if method.teaching and cfg.opd_mode == "topk" else 0
+
+
+def require(method: Method, cfg: Training, has: Capabilities) -> None:
+    """Compare what a method needs of a backend with what that can do.
+
+    Raises:
+        ConfigError: names what is missing, and the setting that works without it.
+    """
+    if "ppo" not in has.losses:
+        raise ConfigError(f"the backend of {has.model} has no ppo loss, which every method needs")
+    if not student_topk(method, cfg):
+        return
+    missing = [
+        name
+        for name, there in (
+            ("cross_entropy", "cross_entropy" in has.losses),
+            ("[N, K] targets", has.two_d_targets),
+            ("top-k logprobs while sampling", has.student_topk),
+            ("logprobs of given ids", has.target_logprobs),
+        )
+        if not there
+    ]
+    if missing:
+        raise ConfigError(
+            f"top-k distillation needs {', '.join(missing)}, which the backend of {has.model} "
+            "lacks; --opd-mode token works without"
+        )

@@ -1,25 +1,21 @@
-"""OPD: on-policy distillation from the model that was told, in hindsight, what the user wanted."""
+"""OPD: on-policy distillation from the model that was told, in hindsight, what the user wanted.
+
+A verdict alone teaches nothing here, and its reward is not used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from tinker_claw.methods.base import HINTED, Method, Signal, Teaching
+from tinker_claw.types import HINT_TEMPLATE
 
-from tinker_claw.config import Training
-from tinker_claw.methods.passes import BatchItem, Weights, build_passes
-from tinker_claw.types import LossPass, MethodName, Verdict
+HINT = Teaching("hint", tells=lambda known: known.hints, words=HINT_TEMPLATE, tokens=40)
 
-
-class Opd:
-    """Hints only. A verdict alone teaches nothing here, and its reward is not used."""
-
-    name: MethodName = "opd"
-    wants_hints = True
-
-    def refuses(self, verdict: Verdict, hints: Sequence[str]) -> str | None:
-        return None if hints else "no hint"
-
-    def weights(self, cfg: Training) -> Weights:
-        return Weights(reward=0.0, distill=1.0)
-
-    def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
-        return build_passes(items, self.weights(cfg), cfg)
+OPD = Method(
+    name="opd",
+    learns_from="hints",
+    needs=frozenset({Signal.HINT}),
+    distill=1.0,
+    teaching=HINT,
+    admitted=HINTED,  # without a hint there is nothing to learn from
+    taught=1.0,
+)

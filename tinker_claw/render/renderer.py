@@ -34,6 +34,12 @@ _DECODED_AT_ONCE = 2000
 """Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
 """With switches set, kept at a time."""
+HINT_TOKENS = 1024
+"""Of a text that the teacher is told, at most."""
+_LETTERS = 16
+"""Of a token, at most, where a text is bounded before it is encoded."""
+_GAP = " [...] "
+_UNFINISHED = "\ufffd"
 
 
 def family_of(model: str) -> str:
@@ -147,13 +153,31 @@ class Renderer:
             previous_prompt, previous_completion, new_messages, tools, hint_message
         )
 
-    def hint_tokens(self, hint: str) -> tuple[int, ...]:
-        """A hint as tokens. Text that looks like a control token stays text."""
-        return tuple(self._encode(self._guard.text(HINT_TEMPLATE.format(hint=hint))))
+    def shorten(self, text: str, most: int = HINT_TOKENS) -> str:
+        """The text, or both ends of it where it has more than `most` tokens."""
+        half = most // 2
+        widest = half * _LETTERS
+        if len(text) > 2 * widest:  # what is long beyond measure is not even encoded
+            text = f"{text[:widest]}{_GAP}{text[-widest:]}"
+        ids = self._encode(self._guard.text(text))
+        if len(ids) <= most:
+            return text
+        head, tail = self.decode(ids[:half]), self.decode(ids[-half:])
+        return f"{head.rstrip(_UNFINISHED)}{_GAP}{tail.lstrip(_UNFINISHED)}"
 
-    def splice(self, prompt: Tokens, hint_at: int, hint: str) -> tuple[int, ...]:
+    def hint_tokens(self, hint: str, words: str = HINT_TEMPLATE) -> tuple[int, ...]:
+        """A hint as tokens. Text that looks like a control token stays text.
+
+        Args:
+            words: how it stands in the prompt, as {hint}.
+        """
+        return tuple(self._encode(self._guard.text(words.format(hint=hint))))
+
+    def splice(
+        self, prompt: Tokens, hint_at: int, hint: str, words: str = HINT_TEMPLATE
+    ) -> tuple[int, ...]:
         """The hinted prompt: the same ids, with the hint's in between."""
-        return (*prompt[:hint_at], *self.hint_tokens(hint), *prompt[hint_at:])
+        return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
 
     def stream(
         self, prompt: Tokens, tools: Tools | None = None, *, may_call: bool = True

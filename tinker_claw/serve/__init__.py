@@ -19,6 +19,7 @@ from tinker_claw.files import close_to_others
 from tinker_claw.learner import Learner
 from tinker_claw.learner.health import Part
 from tinker_claw.ledger import Ledger
+from tinker_claw.methods import build
 from tinker_claw.outages import Backoff
 from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.serve.backend import check_backend
@@ -62,6 +63,7 @@ async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
     this = asyncio.current_task()
     assert this is not None
     with stop.calls(this.cancel, within_s=CLOSE_S):
+        build(run.method)  # before anything is written under a name that no method has
         price = price_in_force(settings)
         check_budget(settings, price)
         await check_backend(settings)

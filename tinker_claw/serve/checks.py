@@ -149,7 +149,7 @@ async def tokenizer(patient: Patient) -> Found:
     if prompt.hint_at is not None:
         return Found("; ".join([*abilities, "hints have their place"]))
     lost = "no place for a hint is known: hints teach nothing here, verdicts still do"
-    wants = build(patient.settings.run.method).wants_hints
+    wants = build(patient.settings.run.method).teaching is not None
     return Found("; ".join([*abilities, lost]), "warn" if wants else "ok")
 
 
@@ -163,14 +163,14 @@ def _thinking_can_be_switched(renderer: Renderer) -> bool:
 
 async def method(patient: Patient) -> Found:
     settings = patient.settings
+    method = build(settings.run.method)
     if not patient.remote:
-        return Found(f"the local backend can do all of {settings.run.method}")
+        return Found(f"the local backend can do all of {method.name}")
     assert patient.source is not None
     trainer = await patient.stack.enter_async_context(
         open_trainer(settings, patient.source.weights)
     )
     has = await trainer.capabilities()
-    method = build(settings.run.method)
     require(method, settings.training, has)
     patient.context = Context(has.context_tokens, "the service says so")
     from tinker_claw.backends.tinker import TinkerTrainer

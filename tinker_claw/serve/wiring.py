@@ -24,7 +24,7 @@ from tinker_claw.learner import (
     restore_pin,
 )
 from tinker_claw.ledger import Ledger
-from tinker_claw.methods import Method, build, require, student_topk
+from tinker_claw.methods import Method, Signal, build, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.prices import Price
 from tinker_claw.privacy import Redactor
@@ -155,13 +155,13 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
     training, judge = parts.settings.training, parts.settings.judge
     if training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
-    candidates = training.hint_candidates if parts.method.wants_hints else 0
+    candidates = training.hint_candidates if Signal.HINT in parts.method.needs else 0
     teacher = parts.base if training.teacher == "base" else None
     return Judging(
         JudgingDeps(
             ledger=parts.ledger,
             judge=Judge(endpoint, judge, hint_candidates=candidates),
-            scorer=HintScorer(teacher, parts.renderer, training),
+            scorer=HintScorer(teacher, parts.renderer, parts.method, training),
             method=parts.method,
             policy=parts.policy,
             telemetry=parts.telemetry,

@@ -13,19 +13,17 @@ from dataclasses import dataclass, replace
 
 from tinker_claw.config import Settings, Training
 from tinker_claw.ledger import Means
-from tinker_claw.methods import Method, build
+from tinker_claw.methods import Method, Signal, build
 from tinker_claw.prices import Price
 from tinker_claw.types import Sample, Usage
 
 PROMPT_TOKENS = 11_000
 """Of a fresh session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
 REPLY_TOKENS = 300
-HINTED = 0.3
 JUDGE_PROMPT_TOKENS = 800
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
 """Of one answer of the judge, thinking included."""
-HINT_TOKENS = 40
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -41,11 +39,11 @@ class Habits:
     judge: Usage
     """Of judging one turn."""
     teacher: Usage
-    """Of scoring one hinted turn."""
+    """Of scoring one turn that the teacher is told something of."""
     admitted: float
     """Samples per judged turn."""
     hinted: float
-    """Share of the samples with a hint."""
+    """Share of the samples that a teacher scores."""
     stale: float
     turns: int
     """Turns that the lengths rest on; 0: assumed."""
@@ -75,9 +73,8 @@ class Estimate:
 def assumed(settings: Settings, *, base_judges: bool) -> Habits:
     """What the first turns will be like. `base_judges`: the service's base model is the judge."""
     prompt, reply = PROMPT_TOKENS, REPLY_TOKENS
-    name = settings.run.method
-    questions = 2 if build(name).wants_hints else 1
-    m = settings.judge.prm_m
+    method, m = build(settings.run.method), settings.judge.prm_m
+    questions = method.questions
     judge = Usage(
         prefill=questions * JUDGE_PROMPT_TOKENS,
         cached=questions * (m - 1) * JUDGE_PROMPT_TOKENS,
@@ -88,10 +85,13 @@ def assumed(settings: Settings, *, base_judges: bool) -> Habits:
         reply_tokens=reply,
         serve=Usage(prefill=prompt, sampled=reply),
         judge=judge if base_judges else Usage(),
-        teacher=_times(_score(prompt + HINT_TOKENS + reply), settings.training.hint_candidates),
-        # Without a hint opd has nothing to learn from.
-        admitted=HINTED if name == "opd" else 1.0,
-        hinted={"binary": 0.0, "combine": HINTED, "opd": 1.0}[name],
+        teacher=teacher_usage(
+            method,
+            prompt + reply,
+            settings.training.hint_candidates if Signal.HINT in method.needs else 1,
+        ),
+        admitted=method.admitted,
+        hinted=method.taught,
         stale=STALE,
         turns=0,
     )
@@ -159,16 +159,18 @@ def step_usage(samples: Sequence[Sample], version: int, method: Method, cfg: Tra
     return usage
 
 
-def teacher_usage(tokens: int, hints: int) -> Usage:
-    """Of scoring a turn of so many tokens under so many hints."""
-    return _times(_score(tokens + HINT_TOKENS), hints)
+def teacher_usage(method: Method, tokens: int, texts: int) -> Usage:
+    """Of scoring a turn of so many tokens under so many texts that the teacher is told."""
+    if method.teaching is None:
+        return Usage()
+    return _times(_score(tokens + method.teaching.tokens), texts)
 
 
 def _datums(method: Method, cfg: Training, *, rewarded: bool, hinted: bool) -> int:
     """How many passes a sample goes through (methods/passes.py)."""
-    distilled = method.wants_hints and hinted
+    distilled = method.distill > 0 and hinted
     topk = cfg.opd_mode == "topk"
-    reward = rewarded and method.name != "opd"
+    reward = rewarded and method.reward > 0
     return int(reward or (distilled and not topk) or cfg.kl_beta > 0) + int(distilled and topk)
 
 

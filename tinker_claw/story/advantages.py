@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from tinker_claw.config import Training
 from tinker_claw.ledger.history import SampleHistory
-from tinker_claw.methods import build
+from tinker_claw.methods import Method
 from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
-from tinker_claw.types import Completion, HintScores, MethodName
+from tinker_claw.types import Completion, HintScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Advantages:
     reward: float | None
     """Of every token; None: the sample has no reward, or the method takes none."""
     distill: float | None
-    """Mean over tokens of |A|, summed over candidates; None: no hint, or the method takes none."""
+    """Mean over tokens of |A|, summed over candidates; None: no teacher was asked."""
     bounded: float | None
     """Share of the differences between teacher and student that --opd-clip cut to its bound."""
 
 
 def advantages(
-    sample: SampleHistory, done: Completion, method: MethodName, cfg: Training
+    sample: SampleHistory, done: Completion, method: Method, cfg: Training
 ) -> Advantages:
     """Those of a sample that a step has trained.
 
@@ -38,7 +38,7 @@ def advantages(
         sample: with the rewards of its step.
         cfg: the rule that the step recorded.
     """
-    weights = build(method).weights(cfg)
+    weights = method.weights(cfg)
     reward = distill = bounded = None
     if weights.reward and sample.reward is not None:
         # Samples of one batch with equal rewards have equal advantages.

@@ -14,9 +14,10 @@ from tinker_claw.config import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.history import History, read_history
 from tinker_claw.ledger.reading import reading
+from tinker_claw.methods import METHODS, Signal
 from tinker_claw.story.advantages import advantages
 from tinker_claw.story.command import FLAGS_FROM_RUN, ledger_file, parse, until_left, write
-from tinker_claw.story.fate import LOST, METHODS, fate
+from tinker_claw.story.fate import LOST, fate
 from tinker_claw.story.table import moment, number, printable, vote
 
 WIDTH = 100
@@ -113,12 +114,16 @@ def _judged(turn: History, *, text: bool) -> Iterator[str]:
         else f"the verdict is {vote(verdict.value)} ({_MEANS[verdict.value]})"
     )
     yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
-    if not turn.hints:
+    method = METHODS.get(turn.run.get("method", ""))
+    if not turn.hints and (method is None or Signal.HINT in method.needs):
         yield "The judge found no hint in it."
     used = turn.sample.teacher.hint if turn.sample and turn.sample.teacher else None
     for hint in turn.hints:
         yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
         yield from _quote(hint, text=text)
+    if used and used not in turn.hints:
+        yield "The teacher was told:"
+        yield from _quote(used, text=text)
     if turn.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
 
@@ -129,8 +134,8 @@ def _trained(turn: History, training: Training) -> Iterator[str]:
         return
     step = sample.trained_in
     rule = dict(step.metrics.get("rule") or {})
-    method = rule.pop("method", turn.run.get("method"))
-    if method not in METHODS:
+    method = METHODS.get(rule.pop("method", turn.run.get("method")))
+    if method is None:
         return
     cfg = Training(**rule) if rule else training
     found = advantages(sample, turn.completion, method, cfg)
@@ -143,14 +148,14 @@ def _trained(turn: History, training: Training) -> Iterator[str]:
             f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
             f"--baseline {cfg.baseline})."
         )
-    elif sample.reward is None:
+    elif sample.reward is None and method.reward:
         yield "It carried no verdict of +1 or -1, so only its hint counted."
-    if found.distill is not None and found.bounded is not None:
+    if method.teaching and found.distill is not None and found.bounded is not None:
         cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
         cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
         yield from _wrap(
-            f"Advantage from its hint: {found.distill:.3f} in the mean over its tokens, of either "
-            f"sign{f'; {cut}' if cfg.opd_clip else ''}."
+            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
+            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
         )
     yield from _wrap(_age(turn, sample.parent_step, step.metrics.get("clip_share"), cfg))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from tinker_claw.ledger.history import History, SampleHistory
 from tinker_claw.ledger.judgements import TRIES
-from tinker_claw.methods import build
+from tinker_claw.methods import METHODS, Evidence
 from tinker_claw.story.table import moment
-from tinker_claw.types import Kind, Lost, MethodName
+from tinker_claw.types import Kind, Lost, Verdict
 
 LOST = {
     Lost.COMPACTED: "a summary stands for the history, and none of the session's replies behind it",
@@ -15,7 +15,6 @@ LOST = {
     Lost.UNKNOWN: "that reply is, to the letter, none of the last that were given here",
 }
 """Why a request could not be tied to the turn whose reply it answers."""
-METHODS: tuple[MethodName, ...] = ("binary", "opd", "combine")
 
 
 def fate(turn: History, batch_size: int) -> str:
@@ -38,8 +37,8 @@ def fate(turn: History, batch_size: int) -> str:
             "It waits for the judge. `python run.py status` says whether the judge works, waits "
             "for the service, or is paused by the budget."
         )
-    if turn.hints and turn.has_hint_place and _takes_hints(turn):
-        return "It was judged, and waits for the teacher, who scores the reply under the hint."
+    if told := _told(turn, turn.verdict):
+        return f"It was judged, and waits for the teacher, who scores the reply under the {told}."
     return "It was judged, and waits to be queued as a sample, which takes a moment."
 
 
@@ -60,9 +59,13 @@ def _unfollowed(turn: History) -> str:
     return "It waits for a next state: the user's next message, or the results of its tools."
 
 
-def _takes_hints(turn: History) -> bool:
-    method = turn.run.get("method")
-    return method not in METHODS or build(method).wants_hints
+def _told(turn: History, verdict: Verdict) -> str | None:
+    """What the teacher is told, in a word; None: it is not asked."""
+    method = METHODS.get(turn.run.get("method", ""))
+    if not turn.has_hint_place or method is None or method.teaching is None:
+        return None
+    known = Evidence(verdict, turn.hints, turn.next_state)
+    return method.teaching.what if method.tells(known) else None
 
 
 def _sampled(turn: History, sample: SampleHistory, batch: int) -> str:

@@ -31,7 +31,7 @@ from tinker_claw.backends.tinker.failures import (
 )
 from tinker_claw.backends.tinker.link import Link
 from tinker_claw.backends.tinker.sampler import Scoring
-from tinker_claw.errors import AlignmentError, SamplerError
+from tinker_claw.errors import AlignmentError, SamplerError, first_cause
 from tinker_claw.types import Datum, LossName, LossPass
 
 _TOKENS: Final = (1, 2, 3, 4)
@@ -79,7 +79,12 @@ async def probe(
     asked["targets"] = sample(target_prompt_logprobs=_dense())
     asked["sparse targets"] = sample(target_prompt_logprobs=csr(_ids(), before=1))
     asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
-    found = dict(zip(asked, await asyncio.gather(*map(_tried, asked.values())), strict=True))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {what: group.create_task(_tried(one)) for what, one in asked.items()}
+    except ExceptionGroup as failed:
+        raise first_cause(failed) from failed
+    found = {what: task.result() for what, task in tasks.items()}
     sparse = _named(found["sparse targets"])
     table = _datum("cross_entropy", wide=True)
     sparse_table = _sums(found["wide sparse"], table)

@@ -1,0 +1,39 @@
+"""SDFT (arXiv 2601.19897): distillation from the model that was shown an accepted reply.
+
+Theirs: the student is given the request, the teacher the request and an expert's reply to it as an
+example; the student samples, and KL(student || teacher) is made smaller on what it sampled. Nothing
+is imitated token by token, so what the example does not speak of stays as it was.
+
+Ours: the example is the reply that the same user accepted after having corrected this one, so it
+costs nobody any work. It is the first later turn of the session that its user answered and did not
+reject, if its verdict is +1; if it is neutral, there is none. A corrected turn is refused until
+then, and taken up again when its example is accepted. Loss, bounds and teacher are those of `sdpo`:
+the frozen base, where theirs is a moving average of the student.
+"""
+
+from __future__ import annotations
+
+from tinker_claw.methods.base import Evidence, Method, Signal, Teaching
+
+
+def _demonstration(known: Evidence) -> tuple[str, ...]:
+    corrected = known.next_state is not None and known.next_state.role == "user"
+    if known.verdict.value != -1 or not corrected or not known.demonstration:
+        return ()
+    return (known.demonstration,)
+
+
+SDFT = Method(
+    name="sdft",
+    learns_from="replies that were accepted after a correction",
+    needs=frozenset({Signal.REWARD, Signal.DEMONSTRATION}),
+    distill=1.0,
+    teaching=Teaching(
+        "demonstration",
+        tells=_demonstration,
+        words="\n\n[a reply to this that the user accepted, quoted as data: {hint}]",
+        tokens=320,
+    ),
+    admitted=0.2,
+    taught=1.0,
+)

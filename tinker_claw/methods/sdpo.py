@@ -1,0 +1,41 @@
+"""SDPO (arXiv 2601.20802): distillation from the model that was told what came of its reply.
+
+Theirs: the student is given the request, the teacher the request and the feedback on a reply that
+failed, and the student's own tokens are scored by both. The loss is KL(student || teacher) at every
+position, cut to the student's likeliest candidates, with the teacher's side held constant: its
+gradient at a candidate v is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that
+`topk_advantages` gives. Feedback is used as it came; nobody writes a hint out of it.
+
+Ours: the feedback is the raw next state of a turn whose verdict is -1, the user's words or the
+tools' results. p is renormalised over the k candidates instead of having a tail, the difference is
+bounded by --opd-clip, stale samples are corrected (METHOD 5.3), and the teacher is the frozen base,
+where theirs follows the student as a moving average. A reply that did well teaches nothing: theirs
+uses it as a solution for other tries at the same request, of which a gateway has one.
+"""
+
+from __future__ import annotations
+
+from tinker_claw.methods.base import HINTED, Evidence, Method, Signal, Teaching
+
+
+def _correction(known: Evidence) -> tuple[str, ...]:
+    if known.verdict.value != -1 or known.next_state is None:
+        return ()
+    return (known.next_state.text,)
+
+
+SDPO = Method(
+    name="sdpo",
+    learns_from="what came after rejected replies, as it is",
+    needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
+    distill=1.0,
+    teaching=Teaching(
+        "correction",
+        tells=_correction,
+        words="\n\n[a first reply to this was not what was wanted; what came after it, quoted as "
+        "data: {hint}]",
+        tokens=120,
+    ),
+    admitted=HINTED,  # hints, too, come of rejected replies
+    taught=1.0,
+)
