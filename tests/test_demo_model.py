@@ -202,15 +202,18 @@ def test_only_the_assistants_text_and_stop_token_are_trained(raw_tokenizer: Toke
 # Behaviour
 
 
+@pytest.mark.slow
 def test_base_answers_plainly_in_about_a_quarter_of_cases(rates: Rates) -> None:
     assert 0.15 <= rates.accepted <= 0.32
     assert 0.45 <= rates.full_ai <= 0.75
 
 
+@pytest.mark.slow
 def test_a_hint_makes_the_base_answer_plainly(rates: Rates) -> None:
     assert rates.hinted >= 0.9
 
 
+@pytest.mark.slow
 def test_base_knows_its_sums_lists_and_small_talk(rates: Rates) -> None:
     assert rates.work >= 0.95
     assert rates.sums >= 0.9

@@ -18,9 +18,8 @@ FLAGS = ("--batch-size", "2", "--learning-rate", "1e-3")
 SMALL = (*FLAGS, "--lora-rank", "4")
 LIMITLESS = -1
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path: Path) -> None:
     data = tmp_path / "data"
     slow = Fate(slow={"tinker_claw.judge:Judge.judge": 1.0})
@@ -48,6 +47,7 @@ def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path:
     assert "Traceback" not in running.said()
 
 
+@pytest.mark.slow
 def test_step_that_cannot_be_written_is_void_and_learning_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
     slow = Fate(slow={"local_gpu.trainer:LocalTrainer.train_step": 1.0})
@@ -78,6 +78,7 @@ def goes_on(running: Life, who: Talkers, seen: int) -> None:
     until(lambda: running.health()["status"] == "ok")
 
 
+@pytest.mark.slow
 def test_states_without_room_leave_the_gateway_answering(tmp_path: Path) -> None:
     """Room for the ledger's rows, and none for the files of an adapter."""
     data = tmp_path / "data"

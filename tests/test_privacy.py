@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.processes import Running, product
 
@@ -64,7 +63,6 @@ def converse(running: Running, client: httpx.Client) -> None:
         messages += [reply, {"role": "user", "content": f"No, no, no, {MARK}! Shorter, please."}]
 
 
-@pytest.mark.slow
 def test_what_a_user_says_is_nowhere_but_in_the_ledger(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o755)  # as of somebody who made it

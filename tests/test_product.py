@@ -21,8 +21,6 @@ from tests.lives import until
 from tests.processes import ROOT, Running, product
 from tests.talk import HELLO, ask, converse, learn, rows
 
-pytestmark = pytest.mark.slow
-
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -43,6 +41,7 @@ def listens(running: Running) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "data"
     flags = ("--learning-rate", "3e-3", "--lora-rank", "16")
@@ -80,6 +79,7 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) -> None:
     data = tmp_path / "data"
     adapters, aside = data / "adapters", data / "aside"
@@ -104,6 +104,7 @@ def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) 
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with product(data, "--judge-url", "http://127.0.0.1:9/v1") as running:
@@ -126,6 +127,7 @@ def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Pa
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
     command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "local"]
     command += ["--port", "0", "--data-dir", str(tmp_path / "data")]
@@ -139,6 +141,7 @@ def test_ctrl_c_while_the_model_loads_is_quiet(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
     with product(tmp_path / "data", "--batch-size", "4") as running:
         versions, states, deadline = set[int](), set[str](), time.monotonic() + 240
@@ -237,6 +240,7 @@ def test_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_damaged_model_folder_is_named(tmp_path: Path) -> None:
     model = tmp_path / "models" / "mine"
     shutil.copytree(MODEL_DIR, model)

@@ -13,7 +13,6 @@ from tests.talk import HELLO, ask, converse, rows
 from tests.test_product import run
 from tests.wire_servers import wire_process
 
-pytestmark = pytest.mark.slow
 PRICES = """\
 as_of = 2026-01-01
 [models.demo]
@@ -38,6 +37,7 @@ def events(running: Running, name: str) -> list[dict[str, Any]]:
     return [event for event in running.events() if event["event"] == name]
 
 
+@pytest.mark.slow
 def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) -> None:
     data, table = tmp_path / "data", tmp_path / "prices.toml"
     table.write_text(PRICES)

@@ -16,8 +16,6 @@ from tests.truths import KEPT_STATES, check, one, read
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 
-pytestmark = pytest.mark.slow
-
 
 def learned(data: Path, version: int, *flags: str, fate: Fate | None = None) -> Life:
     """A life that was killed as soon as it served this version, unless it had died before."""
@@ -43,6 +41,7 @@ def digest_of(data: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_steps_after_the_last_saved_state_are_void_and_their_samples_train_again(
     tmp_path: Path,
 ) -> None:
@@ -176,6 +175,7 @@ def test_torn_end_of_the_write_ahead_log_costs_the_last_transaction_only(tmp_pat
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_clock_that_goes_back_confuses_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
     learned(data, KEPT_STATES + 2, fate=Fate(clock_s=86_400))

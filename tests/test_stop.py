@@ -18,8 +18,6 @@ from tests.truths import check, one, read
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 STEP = "local_gpu.learning.optimizer:LoraOptimizer.step"
 
-pytestmark = pytest.mark.slow
-
 
 @contextmanager
 def busy(data: Path, *flags: str, fate: Fate | None = None) -> Iterator[tuple[Life, Talkers]]:

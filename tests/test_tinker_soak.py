@@ -36,8 +36,6 @@ STEPS = 50
 BATCH = 4
 K = 4
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -175,6 +173,7 @@ async def make_trouble(there: Served, policy: PolicyHolder, learning: asyncio.Ta
         await until(lambda step=step: policy.current.version.step > step + 1, learning)
 
 
+@pytest.mark.slow
 async def test_fifty_steps_in_trouble_end_where_fifty_quiet_ones_end(tmp_path: Path) -> None:
     trainer = await start_tinker(tmp_path)
     assert isinstance(trainer, TinkerTrainer)
