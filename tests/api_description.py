@@ -1,0 +1,167 @@
+"""The documented routes as OpenAPI describes them.
+
+Rule: what becomes of a field of a chat request stands in one of the tables of `wire.fields`; what a
+field of theirs may hold stands here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.gateways import MODEL
+from tinker_claw.wire.fields import HONOURED, IGNORED, NEUTRAL
+from tinker_claw.wire.request import EFFORTS, STOP_CHARACTERS, STOP_STRINGS
+from tinker_claw.wire.values import INT64
+
+Schema = dict[str, Any]
+
+WORDS: Schema = {"type": "string", "minLength": 1}
+COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": INT64 - 1}
+
+
+def _object(required: str = "", **members: Schema) -> Schema:
+    return {
+        "type": "object",
+        "required": required.split(),
+        "properties": {
+            name: schema if name in required.split() else _or_null(schema)
+            for name, schema in members.items()
+        },
+        "additionalProperties": False,
+    }
+
+
+def _open(required: str, **members: Schema) -> Schema:
+    """Whatever else it says goes into the prompt, or is left out of it."""
+    return _object(required, **members) | {"additionalProperties": True}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Which is as good as absent."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+CONTENT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": _object("type text", type={"const": "text"}, text={"type": "string"}),
+        },
+    ]
+}
+CALL = _open(
+    "id function",
+    id=WORDS,
+    type={"const": "function"},
+    function=_open("name arguments", name=WORDS, arguments={"type": "string"}),
+)
+CALLS: Schema = {"type": "array", "items": CALL, "minItems": 1}
+TOOL = _open(
+    "type function",
+    type={"const": "function"},
+    function=_open(
+        "name",
+        name=WORDS,
+        description={"type": "string"},
+        parameters={"type": "object"},
+        strict={"type": "boolean"},
+    ),
+)
+_SAYING: Schema = {"enum": ["system", "developer", "user"]}
+MESSAGES: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "anyOf": [
+            _object("role content", role=_SAYING, content=CONTENT),
+            _object("role content", role={"const": "assistant"}, content=CONTENT),
+            _object("role tool_calls", role={"const": "assistant"}, tool_calls=CALLS),
+            _object(
+                "role content tool_call_id",
+                role={"const": "tool"},
+                content=CONTENT,
+                tool_call_id=WORDS,
+            ),
+        ]
+    },
+}
+FIELDS: dict[str, Schema] = {
+    "model": {"const": MODEL},
+    "messages": MESSAGES,
+    "tools": {"type": "array", "items": TOOL},
+    "tool_choice": {"enum": ["auto", "none"]},
+    "parallel_tool_calls": {"type": "boolean"},
+    "stream": {"type": "boolean"},
+    "stream_options": _object(
+        include_usage={"type": "boolean"}, include_obfuscation={"const": False}
+    ),
+    "max_tokens": COUNT,
+    "max_completion_tokens": COUNT,
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"type": "integer", "minimum": -1, "maximum": INT64 - 1},
+    "seed": {"type": "integer", "minimum": -INT64, "maximum": INT64 - 1},
+    "stop": {
+        "anyOf": [
+            {"type": "string", "maxLength": STOP_CHARACTERS},
+            {
+                "type": "array",
+                "maxItems": STOP_STRINGS,
+                "items": WORDS | {"maxLength": STOP_CHARACTERS},
+            },
+        ]
+    },
+    "reasoning_effort": {"enum": list(EFFORTS)},
+    # What it may say depends on the model's template, and must not contradict reasoning_effort.
+    "chat_template_kwargs": _object(),
+    "prompt_cache_key": {"type": "string"},
+}
+"""What each honoured field may hold."""
+
+
+def _refusal() -> Schema:
+    error = {
+        "type": "object",
+        "required": ["message"],
+        "properties": {"message": WORDS},
+    }
+    schema = {"type": "object", "required": ["error"], "properties": {"error": error}}
+    return {"description": "why not", "content": {"application/json": {"schema": schema}}}
+
+
+def _answers(*types: str, refused: str = "") -> Schema:
+    answer = {"description": "the answer", "content": {kind: {"schema": {}} for kind in types}}
+    return {"200": answer, **{status: _refusal() for status in refused.split()}}
+
+
+def description(url: str) -> Schema:
+    """OpenAPI's, of the gateway there."""
+    assert FIELDS.keys() == HONOURED
+    neutral = {name: {"enum": list(each.values)} for name, each in NEUTRAL.items()}
+    ignored: dict[str, Schema] = {name: {} for name in IGNORED}
+    body = _object("model messages", **FIELDS, **neutral, **ignored)
+    chat = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": _answers("application/json", "text/event-stream", refused="400 404 413"),
+    }
+    name = {"name": "name", "in": "path", "required": True, "schema": WORDS}
+    model = {"parameters": [name], "responses": _answers("application/json", refused="400 404")}
+    routes: dict[str, Schema] = {
+        "/": _answers("text/plain"),
+        "/health": _answers("application/json"),
+        "/healthz": _answers("application/json"),
+        "/metrics": _answers("text/plain"),
+        "/v1/models": _answers("application/json"),
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tinker-claw", "version": "1"},
+        "servers": [{"url": url}],
+        "paths": {
+            **{path: {"get": {"responses": answers}} for path, answers in routes.items()},
+            "/v1/models/{name}": {"get": model},
+            "/v1/chat/completions": {"post": chat},
+        },
+    }
