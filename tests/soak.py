@@ -318,8 +318,15 @@ class Traffic:
     _next: float = 0.0
 
     async def talk(self, number: int) -> None:
-        rng = random.Random(number)
-        count, lines = 0, list[Connection]()
+        lines: list[Connection] = []
+        try:
+            await self._converse(number, lines)
+        finally:
+            for line in lines:
+                line.close()
+
+    async def _converse(self, number: int, lines: list[Connection]) -> None:
+        rng, count = random.Random(number), 0
         while not self.over:
             count += 1
             messages = [{"role": "user", "content": _words(rng, 30)}]
@@ -331,8 +338,6 @@ class Traffic:
                     {"role": "assistant", "content": reply},
                     {"role": "user", "content": _words(rng, 8)},
                 ]
-        for line in lines:
-            line.close()
 
     async def _turn(
         self, lines: list[Connection], session: str, messages: list[dict[str, str]]
