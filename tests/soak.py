@@ -318,8 +318,15 @@ class Traffic:
     _next: float = 0.0
 
     async def talk(self, number: int) -> None:
-        rng = random.Random(number)
-        count, lines = 0, list[Connection]()
+        lines: list[Connection] = []
+        try:
+            await self._converse(number, lines)
+        finally:
+            for line in lines:
+                line.close()
+
+    async def _converse(self, number: int, lines: list[Connection]) -> None:
+        rng, count = random.Random(number), 0
         while not self.over:
             count += 1
             messages = [{"role": "user", "content": _words(rng, 30)}]
@@ -331,8 +338,6 @@ class Traffic:
                     {"role": "assistant", "content": reply},
                     {"role": "user", "content": _words(rng, 8)},
                 ]
-        for line in lines:
-            line.close()
 
     async def _turn(
         self, lines: list[Connection], session: str, messages: list[dict[str, str]]
@@ -659,10 +664,12 @@ class Soak:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the straight line through them, by least squares; 0 for fewer than three."""
-    if len(points) < 3:
-        return 0.0
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+    """The median of what each quarter of them rises by: one step, as an allocator makes it when
+    long replies come, is no growth.
+    """
+    pairs = zip(points, points[len(points) // 4 :], strict=False)
+    slopes = [(y - x) / (b - a) for (a, x), (b, y) in pairs if b > a]
+    return statistics.median(slopes) if slopes else 0.0
 
 
 def report(soak: Soak) -> dict[str, Any]:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
+ENDURANCE = (ROOT / "docs" / "endurance.md").read_text()
 
 
 def our_side() -> str:
@@ -44,7 +45,9 @@ def test_every_flag_in_the_readme_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [README, CONTRIBUTING, METHODS_PAGE], ids=["README", "CONTRIBUTING", "methods"]
+    "text",
+    [README, CONTRIBUTING, METHODS_PAGE, ENDURANCE],
+    ids=["README", "CONTRIBUTING", "methods", "endurance"],
 )
 def test_every_file_that_is_named_exists(text: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", text)
@@ -62,6 +65,16 @@ def test_commands_of_the_readme_parse() -> None:
         if words[0] in cli.COMMANDS:
             _, words = own[words[0]]().parse_known_args(words[1:])
         config.load(words)
+
+
+def test_commands_of_the_endurance_page_exist() -> None:
+    named = re.findall(r"^ {4,}pytest (tests/\w+\.py)(.*)$", ENDURANCE, re.MULTILINE)
+    assert len(named) == 2
+    for file, flags in named:
+        test = re.search(r"-k (\w+)", flags)
+        assert test is None or test[1] in (ROOT / file).read_text(), flags
+    for module in re.findall(r"python -m tests\.(\w+)", ENDURANCE):
+        assert (ROOT / "tests" / f"{module}.py").exists()
 
 
 def test_make_targets_of_the_readme_exist() -> None:

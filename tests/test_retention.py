@@ -195,6 +195,14 @@ def test_oldest_go_until_the_file_is_small_enough_and_it_shrinks(ledger: Ledger)
     check.close()
 
 
+def test_rows_of_emptied_turns_share_pages(ledger: Ledger) -> None:
+    for n in range(200):
+        add(ledger, f"x{n}", prompt=(1,), request_text=WORDS * 120, untrained_because="side")
+    size = ledger.live_bytes()
+    assert trim(ledger, time.time() + 60) == 200
+    assert ledger.live_bytes() < size / 2
+
+
 def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from tinker_claw.render import Renderer
 
 VERSION = "schemathesis==4.32.5"
 EXAMPLES = 50
-"""Of a route, besides those at the bounds of each field: eight hundred requests in all."""
+"""Of a route, besides those at the bounds of each field."""
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,13 @@ def test_what_grows_with_the_turns_is_wrong(
     tmp_path: Path, grows: dict[str, float], said: list[str]
 ) -> None:
     assert report(soaked(tmp_path, **grows))["wrong"] == said
+
+
+def test_one_step_is_no_growth(tmp_path: Path) -> None:
+    soak = soaked(tmp_path)
+    after = [replace(look, rss_bytes=look.rss_bytes + 30_000_000) for look in soak.looks[40:]]
+    soak.looks[40:] = after
+    assert report(soak)["wrong"] == []
 
 
 def test_a_request_that_fails_is_wrong_only_while_nothing_else_is(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def _empty(tx: sqlite3.Connection, turn: int, *, settled: bool) -> None:
     )
     if not settled:
         tx.execute("UPDATE turns SET untrained_because = ? WHERE id = ?", (UNFOLLOWED, turn))
+    _close_up(tx, turn)
     tx.execute(
         "UPDATE samples SET hint = '', teacher_logprobs = NULL, teacher_targets = NULL "
         "WHERE turn_id = ? AND hint IS NOT NULL",
@@ -167,3 +168,14 @@ def _empty(tx: sqlite3.Connection, turn: int, *, settled: bool) -> None:
     for column in ("next_states.text", "votes.answer", "hints.text"):
         table, _, name = column.partition(".")
         tx.execute(f"UPDATE {table} SET {name} = '' WHERE turn_id = ?", (turn,))
+
+
+def _close_up(tx: sqlite3.Connection, turn: int) -> None:
+    """Give back the room that the turn's row no longer needs.
+
+    SQLite joins pages where a row is deleted, and not where one is written anew and shorter.
+    """
+    tx.execute("PRAGMA defer_foreign_keys = ON")  # until this transaction ends
+    row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
+    tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
+    tx.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(row))})", tuple(row))
