@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -35,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = config.load(given)
         from tinker_claw.serve import serve  # takes seconds: --help and wrong flags need none of it
 
+        # The alarm of a stop is for what hangs, not for Python's own slow goodbye behind it.
+        atexit.register(signal.alarm, 0)
         asyncio.run(serve(settings))
-        signal.alarm(0)  # all has ended in order; it would kill Python's own slow goodbye
     except ClawError as error:
         sys.stderr.write(f"tinker-claw: {error}\n")
         return EXIT_USAGE
