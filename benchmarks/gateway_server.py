@@ -30,6 +30,7 @@ from tinker_claw.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.prices import Price
+from tinker_claw.privacy import SECRETS, Redactor
 from tinker_claw.render import Renderer
 from tinker_claw.spending import Spending
 from tinker_claw.telemetry import Telemetry, configure
@@ -250,6 +251,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="of the ledger")
     parser.add_argument("vocabulary", type=Path, help="folder of the tokenizer")
     arguments = parser.parse_args()
+    Redactor([SECRETS]).load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
         configure("json", nowhere)  # written, and read by nobody
         serve_app(gateway_app(arguments.directory, arguments.vocabulary))
