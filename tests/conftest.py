@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -108,6 +109,14 @@ async def ground(backend: Backend, trainer: Trainer) -> Ground:
 def renderer() -> Renderer:
     """Qwen3's chat format over the shipped tokenizer."""
     return Renderer.load(str(MODEL_DIR), "qwen3")
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """A command that a test calls in this process closes its files to others for good."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)

@@ -65,8 +65,10 @@ def converse(running: Running, client: httpx.Client) -> None:
 
 def test_what_a_user_says_is_nowhere_but_in_the_ledger(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    data.mkdir(mode=0o755)  # as of somebody who made it
-    (data / "metrics.jsonl").touch(mode=0o644)
+    data.mkdir()
+    (data / "metrics.jsonl").touch()
+    data.chmod(0o755)  # as of somebody who made it
+    (data / "metrics.jsonl").chmod(0o644)
     env = {"TINKER_CLAW_USERS": json.dumps([{"name": "anna", "key": KEY}])}
     with product(data, "--log-format", "json", "--max-body-bytes", "600000", env=env) as running:
         root, known = running.url.removesuffix("/v1"), {"authorization": f"Bearer {KEY}"}
