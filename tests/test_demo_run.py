@@ -405,3 +405,8 @@ def test_ctrl_c_ends_the_server_too_and_shows_what_was_reached(tmp_path: Path) -
     assert demo.returncode == 130
     assert str(tmp_path / report.REPORT) in shown
     assert processes_that_name(tmp_path) == []
+
+
+def test_a_gauge_without_a_figure_is_passed_over() -> None:
+    told = "# TYPE a gauge\na NaN\n# TYPE tinker_claw_hints counter\ntinker_claw_hints_total 3\n"
+    assert figures_from(told).hints == 3

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 import httpx
@@ -82,6 +83,7 @@ def figures_from(exposition: str) -> Figures:
         (sample.name, *sample.labels.values()): int(sample.value)
         for family in text_string_to_metric_families(exposition)
         for sample in family.samples
+        if isfinite(sample.value)  # a gauge without a figure is NaN
     }
     return Figures(
         verdicts={
