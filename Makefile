@@ -47,13 +47,13 @@ check: $(READY)
 test-4bit: $(READY)
 	$(BIN)/pip install --quiet --progress-bar off --upgrade --no-deps --target $(BITS) \
 	  -c constraints.txt bitsandbytes
-	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/test_quantized.py $(ARGS)
+	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/local_gpu/test_quantized.py $(ARGS)
 
 vllm:
 	@$(PYTHON) tests/install_vllm.py $(VLLM)
 
 test-vllm: $(READY)
-	$(BIN)/python -m pytest --vllm=$(VLLM) tests/test_vllm.py tests/test_vllm_product.py $(ARGS)
+	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from benchmarks.agent_requests import MODEL, RELAYED
-from tinker_claw.serve.server import Server, listen, url_of
+from tinker_claw.app.server import Server, listen, url_of
 
 TEXT = "Yes. The file is read, and what stands in it is what you said it was."
 

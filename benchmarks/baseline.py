@@ -25,7 +25,7 @@ def with_peft(module: Any, rank: int, alpha: int) -> Any:
 
 
 def trained(model: Any) -> dict[str, Tensor]:
-    """Its LoRA parameters, by the names of `local_gpu.model.Adapter`."""
+    """Its LoRA parameters, by the names of `local_gpu.model.lora.Adapter`."""
     return {
         name.removeprefix("base_model.model.").replace(".default.", "."): parameter
         for name, parameter in model.named_parameters()

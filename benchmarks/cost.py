@@ -1,7 +1,7 @@
 """`python -m benchmarks.cost`: what learning from an agent's turns is billed, beside a naive loop.
 
-Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.serve` with a random
-two-layer model, which bills tokens as Tinker does. Turns have OpenClaw's size (prompts of 11,000
+Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.tinker` with a
+random two-layer model, which bills tokens as Tinker does. Turns OpenClaw's size (prompts of 11,000
 tokens). Ours is method combine as shipped: m votes as one request, one hint per hinted turn, the
 teacher and the second pass on hinted turns only. Naive: every vote is a request of its own, and
 three hints are scored on every turn; its training step is the same. Serving costs the same in both
@@ -30,8 +30,8 @@ from rich.table import Table
 
 from benchmarks.cost_run import Bills, Shape, bench_on, naive, ours, serve_turns
 from benchmarks.tiny_server import server
-from tinker_claw import prices
-from tinker_claw.prices import Price
+from tinker_claw.billing import prices
+from tinker_claw.billing.prices import Price
 from tinker_claw.telemetry import configure
 from tinker_claw.types import Usage
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from benchmarks.tiny_server import VOCABULARY
-from tinker_claw.judge import Endpoint
+from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Completion, Message, SamplingParams, TokenChunk, TokenLogprobs, Tokens
 

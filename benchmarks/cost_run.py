@@ -16,27 +16,25 @@ from pathlib import Path
 from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
 from local_gpu.demo import MODEL_DIR
-from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer
-from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.config import Training
-from tinker_claw.judge import Judge, SamplerEndpoint
-from tinker_claw.learner import (
-    Health,
-    HintScorer,
-    Judging,
-    JudgingDeps,
-    Learner,
-    LearnerDeps,
-    restore,
-)
-from tinker_claw.ledger import Ledger, NewTurn
+from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.meter import charged
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.judge.endpoints import SamplerEndpoint
+from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.judging import Judging, JudgingDeps
+from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.recovery import restore
+from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Purpose
-from tinker_claw.metering import charged
-from tinker_claw.methods import build, student_topk
+from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.methods import build
+from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
-from tinker_claw.prices import Price
-from tinker_claw.render import Renderer
-from tinker_claw.spending import Spending
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, Tokens, Usage
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import renderers
 from renderers.base import load_tokenizer
 
-from tinker_claw.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Tokens
 
 _FEW = 200

@@ -23,16 +23,19 @@ from tokenizers import Tokenizer
 
 from benchmarks.agent_requests import MODEL, RELAYED
 from benchmarks.bare_server import TEXT, serve_app
-from tinker_claw.config import Gateway, Training
-from tinker_claw.gateway import GatewayDeps, create_app
-from tinker_claw.learner import Health, Learner, LearnerDeps
-from tinker_claw.ledger import Ledger
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Gateway, Training
+from tinker_claw.gateway.app import create_app
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
-from tinker_claw.prices import Price
-from tinker_claw.privacy import SECRETS, Redactor
-from tinker_claw.render import Renderer
-from tinker_claw.spending import Spending
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import (
     Adam,
@@ -170,7 +173,7 @@ def _chunk(
 
 
 def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
-    """The product's parts, put together as `tinker_claw.serve.wiring` does."""
+    """The product's parts, put together as `tinker_claw.app.wiring` does."""
     ledger = Ledger(directory)
     renderer = Renderer.load(str(vocabulary), "qwen3")
     tokenizer = Tokenizer.from_file(str(vocabulary / "tokenizer.json"))

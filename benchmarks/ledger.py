@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tinker_claw.ledger import Ledger, NewTurn
-from tinker_claw.ledger.forget import in_session
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import in_session
+from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason
 
 VOCABULARY = 151_936

@@ -22,14 +22,13 @@ from typing import TypeVar
 
 from benchmarks.agent_requests import SURFACES, Conversation
 from benchmarks.ledger import Talk
-from local_gpu.servers.routing import Routes, keys_of
-from tinker_claw.gateway.discretion import Discretion
-from tinker_claw.gateway.turnstile import Turnstile
-from tinker_claw.ledger import Ledger
-from tinker_claw.privacy import Redactor
-from tinker_claw.story.board import board
-from tinker_claw.story.overview import read_overview
-from tinker_claw.wire import parse_chat
+from local_gpu.sample.routing import Routes, keys_of
+from tinker_claw.cli.status import board, read_overview
+from tinker_claw.formats.chat import parse_chat
+from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.privacy.redact import Redactor
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ def _routing(calls: int) -> Part:
 
 
 def _searching(ledger: Ledger, calls: int) -> Part:
-    discretion = Discretion(ledger.turns, Redactor(["secrets"]), Turnstile())
+    discretion = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeLock())
     talk = Conversation(SURFACES[0], "parts")
     talk.open()
     discretion.holds(parse_chat(talk.body()))

@@ -1,7 +1,7 @@
 """`python -m benchmarks.startup`: from the start of the process to the first answer.
 
 The product is started as users start it, `run.py --backend tinker`, with its model on a server of
-its own (local_gpu.serve, on the other core): nothing is loaded in the process that is measured but
+its own (local_gpu.tinker, on the other core): nothing is loaded in the process that is measured but
 the tokenizer. Beside it a FastAPI route that does nothing and, with --litellm, LiteLLM's proxy.
 
 Rule: every process starts on the same core, with its files read once before.
@@ -110,7 +110,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 @contextmanager
 def box(folder: Path, core: int) -> Generator[str]:
     """The shipped model behind Tinker's API, on the other core."""
-    command = [sys.executable, "-m", "local_gpu.serve", "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-m", "local_gpu.tinker", "--port", "0", "--threads", "1"]
     command += ["--root", str(folder / "box")]
     log = folder / "box.log"
     with (

@@ -17,7 +17,7 @@ VOCABULARY = 4096
 
 @contextmanager
 def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
-    """`python -m local_gpu.serve` with a random model of two layers; yields its address."""
+    """`python -m local_gpu.tinker` with a random model of two layers; yields its address."""
     model = folder / "models" / "tiny"
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -33,7 +33,7 @@ def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
     )
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(model)
-    command = [sys.executable, "-m", "local_gpu.serve", "--port", "0", "--name", NAME]
+    command = [sys.executable, "-m", "local_gpu.tinker", "--port", "0", "--name", NAME]
     command += ["--model", str(model), "--root", str(folder / "served"), "--threads", str(threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -31,9 +31,9 @@ from benchmarks.training_run import Make, Measurement, Say
 from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
-from local_gpu.attention.choice import Heads, Setting, choose
-from local_gpu.device import keep_memory_whole
-from local_gpu.model import LoraShape
+from local_gpu.model.load import keep_memory_whole
+from local_gpu.model.lora import LoraShape
+from local_gpu.tree.choice import Heads, Setting, choose
 from tinker_claw.errors import ConfigError
 
 SIDES = {

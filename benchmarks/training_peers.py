@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.baseline import padded_loss, ppo, take_over, trained, with_peft
 from benchmarks.training_sides import Gradients, Settings
 from benchmarks.training_work import Work, causal_pairs
-from local_gpu.model import clone
+from local_gpu.model.lora import clone
 from tinker_claw.types import Datum
 
 

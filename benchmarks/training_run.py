@@ -21,7 +21,7 @@ from benchmarks.training_peers import LeftOut
 from benchmarks.training_shapes import Shape, useful_tokens
 from benchmarks.training_sides import Gradients, Settings, Side, distance
 from benchmarks.training_work import Work, clock, flops
-from local_gpu.faults import out_of_memory
+from local_gpu.device import out_of_memory
 from tinker_claw.errors import StepError
 from tinker_claw.types import Datum
 

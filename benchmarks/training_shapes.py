@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from local_gpu.attention import ATTENTION
-from local_gpu.model import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.tree.kernels import ATTENTION
 from tinker_claw.types import Datum
 
 FIRST_ID: Final = 10

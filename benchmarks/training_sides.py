@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_work import Work
-from local_gpu.attention import Attend, Kernel
-from local_gpu.learning.optimizer import LoraOptimizer
-from local_gpu.learning.passes import Body
-from local_gpu.model import BaseModel, LoraShape
-from local_gpu.packing import PrefixTree, grow
+from local_gpu.learn.passes import Body
+from local_gpu.learn.step import LoraOptimizer
+from local_gpu.model.lora import BaseModel, LoraShape
+from local_gpu.tree.kernels import Attend, Kernel
+from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tinker_claw.types import Adam, Datum, LossPass
 
 STILL = Adam(learning_rate=0.0, grad_clip_norm=0.0)
@@ -27,7 +27,7 @@ ECHO = Adam(learning_rate=0.0, beta1=0.0, grad_clip_norm=0.0)
 """Leaves the gradient itself in Adam's first moment."""
 
 Gradients = dict[str, Tensor]
-"""By the names of `local_gpu.model.Adapter`, float32 on the CPU."""
+"""By the names of `local_gpu.model.lora.Adapter`, float32 on the CPU."""
 
 
 class Side(Protocol):

@@ -1,91 +1,58 @@
-"""Where the base model runs and in which number format.
+"""Whose fault an error of torch is: the memory's, the device's, or that of what was computed.
 
-Rule: a device that cannot be used is a sentence before anything is loaded.
+Rule: decided here alone, by class where torch has one and by the words of its libraries elsewhere.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from importlib import import_module
-from typing import Any, Final, Literal
+from typing import Final
 
 import torch
 
-from local_gpu.config import Dtype
-from local_gpu.loading import load_base
-from local_gpu.model import BaseModel, Quantization
-from tinker_claw.errors import ConfigError
+_NO_ROOM: Final = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What the CPU's allocator says, CUDA's driver, and libraries that allocate beside PyTorch."""
+_REFUSED: Final = (
+    *("invalid argument", "invalid configuration argument"),
+    *("_INVALID_VALUE", "_BAD_PARAM", "_NOT_SUPPORTED"),
+)
+"""The device says that it was asked for something wrong, and works as before."""
+_BROKEN: Final = (
+    *("CUDA error", "CUDA driver error", "HIP error", "device-side assert"),
+    *("CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error", "CUSOLVER_STATUS_", "CUSPARSE_STATUS_"),
+    *("NCCL error", "NCCL Error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError"),
+)
+"""In the words of a RuntimeError: not every library's errors are of a class of their own."""
+_ACCELERATOR_ERROR: Final = getattr(torch, "AcceleratorError", ())
+"""A torch before 2.8 has none, and raises a RuntimeError."""
 
-_ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in _NO_ROOM)
 
 
-def open_base(
-    source: str,
-    *,
-    device: str,
-    dtype: Dtype,
-    threads: int | None,
-    quantization: Quantization = "none",
-) -> BaseModel:
-    """Load a base model; auto is CUDA where there is one, and bfloat16 there.
+def device_fault(error: BaseException) -> str | None:
+    """What the device said, if it is behind this error; None: it is not, or only had no room.
 
-    Raises:
-        ConfigError: the device cannot be used, or the model cannot be loaded.
+    After such an error every further call of the process may fail, whatever is computed.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        place = torch.device(automatic if device == "auto" else device)
-        if place.type == "cuda":
-            keep_memory_whole()
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"device {device!r} cannot be used here: {error}. Try auto or cpu."
-        ) from error
-    formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    fitting = "bfloat16" if place.type == "cuda" else "float32"
-    return load_base(
-        source,
-        device=place,
-        dtype=formats[fitting if dtype == "auto" else dtype],
-        quantization=quantization,
-    )
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, RuntimeError) and _is_the_devices(at):
+            return str(at).strip().partition("\n")[0]
+        at = at.__cause__ or at.__context__
+    return None
 
 
-def keep_memory_whole() -> None:
-    """Passes of many lengths would otherwise leave a GPU's memory in pieces that none of them fits.
-
-    Not by the variable, which servers that are started from here would inherit: those of vLLM that
-    share a model cannot exchange memory of this kind. Where a user has set it, it counts.
-    """
-    torch_c: Any = import_module("torch._C")
-    settle = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
-    if settle is None or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
-        return
-    with suppress(RuntimeError):  # a torch or a system that has no such memory: it works without
-        settle("expandable_segments:True")
-
-
-@contextmanager
-def own_stream(device: torch.device) -> Generator[None]:
-    """On a GPU, work of this thread beside that of others, which is done when this ends.
-
-    In the stream that all threads share, each copy from the host would wait for the kernels that a
-    training step has put there: seconds of them.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device, priority=-1)
-    with torch.cuda.stream(stream):
-        yield
-        stream.synchronize()
-
-
-def checkpoints_activations(base: BaseModel, setting: Literal["auto", "on", "off"]) -> bool:
-    """auto is on for CUDA, where memory is what a long sequence runs out of."""
-    return base.device.type == "cuda" if setting == "auto" else setting == "on"
+def _is_the_devices(error: RuntimeError) -> bool:
+    words = str(error)
+    if out_of_memory(error) or any(sign in words for sign in _REFUSED):
+        return False
+    return isinstance(error, _ACCELERATOR_ERROR) or any(sign in words for sign in _BROKEN)

@@ -18,24 +18,22 @@ from typing import TypeVar
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.device import open_base
-from local_gpu.embedded.batching import check_version
-from local_gpu.embedded.engine import EngineSize
-from local_gpu.embedded.serving import EmbeddedServing
-from local_gpu.faults import device_fault
-from local_gpu.files import slug, sweep
-from local_gpu.keeping import Keeping
-from local_gpu.learning.core import LearningCore
-from local_gpu.learning.losses import LOSSES
-from local_gpu.model import BaseModel
-from local_gpu.parts import BASE_REF, Ask, Learning, Serving
+from local_gpu.device import device_fault
+from local_gpu.halves import BASE_REF, Learning, ScoreAsk, Serving
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.losses import LOSSES
+from local_gpu.learn.scores import ScoreQueue
+from local_gpu.model.files import KeptFiles, slug, sweep
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import BaseModel
 from local_gpu.ranks.remote import RankedLearning
-from local_gpu.score_queue import ScoreQueue
-from local_gpu.servers.connect import connect_all
-from local_gpu.servers.member import PoolOptions
-from local_gpu.servers.server import Server
-from local_gpu.servers.serving import PoolServing
-from local_gpu.together import together
+from local_gpu.sample.batching import check_version
+from local_gpu.sample.connect import connect_all
+from local_gpu.sample.embedded import EmbeddedServing, EngineSize
+from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.server import InferenceServer
+from local_gpu.sample.serving import PoolServing
+from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, TokenLogprobs
@@ -60,7 +58,7 @@ class LocalTrainer:
         self._learning = learning
         self._executor = executor
         self._serving: Serving
-        self._keeping = Keeping(config, lambda: self._serving.live())
+        self._keeping = KeptFiles(config, lambda: self._serving.live())
         self._closed = False
         self._steps = 0
         """In hand."""
@@ -117,7 +115,7 @@ class LocalTrainer:
     async def _serve(
         self,
         base: BaseModel | None,
-        servers: Sequence[Server],
+        servers: Sequence[InferenceServer],
         say: Callable[[str], None],
         away: Callable[[Sequence[str]], object],
     ) -> Serving:
@@ -212,7 +210,7 @@ class LocalTrainer:
         await asyncio.to_thread(self._learning.close)
         await asyncio.to_thread(self._executor.shutdown)
 
-    async def _score_all(self, ref: str, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+    async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         folder = None if ref == BASE_REF else self._keeping.adapter(ref)
         return await self._run(lambda: self._learning.score(folder, asks))
 

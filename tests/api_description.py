@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from tests.gateways import MODEL
-from tinker_claw.wire.fields import HONOURED, IGNORED, NEUTRAL
-from tinker_claw.wire.request import EFFORTS, STOP_CHARACTERS, STOP_STRINGS
-from tinker_claw.wire.values import INT64
+from tinker_claw.formats.body import INT64
+from tinker_claw.formats.chat import (
+    EFFORTS,
+    HONOURED,
+    IGNORED,
+    NEUTRAL,
+    STOP_CHARACTERS,
+    STOP_STRINGS,
+)
 
 Schema = dict[str, Any]
 

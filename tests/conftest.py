@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, settings
 
 from local_gpu.demo import MODEL_DIR
 from tinker_claw.policy import Trainer
-from tinker_claw.render import Renderer
+from tinker_claw.render.renderer import Renderer
 
 if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
-    from wire_servers import Raw, WireServer
+    from wire_servers import Raw, TinkerServer
 
 
 # The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
@@ -158,7 +158,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def raw(server: WireServer) -> Iterator[Raw]:
+def raw(server: TinkerServer) -> Iterator[Raw]:
     """Speaks JSON to the Tinker server that a module has started as `server`."""
     from wire_servers import Raw
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinker_claw.billing.meter import bill
 from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
-from tinker_claw.metering import bill
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,

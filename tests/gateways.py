@@ -14,20 +14,22 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from tests.fakes import FakeSampler
-from tinker_claw.config import Gateway, User
-from tinker_claw.gateway import GatewayDeps, create_app
-from tinker_claw.gateway.book import Book
+from tinker_claw.app.server import in_background
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Gateway, User
+from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.gateway.app import create_app
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage, nobody
-from tinker_claw.gateway.turnstile import Turnstile
-from tinker_claw.learner import Health
-from tinker_claw.ledger import Ledger
-from tinker_claw.outages import Backoff
+from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.learner.health import Health
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
-from tinker_claw.prices import Price
-from tinker_claw.privacy import SECRETS, Redactor
-from tinker_claw.render import Renderer
-from tinker_claw.serve.server import in_background
-from tinker_claw.spending import Spending
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import NextState, Turn
 
@@ -68,7 +70,7 @@ class World:
     woken: list[str]
     spending: Spending
     health: Health
-    book: Book
+    book: ConversationIndex
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -144,7 +146,7 @@ async def gateway(
     redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
-    turnstile: Turnstile | None = None,
+    turnstile: ComputeLock | None = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -190,7 +192,7 @@ async def gateway(
             waits=Backoff(first_s=0.05, longest_s=0.2),
             retry_waits_s=(0.02, 0.1),
             stand_in_s=stand_in_s,
-            turnstile=turnstile or Turnstile(),
+            turnstile=turnstile or ComputeLock(),
             users=[
                 User(
                     name=name,

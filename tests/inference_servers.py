@@ -24,10 +24,10 @@ from backends import CONTEXT, VOCABULARY
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from local_gpu.embedded.engine import Engine, EngineSize
-from local_gpu.files import read_adapter
-from local_gpu.model import BaseModel, with_lora
-from local_gpu.serve.server import Server, listen, url_of
+from local_gpu.model.files import read_adapter
+from local_gpu.model.lora import BaseModel, with_lora
+from local_gpu.sample.embedded import Engine, EngineSize
+from local_gpu.tinker.server import WireServer, listen, url_of
 from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
@@ -138,7 +138,7 @@ class InferenceServer:
         with listen("127.0.0.1", self._port) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.url, self._port = url_of(listening), listening.getsockname()[1]
-            self._server = Server(self._app(), ready.set, lambda: None)
+            self._server = WireServer(self._app(), ready.set, lambda: None)
             self._server.config.lifespan = "off"
             asyncio.run(self._serve(listening))
 

@@ -34,34 +34,34 @@ from tests.ports import free_port
 ROOT = Path(__file__).parent.parent
 START_S = 180
 POINTS: dict[str, tuple[str, ...]] = {
-    "intent": ("tinker_claw.ledger.steps:StepTable.begin",),
+    "intent": ("tinker_claw.ledger.versions:StepTable.begin",),
     "trained": (
         "local_gpu.trainer:LocalTrainer.train_step",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.train_step",
     ),
-    "saving": ("local_gpu.files:write_moments",),
+    "saving": ("local_gpu.model.files:write_moments",),
     "saved": (
         "local_gpu.trainer:LocalTrainer.save_state",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.save_state",
     ),
-    "publishing": ("local_gpu.learning.core:write_adapter",),
+    "publishing": ("local_gpu.learn.learning:write_adapter",),
     "published": (
         "local_gpu.trainer:LocalTrainer.publish",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
     ),
-    "committing": ("tinker_claw.ledger.steps:_insert_version",),
-    "committed": ("tinker_claw.ledger.steps:StepTable.commit",),
+    "committing": ("tinker_claw.ledger.versions:_insert_version",),
+    "committed": ("tinker_claw.ledger.versions:StepTable.commit",),
     "swapped": ("tinker_claw.policy:PolicyHolder.swap",),
     "turn being written": ("tinker_claw.ledger.turns:store",),
     "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),
-    "judging": ("tinker_claw.judge:Judge.judge",),
-    "judged": ("tinker_claw.ledger.judgements:JudgementTable.add",),
+    "judging": ("tinker_claw.judge.judge:Judge.judge",),
+    "judged": ("tinker_claw.ledger.turns:JudgementTable.add",),
     "queued": ("tinker_claw.ledger.samples:SampleTable.add",),
     "state loaded": (
         "local_gpu.trainer:LocalTrainer.load_state",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.load_state",
     ),
-    "gone back": ("tinker_claw.ledger.steps:StepTable.restart_from",),
+    "gone back": ("tinker_claw.ledger.versions:StepTable.restart_from",),
 }
 """A life ends as soon as one of these functions has returned, be it within a transaction."""
 
@@ -87,11 +87,11 @@ BOUNDS: dict[str, Any] = {
     "tinker_claw.serve:CLOSE_S": 2,
     "tinker_claw.serve:STEP_S": 2,
     "tinker_claw.serve:DRAIN_S": 1,
-    "tinker_claw.serve.server:DRAIN_S": 1,
+    "tinker_claw.app.server:DRAIN_S": 1,
 }
 
 _PRELOAD = (
-    *("pytest", "tests.lives", "tinker_claw.cli", "tinker_claw.serve", "tinker"),
+    *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.serve", "tinker"),
     *("tinker_claw.backends.tinker", "local_gpu.trainer", "local_gpu.demo.judge", "peft"),
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
@@ -220,7 +220,7 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
     if fate.typed:
         os.execv(sys.executable, [sys.executable, str(ROOT / "run.py"), *arguments])
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
-    from tinker_claw.cli import main
+    from tinker_claw.cli.main import main
 
     for place in POINTS[fate.dies_at] if fate.dies_at else ():
         _replace(place, lambda call: _deadly(call, fate.passes))
@@ -230,7 +230,7 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
         _replace(place, lambda _, value=value: value)
     if fate.clock_s:
         _replace("time:time", lambda call: lambda: call() + fate.clock_s)
-        _replace("local_gpu.files:datetime", lambda usual: _shifted(usual, fate.clock_s))
+        _replace("local_gpu.model.files:datetime", lambda usual: _shifted(usual, fate.clock_s))
     sys.exit(main(arguments))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tinker_claw.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger
 
 SESSION = 10
 """Turns of one session, the last of which nothing follows."""

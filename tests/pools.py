@@ -16,14 +16,15 @@ import torch
 from backends import tiny_model
 from inference_servers import MODULES, InferenceServer, inference_servers
 
-from local_gpu.files import read_adapter, write_adapter
-from local_gpu.loading import load_base
-from local_gpu.model import BaseModel, LoraShape, fresh_adapter, with_lora
-from local_gpu.parts import BASE_REF, Ask, Facts
-from local_gpu.servers.http import Deadlines
-from local_gpu.servers.sampler import PoolSampler
-from local_gpu.servers.serving import PoolOptions, PoolServing
-from local_gpu.servers.vllm import VllmServer
+from local_gpu.halves import BASE_REF, Facts, ScoreAsk
+from local_gpu.model.files import read_adapter, write_adapter
+from local_gpu.model.load import load_base
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.sample.http import Deadlines
+from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.sampler import PoolSampler
+from local_gpu.sample.serving import PoolServing
+from local_gpu.sample.vllm import VllmServer
 from tinker_claw.types import Completion, TokenLogprobs
 
 SHAPE = LoraShape(rank=4, alpha=8)
@@ -69,14 +70,14 @@ class Trainer:
         self.scored: list[str] = []
         self._lock = threading.Lock()
 
-    async def score(self, ref: str, ask: Ask) -> TokenLogprobs:
+    async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
         if self.busy is not None:
             await self.busy.wait()
         self.scored.append(ref)
         return await asyncio.to_thread(self.scores, ref, ask)
 
     @torch.no_grad()
-    def scores(self, ref: str, ask: Ask) -> TokenLogprobs:
+    def scores(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
         with self._lock:
             if ref not in self._built:
                 with MODULES:
@@ -114,7 +115,7 @@ class Site:
 
     def errors(self, ref: str, prompt: tuple[int, ...], drawn: Completion) -> float:
         """Largest difference to a version's own logprobs, in nats."""
-        ask = Ask((*prompt, *drawn.tokens), len(prompt), None, 0)
+        ask = ScoreAsk((*prompt, *drawn.tokens), len(prompt), None, 0)
         scored = self.trainer.scores(ref, ask)
         pairs = zip(scored.logprobs, drawn.logprobs, strict=True)
         return max((abs(a - b) for a, b in pairs), default=0.0)

@@ -12,11 +12,11 @@ from local_reference import entropy_datum, rl_datum, sequence
 from rank_runs import config
 from safetensors.torch import load_file
 
-from local_gpu.device import open_base
-from local_gpu.files import SavedState, write_state
-from local_gpu.learning.core import LearningCore
-from local_gpu.model import LoraShape, fresh_adapter
-from local_gpu.parts import Ask, Facts, Learning
+from local_gpu.halves import Facts, Learning, ScoreAsk
+from local_gpu.learn.learning import LearningCore
+from local_gpu.model.files import SavedState, write_state
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import LoraShape, fresh_adapter
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 ADAM = Adam(learning_rate=0.01, grad_clip_norm=0.0, eps=0.01)
@@ -73,8 +73,8 @@ def same_report(ours: StepReport, theirs: StepReport) -> None:
     assert ours.tokens == theirs.tokens
 
 
-def asks(facts: Facts, count: int = 5) -> list[Ask]:
-    return [Ask.of(facts, sequence(12 + 9 * i, 3 + i), 6, None, i % 3) for i in range(count)]
+def asks(facts: Facts, count: int = 5) -> list[ScoreAsk]:
+    return [ScoreAsk.of(facts, sequence(12 + 9 * i, 3 + i), 6, None, i % 3) for i in range(count)]
 
 
 def same_scores(ours: Sequence[TokenLogprobs], theirs: Sequence[TokenLogprobs]) -> None:

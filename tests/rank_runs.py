@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.parts import Ask, Facts
+from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.ranks.world import OutOfStep, World
@@ -53,7 +53,7 @@ class Echo:
         most = float(self._world.most(self._world.rank))
         return StepReport((float(flat[0]),), (), most, self._tokens or 0)
 
-    def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+    def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         pids: list[Any] = self._world.gather(os.getpid())
         return pids
 

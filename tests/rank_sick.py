@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.learning.core import LearningCore
-from local_gpu.learning.masters import Masters
-from local_gpu.learning.passes import Body
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.masters import Masters
+from local_gpu.learn.passes import Body
 from local_gpu.ranks.__main__ import build
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.world import World

@@ -41,9 +41,9 @@ from local_gpu.demo import MODEL_DIR
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
 from tests.truths import one, read
+from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
-from tinker_claw.serve.server import in_background
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -88,20 +88,20 @@ FLAGS = (
     *("--keep-days", "1", "--session-idle-s", "60"),
 )
 CAPS = {
-    "tinker_claw.gateway.book:PAGES": 400,
-    "tinker_claw.gateway.book:STREAM_TOKENS": 15_000,
-    "tinker_claw.gateway.book:SESSIONS": 1_000,
-    "tinker_claw.gateway.book:TRACES": 40,
-    "tinker_claw.gateway.discretion:TRACES": 40,
-    "tinker_claw.gateway.discretion:_CAPACITY": 160_000,
-    "tinker_claw.gateway.discretion:_REDACTED_CAPACITY": 640_000,
-    "tinker_claw.sessions.history:_MEANT._capacity": 80_000,
-    "tinker_claw.render.encoding:Encoder.__init__.__defaults__": (960_000,),
-    "tinker_claw.serve.upkeep:EVERY_S": 6.0,
-    "tinker_claw.serve.upkeep:DAY_S": 300.0,
-    "tinker_claw.serve.connections:MOST": 64,
-    "tinker_claw.serve.connections:HEAD_S": 3.0,
-    "tinker_claw.serve.connections:WRITE_S": 3.0,
+    "tinker_claw.conversation.index:PAGES": 400,
+    "tinker_claw.conversation.index:STREAM_TOKENS": 15_000,
+    "tinker_claw.conversation.index:SESSIONS": 1_000,
+    "tinker_claw.conversation.index:TRACES": 40,
+    "tinker_claw.gateway.privacy:TRACES": 40,
+    "tinker_claw.gateway.privacy:_CAPACITY": 160_000,
+    "tinker_claw.gateway.privacy:_REDACTED_CAPACITY": 640_000,
+    "tinker_claw.conversation.history:_MEANT._capacity": 80_000,
+    "tinker_claw.render.prompt_cache:Encoder.__init__.__defaults__": (960_000,),
+    "tinker_claw.app.main:EVERY_S": 6.0,
+    "tinker_claw.app.main:DAY_S": 300.0,
+    "tinker_claw.app.server:MOST": 64,
+    "tinker_claw.app.server:HEAD_S": 3.0,
+    "tinker_claw.app.server:WRITE_S": 3.0,
 }
 """A hundredth of what they are; a day is five minutes, the connections are as many as the talkers
 need, and what is waited for on one is a tenth.
@@ -443,7 +443,7 @@ class Soak:
     async def _born(self) -> None:
         fate = Fate(
             constants={
-                "tinker_claw.serve.wiring:open_trainer": open_learns,
+                "tinker_claw.app.wiring:open_trainer": open_learns,
                 "time:time": self.clock,
                 **CAPS,
             }

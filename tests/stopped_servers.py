@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import torch
 from inference_servers import InferenceServer
 from pools import tiny_base
 
 from local_gpu.demo import MODEL_DIR
-from local_gpu.device import open_base
+from local_gpu.model.load import open_base
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
 
 SLOW_S = 0.05
 """Before each token: there is time to stop it in a reply."""

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.processes import ROOT
-from tests.test_ledger import COMPLETION, new_turn
-from tinker_claw.ledger import Ballot, Ledger
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import Ballot
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 
 SECRET = "SECRET"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from faults import Faulty
-from wire_servers import KEY, NAME, WireServer, wire_server
+from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from tinker_claw.backends.tinker import TinkerConfig, TinkerTrainer
+from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
 
 _running: dict[Path, Served] = {}
 
@@ -31,7 +31,7 @@ class Served:
         self._speaking = speaking
         self._settings = settings
         self._stack = ExitStack()
-        self.server: WireServer
+        self.server: TinkerServer
         self.faulty: Faulty
         self._start(port=0)
 

@@ -16,7 +16,7 @@ from typing import Any
 from local_gpu.demo import MODEL_DIR
 from tests.talkers import Seen
 from tinker_claw.ledger.codec import unpack_ids
-from tinker_claw.render import Renderer
+from tinker_claw.render.renderer import Renderer
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 

@@ -18,19 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Read by the SDK when a client is made: its telemetry would talk to the server between tests.
-os.environ["TINKER_TELEMETRY"] = "0"
-
 import httpx
 import tinker
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from local_gpu.serve.app import create_app
-from local_gpu.serve.config import WireConfig
-from local_gpu.serve.server import Server, listen, url_of
-from local_gpu.serve.service import Service, build
-from local_gpu.serve.training import Workshop
+from local_gpu.tinker.app import create_app
+from local_gpu.tinker.config import WireConfig
+from local_gpu.tinker.server import WireServer, listen, url_of
+from local_gpu.tinker.service import Service, build
+from local_gpu.tinker.training import Workshop
+
+# Read by the SDK when a client is made: its telemetry would talk to the server between tests.
+os.environ["TINKER_TELEMETRY"] = "0"
+
 
 ROOT = Path(__file__).parent.parent
 KEY = "tml-test"
@@ -40,7 +41,7 @@ RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
 
 @dataclass(frozen=True)
-class WireServer:
+class TinkerServer:
     """A server in this process."""
 
     url: str
@@ -56,7 +57,7 @@ class WireServer:
 @contextmanager
 def wire_server(
     folder: Path, *, around: Callable[[Any], Any] = lambda app: app, port: int = 0, **settings: Any
-) -> Iterator[WireServer]:
+) -> Iterator[TinkerServer]:
     """Serve the tiny model; starting again on the same folder is a restart.
 
     `around` wraps the application, for a server that misbehaves.
@@ -79,12 +80,12 @@ def wire_server(
         ready.set()
 
     with listen("127.0.0.1", port) as listening:
-        server = Server(around(app), started, lambda: app.state.service.promises.cancel_all())
+        server = WireServer(around(app), started, lambda: app.state.service.promises.cancel_all())
         run = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
         run.start()
         try:
             assert ready.wait(START_S), "the server did not start"
-            yield WireServer(url_of(listening), shop, loops[0], app.state.service)
+            yield TinkerServer(url_of(listening), shop, loops[0], app.state.service)
         finally:
             server.should_exit = True
             run.join(START_S)
@@ -93,7 +94,7 @@ def wire_server(
 
 @dataclass(frozen=True)
 class WireProcess:
-    """`python -m local_gpu.serve`."""
+    """`python -m local_gpu.tinker`."""
 
     process: subprocess.Popen[str]
     url: str
@@ -107,7 +108,7 @@ class WireProcess:
 @contextmanager
 def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess]:
     """Serve the demo model, on a free port unless told; killed at the end if it still runs."""
-    command = [sys.executable, "-m", "local_gpu.serve", "--port", str(port), "--threads", "1"]
+    command = [sys.executable, "-m", "local_gpu.tinker", "--port", str(port), "--threads", "1"]
     log = root.with_suffix(".log")
     with log.open("ab") as stderr:
         process = subprocess.Popen(

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.device import keep_memory_whole, open_base
-from local_gpu.learning.core import LearningCore
+from local_gpu.learn.learning import LearningCore
+from local_gpu.model.load import keep_memory_whole, open_base
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.shard import Shards
 from local_gpu.ranks.world import Distributed, World

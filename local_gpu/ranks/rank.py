@@ -22,21 +22,22 @@ import torch
 from torch.distributed.rendezvous import rendezvous
 
 from local_gpu.config import LocalConfig
-from local_gpu.faults import device_fault
-from local_gpu.parts import Learning
-from local_gpu.ranks.leash import LEASH, when_let_go
-from local_gpu.ranks.plain import decode, encode
-from local_gpu.ranks.talk import (
+from local_gpu.device import device_fault
+from local_gpu.halves import Learning
+from local_gpu.ranks.messages import (
     CLOSE,
     COMMANDS,
     EXPECTED,
-    Answer,
     Command,
     Failure,
-    Lost,
+    RankAnswer,
+    RankLost,
     Ready,
     Start,
+    decode,
+    encode,
 )
+from local_gpu.ranks.torchrun import LEASH, when_let_go
 from local_gpu.ranks.world import Alone, Distributed, OutOfStep, World
 from tinker_claw.errors import ClawError, ConfigError
 
@@ -96,7 +97,7 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
         return facts
 
     outcome = _tried(world, make)
-    if isinstance(outcome, Answer):
+    if isinstance(outcome, RankAnswer):
         outcome = _tried(world, compare)
     if not voice.answer(outcome, Ready):
         return
@@ -110,7 +111,7 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
         voice.answer(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
 
 
-def _tried(world: World, call: Callable[[], Any]) -> Failure | Answer:
+def _tried(world: World, call: Callable[[], Any]) -> Failure | RankAnswer:
     """What came of a call that every rank has made: rank 0's value, or the first failure."""
     value, failure = None, None
     try:
@@ -120,7 +121,7 @@ def _tried(world: World, call: Callable[[], Any]) -> Failure | Answer:
             raise  # whatever this process computes next may fail as well
         failure = Failure(error)
     first = next((f for f in world.gather(failure) if f is not None), None)
-    return Answer(value) if first is None else first
+    return RankAnswer(value) if first is None else first
 
 
 class _Voice:
@@ -173,10 +174,12 @@ class _Voice:
         except (EOFError, ConnectionError):
             os._exit(1)  # the control process is gone
 
-    def answer(self, outcome: Failure | Answer, wrap: Callable[[Any], object] = Answer) -> bool:
+    def answer(
+        self, outcome: Failure | RankAnswer, wrap: Callable[[Any], object] = RankAnswer
+    ) -> bool:
         """Send it; whether all went well."""
-        well = isinstance(outcome, Answer)
-        self._send(wrap(outcome.value) if isinstance(outcome, Answer) else outcome)
+        well = isinstance(outcome, RankAnswer)
+        self._send(wrap(outcome.value) if isinstance(outcome, RankAnswer) else outcome)
         return well
 
     def _lose(self, error: BaseException) -> None:
@@ -185,7 +188,7 @@ class _Voice:
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
         fault = device_fault(error)
         halve = error.halve if isinstance(error, OutOfStep) else None
-        lost = Lost(self._rank, fault or sentence, halve, outage=fault is not None)
+        lost = RankLost(self._rank, fault or sentence, halve, outage=fault is not None)
         if self._store is None:
             with suppress(OSError):  # the control process is gone
                 self._send(lost)

@@ -18,9 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_gpu.config import LocalConfig
-from local_gpu.parts import Ask, Facts
-from local_gpu.ranks.plain import decode, encode
-from local_gpu.ranks.talk import CLOSE, Answer, Command, Failure, Lost, Ready, Start
+from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.ranks.messages import (
+    CLOSE,
+    Command,
+    Failure,
+    RankAnswer,
+    RankLost,
+    Ready,
+    Start,
+    decode,
+    encode,
+)
 from local_gpu.ranks.torchrun import Ranks
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
@@ -85,7 +94,7 @@ class RankedLearning:
             self._failed = True
             raise
 
-    def score(self, adapter: Path | None, asks: Sequence[Ask]) -> list[TokenLogprobs]:
+    def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         return self._call("score", adapter, tuple(asks))
 
     def write_adapter(self, folder: Path) -> None:
@@ -131,7 +140,7 @@ class RankedLearning:
                     self._end()
                     raise BackendError("The trainer is closed.")
             answer = self._ask(Command(name, arguments), self._command_s, name)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, RankAnswer)
             return answer.value
 
     def _start_anew(self) -> None:
@@ -190,9 +199,9 @@ class RankedLearning:
             reply, reason = None, f"The ranks died ({name})"
         if isinstance(reply, Failure):
             raise reply.error
-        if reply is not None and not isinstance(reply, Lost):
+        if reply is not None and not isinstance(reply, RankLost):
             return reply
-        if isinstance(reply, Lost):
+        if isinstance(reply, RankLost):
             reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence.rstrip('.')}."
             if reply.halve is not None:
                 tokens = max(1, reply.halve // 2)

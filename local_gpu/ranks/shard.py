@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
-from local_gpu.faults import out_of_memory
-from local_gpu.learning.passes import Budget
-from local_gpu.model import Adapter, BaseModel, adapter_parameters
-from local_gpu.packing import grow
+from local_gpu.device import out_of_memory
+from local_gpu.learn.passes import PassBudget
+from local_gpu.model.lora import Adapter, BaseModel, adapter_parameters
 from local_gpu.ranks.world import Distributed, OutOfStep
+from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ClawError
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def wear(module: Any, adapter: Adapter | None) -> None:
                 copy.zero_()
 
 
-class Lockstep(Budget):
+class Lockstep(PassBudget):
     """As many passes on every rank, and none that is cut in two."""
 
     def run(

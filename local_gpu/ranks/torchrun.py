@@ -1,23 +1,74 @@
-"""The ranks of this machine: one as a child of this process, or torchrun with those that it starts.
+"""torchrun on a leash, on the machine of the control process.
 
-Rule: they live no longer than this object. All of them hold the other end of its pair of sockets:
-when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
+    python -m local_gpu.ranks.torchrun TORCHRUN'S ARGUMENTS      standard input: a pair of sockets
+
+Rule: when the control process lets go, or is gone, torchrun ends with all of its ranks, at once and
+whatever they are doing: also while it waits for other machines, and a rank that does not run.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from local_gpu.ranks import leash
+LEASH = "TINKER_CLAW_LEASH"
+"""Set where standard input is the control process's pair of sockets: on its machine alone."""
+
+
+def when_let_go(call: Callable[[], object]) -> None:
+    """Call it, in a thread of its own, once the other end of standard input has hung up."""
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(0, 0)  # a hang-up is reported without being asked for
+        poll.poll()
+        call()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _end_all() -> None:
+    """Each rank leads a session of its own, so there is no group to kill."""
+    ranks = _children()
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+    for rank in ranks:  # until then it has its GPU's memory
+        with suppress(ChildProcessError):
+            os.waitpid(rank, 0)
+    os._exit(1)
+
+
+def _children() -> list[int]:
+    """What torchrun has started and not waited for; [] where the system does not say."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(number) for file in lists for number in file.read_text().split()]
+
+
+if __name__ == "__main__":
+    from torch.distributed.run import main
+
+    when_let_go(_end_all)
+    main()
+
+
+# The ranks of this machine: one as a child of this process, or torchrun with those that it
+# starts.
+#
+# Rule: they live no longer than this object. All of them hold the other end of its pair of
+# sockets:
+# when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
+
 
 _TAIL_BYTES = 3000
 _KILLED_S = 10.0
@@ -46,7 +97,7 @@ class Ranks:
         self._log = log
         self._from = log.stat().st_size if log.exists() else 0
         alone = ranks == 1 and not extra
-        launcher = () if alone else (leash.__name__, *_torchrun(ranks, extra), "-m")
+        launcher = () if alone else (__name__, *_torchrun(ranks, extra), "-m")
         # A cluster's own defaults for torchrun, which are not about these ranks.
         inherited = {name: value for name, value in os.environ.items() if name[:4] != "PET_"}
         inherited |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"} if alone else {}
@@ -56,7 +107,7 @@ class Ranks:
                 stdin=theirs.fileno(),
                 stdout=out,
                 stderr=out,
-                env={**inherited, **env, leash.LEASH: "stdin"},
+                env={**inherited, **env, LEASH: "stdin"},
                 start_new_session=True,  # a terminal's Ctrl-C is for this process to hear
             )
             self.link = Connection(os.dup(ours.fileno()))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import pad
 
-from local_gpu.ranks.plain import decode, encode
+from local_gpu.ranks.messages import decode, encode
 
 T = TypeVar("T")
 

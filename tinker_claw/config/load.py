@@ -19,9 +19,8 @@ from typing import Any, NoReturn, cast, get_args
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from tinker_claw.config.gpus import VARIABLES
-from tinker_claw.config.section import Section
-from tinker_claw.config.settings import ENV_PREFIX, Settings
+from tinker_claw.config.gpu import VARIABLES
+from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
 from tinker_claw.errors import ConfigError
 
 PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."

@@ -1,26 +1,225 @@
-"""The tree of settings: names, defaults, bounds and what each is for.
-
-Rule: a setting is declared here and nowhere else; the flags and their help are derived from it.
-"""
+"""What all groups of settings have in common."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from tinker_claw.config.access import User, check_access
-from tinker_claw.config.gpus import check_local
-from tinker_claw.config.local import Local
-from tinker_claw.config.section import Section
+from tinker_claw.config.gpu import check_local
 from tinker_claw.errors import ConfigError
-from tinker_claw.privacy import KINDS, SECRETS
+from tinker_claw.origin import is_loopback
+from tinker_claw.privacy.rules import KINDS, SECRETS
+
+
+class Section(BaseModel):
+    """A group of settings; its docstring heads the group in --help."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
+
+
+# Who may call the gateway: loopback, users and their keys.
+#
+# Rule: an address that other machines can reach needs a key, and no sentence here ever holds one.
+
+
+DEMO = "demo"
+DEFAULT_USER = "default"
+"""Who calls without a key, or with --api-key."""
+MIN_KEY_CHARACTERS = 16
+_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
+_KEY = re.compile(r"[!-~]{1,512}")
+"""What can be sent in a header as it is."""
+_MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
+
+
+class User(BaseModel):
+    """One who may call; a table [[users]] of the settings file"""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(
+        pattern=_NAME,
+        description="a short plain word: it stands in the ledger and in log lines",
+    )
+    key: SecretStr = Field(description="key that this user's clients send")
+    role: Literal["user", "admin"] = Field(
+        "user", description="an admin is shown everybody's figures, spending and errors"
+    )
+    group: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="users of one group share what was computed of their prompts, which is faster; "
+        "how fast an answer comes may tell one of them what another has asked",
+    )
+
+
+def check_access(host: str, api_key: SecretStr | None, users: Sequence[User]) -> None:
+    """Refuse what would let strangers in, or users be taken for one another.
+
+    Raises:
+        ConfigError: says what to set.
+    """
+    keys = dict(_keys(api_key, users))
+    if not is_loopback(host) and not keys:
+        raise ConfigError(
+            f"--host {host} is reachable from other machines: set --api-key, or give each user a "
+            "key ([[users]] in the settings file), or bind to 127.0.0.1"
+        )
+    names = [user.name for user in users] + ([DEFAULT_USER] if api_key is not None else [])
+    for name in names:
+        if names.count(name) > 1:
+            twice = f"users: the name {name!r} is given twice"
+            raise ConfigError(f"{twice}; --api-key is the key of the user {DEFAULT_USER!r}")
+    for whose, key in keys.items():
+        if not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"{whose}: a key is made of ASCII letters, digits and signs, without blanks, at "
+                f"most 512 of them; {_MAKE_ONE}"
+            )
+        if len(key) < MIN_KEY_CHARACTERS:
+            raise ConfigError(
+                f"{whose}: a key of fewer than {MIN_KEY_CHARACTERS} characters can be guessed; "
+                f"{_MAKE_ONE}"
+            )
+    if len(set(keys.values())) < len(keys):
+        raise ConfigError("users: two users have the same key; a key must name one user")
+
+
+def _keys(api_key: SecretStr | None, users: Sequence[User]) -> Iterator[tuple[str, str]]:
+    """Every key, and how to speak of it."""
+    if api_key is not None:
+        yield "--api-key", api_key.get_secret_value()
+    for n, user in enumerate(users):
+        yield f"users[{n}].key", user.key.get_secret_value()
+
+
+# The settings of the included torch backend: devices, GPUs, samplers.
+#
+# Rule: each is declared here alone; which of them exclude one another is said in `config.gpus`.
+
+
+class Local(Section):
+    """The included torch backend, and which GPU does what"""
+
+    gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs to use (or NUM_GPUS); all that CUDA_VISIBLE_DEVICES shows unless set",
+    )
+    actor_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs that learn (or ACTOR_GPUS), a quarter of them unless set; with --device "
+        "cpu so many processes",
+    )
+    rollout_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs that sample (or ROLLOUT_GPUS), those that are left unless set",
+    )
+    prm_gpus: int = Field(
+        default=0,
+        ge=0,
+        description="GPUs of a judge of its own (or PRM_GPUS), one server over all of them; 0: the "
+        "base model judges on the samplers",
+    )
+    prm_model_name: str | None = Field(
+        default=None, description="judging model on --prm-gpus: a hub id or a folder"
+    )
+    rollout_tp: int = Field(
+        default=1, ge=1, description="GPUs per sampler server (tensor parallel)"
+    )
+    gpu_memory_gb: float | None = Field(
+        default=None,
+        gt=0,
+        description="memory of each GPU, as its name says; nvidia-smi is asked unless set",
+    )
+    vllm: str | None = Field(
+        default=None,
+        description="vllm's executable, in an environment of its own; .venv-vllm/bin/vllm, or that "
+        "on PATH, unless set",
+    )
+    sampler_urls: str | None = Field(
+        default=None,
+        description="vLLM or SGLang servers that are there already, with commas between them; "
+        "none is started",
+    )
+    sampler_kind: Literal["auto", "vllm", "sglang"] = Field(
+        default="auto", description="what --sampler-urls are; auto asks them"
+    )
+    sampler_api_key: SecretStr | None = Field(
+        default=None, description="key that --sampler-urls want, as vLLM's --api-key sets it"
+    )
+    sampler_memory: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of a GPU's memory that its sampler takes; by the layout unless set",
+    )
+    sampler_quantization: str | None = Field(
+        default=None,
+        description="of the sampler's weights, as vllm names it, e.g. bitsandbytes (which is a "
+        "package beside vllm: vllm-bnb-plugin)",
+    )
+    base_quantization: Literal["none", "4bit"] = Field(
+        default="none", description="of the base that learns (bitsandbytes nf4); GPU only"
+    )
+    shard: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="split the base over the GPUs that learn (FSDP2); auto: where it is over 45 % "
+        "of one",
+    )
+    micro_batch_tokens: int | None = Field(
+        default=None,
+        ge=16,
+        description="tokens of one forward and backward pass; by the memory unless set",
+    )
+    attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = Field(
+        default="auto", description="attention kernel of training and scoring"
+    )
+    torchrun: str | None = Field(
+        default=None, description="further arguments of torchrun, for several machines, as a string"
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="base weights; auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    checkpointing: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="compute activations again in the backward pass to save memory; auto: on a GPU",
+    )
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        ge=256,
+        description="tokens of KV cache per live version, where this process samples; 1.5 contexts "
+        "unless set",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="torch threads; torch decides unless set"
+    )
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers of `sampler_urls`, each without a slash at its end."""
+        named = (url.strip().rstrip("/") for url in (self.sampler_urls or "").split(","))
+        return tuple(url for url in named if url)
+
+
+# The tree of settings: names, defaults, bounds and what each is for.
+#
+# Rule: a setting is declared here and nowhere else; the flags and their help are derived from it.
+
 
 ENV_PREFIX = "TINKER_CLAW_"
 
@@ -42,7 +241,7 @@ class Run(Section):
     )
     base_url: str | None = Field(
         default=None,
-        description="address of another Tinker server (python -m local_gpu.serve is one)",
+        description="address of another Tinker server (python -m local_gpu.tinker is one)",
     )
     tokenizer: str | None = Field(
         default=None,
@@ -120,7 +319,7 @@ class Gateway(Section):
     )
 
 
-class Judge(Section):
+class JudgeSettings(Section):
     """The judge that turns a next state into votes and hints"""
 
     prm_m: int = Field(default=3, ge=1, description="votes per turn; odd numbers avoid ties")
@@ -262,7 +461,7 @@ class Settings(BaseSettings):
 
     run: Run = Run()
     gateway: Gateway = Gateway()
-    judge: Judge = Judge()
+    judge: JudgeSettings = JudgeSettings()
     training: Training = Training()
     tinker: Tinker = Tinker()
     privacy: Keeping = Keeping()

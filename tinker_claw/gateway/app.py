@@ -15,26 +15,25 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.config import is_loopback
+from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.errors import RequestError
+from tinker_claw.formats.chat_reply import model_list, model_object
 from tinker_claw.gateway import errors
-from tinker_claw.gateway.admit import admit, not_served
-from tinker_claw.gateway.book import Book
+from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.discretion import Discretion
-from tinker_claw.gateway.keys import Keys, Principal
 from tinker_claw.gateway.limits import Limits, read_body
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import admit, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
-from tinker_claw.origin import refuse_forms, refuse_pages
-from tinker_claw.wire import model_list, model_object
+from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
 def create_app(deps: GatewayDeps) -> FastAPI:
     """The gateway as an ASGI application; its `state.book` is what it remembers of sessions."""
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
-    book = app.state.book = Book(deps.turns, cfg.session_idle_s)
-    discretion = Discretion(deps.turns, deps.redactor, deps.turnstile)
+    book = app.state.book = ConversationIndex(deps.turns, cfg.session_idle_s)
+    discretion = SessionPrivacy(deps.turns, deps.redactor, deps.turnstile)
     keys = Keys(cfg.api_key, deps.users)
     limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
     local = is_loopback(cfg.host) and not keys.needed

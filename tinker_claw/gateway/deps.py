@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tinker_claw.config import Gateway, User
-from tinker_claw.gateway.fallback import STAND_IN_S, StandIns, nobody
-from tinker_claw.gateway.patience import RETRY_WAITS_S, WAITS
-from tinker_claw.gateway.turnstile import Turnstile
+from tinker_claw.billing.budget import Spending
+from tinker_claw.config.settings import Gateway, User
+from tinker_claw.gateway.fallback import RETRY_WAITS_S, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.limits import ComputeLock
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.outages import Backoff, Outages
 from tinker_claw.policy import PolicyHolder, Sampler
-from tinker_claw.privacy import SECRETS, Redactor
-from tinker_claw.render import Renderer
-from tinker_claw.spending import Spending
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.retry import Backoff, Outages
 
 
 class TurnObserver(Protocol):
@@ -82,7 +82,7 @@ class GatewayDeps:
     """Between the attempts of one request while the service is away."""
     retry_waits_s: Sequence[float] = RETRY_WAITS_S
     """Between the attempts of one request where the sampler failed."""
-    turnstile: Turnstile = field(default_factory=Turnstile)
+    turnstile: ComputeLock = field(default_factory=ComputeLock)
     """For what requests compute."""
     stand_ins: StandIns = nobody
     """Who answers in place of a version that cannot."""

@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
+from tinker_claw.formats.body import shown
+from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.telemetry import log
-from tinker_claw.wire import error_body
-from tinker_claw.wire.values import shown
 
 WHAT = (
     "This is tinker-claw, which speaks OpenAI's chat completions: POST /v1/chat/completions. In "

@@ -1,22 +1,72 @@
-"""How much is taken in at once.
+"""Requests compute one by one.
 
-Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was
-let in waits for a slot inside his answer, so that headers and keep-alives flow; a slot is kept for
-every user who has none, and the others are served in turn: no user's flood starves another.
+Rule: between two of them the event loop looks at its sockets, so that a crowd of requests, each of
+a few milliseconds, does not make the gateway deaf for as long as all of them take together. What
+takes longer, because somebody has sent very much, is done in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
+
+T = TypeVar("T")
+
+
+class ComputeLock:
+    """`async with` it around what computes; nothing in it may wait for anything."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._passed: asyncio.Task[Any] | None = None
+        """Who has computed in this round of the event loop."""
+        self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
+
+    async def aside(self, compute: Callable[[], T]) -> T:
+        """The result of something that takes long and touches nothing that others use.
+
+        One at a time: together they would leave the event loop no time.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        free = not self._lock.locked() and self._passed in (None, task)
+        await self._lock.acquire()
+        if not free:
+            try:
+                # Whatever is ready runs in one round of the event loop: let this round end.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._lock.release()
+                raise
+        self._passed = task
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._lock.release()
+        asyncio.get_running_loop().call_soon(self._next_round)
+
+    def _next_round(self) -> None:
+        self._passed = None
+
+
+# How much is taken in at once.
+#
+# Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was
+# let in waits for a slot inside his answer, so that headers and keep-alives flow; a slot is kept
+# for
+# every user who has none, and the others are served in turn: no user's flood starves another.
+
 
 BYTES_PER_TOKEN = 32
 """Real requests have four to five; of a body with more than so many, nothing is read."""
@@ -27,7 +77,7 @@ COME_BACK_S = 10
 
 
 @dataclass(slots=True)
-class Served:
+class UserShare:
     """What a user was given, private turns included."""
 
     turns: int = 0
@@ -46,7 +96,7 @@ class Limits:
         self._here: Counter[str] = Counter()
         self._sampling: Counter[str] = Counter()
         self._waiting = {user: deque[asyncio.Future[None]]() for user in users}
-        self._served = {user: Served() for user in users}
+        self._served = {user: UserShare() for user in users}
 
     @contextmanager
     def place(self, user: str, cache_salt: str | None = None) -> Generator[Caller]:

@@ -13,14 +13,14 @@ from dataclasses import replace
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.errors import ClawError
-from tinker_claw.gateway.admit import Job
-from tinker_claw.gateway.book import Book
-from tinker_claw.gateway.capture import Generation
+from tinker_claw.formats.chat_reply import DONE, ReplyChunks, ReplyHead, sse
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, describe
-from tinker_claw.render import Delta
-from tinker_claw.wire import DONE, ReplyChunks, ReplyHead, sse
+from tinker_claw.gateway.generation import Generation
+from tinker_claw.gateway.request import Job
+from tinker_claw.render.stream import Delta
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -28,7 +28,7 @@ _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class WholeAnswer(Response):
     """The reply as one JSON object."""
 
-    def __init__(self, deps: GatewayDeps, book: Book, job: Job) -> None:
+    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
         super().__init__()
         self._job = job
         self._generation = Generation(deps, book, job)
@@ -58,7 +58,7 @@ class StreamedAnswer(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, deps: GatewayDeps, book: Book, job: Job) -> None:
+    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
         super().__init__(headers=_HEADERS | {"x-request-id": job.head.id})
         del self.headers["content-length"]
         self._keepalive_s = deps.settings.keepalive_s

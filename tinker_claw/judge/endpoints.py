@@ -22,16 +22,10 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
-from tinker_claw.config import Judge as JudgeSettings
-from tinker_claw.errors import (
-    AlignmentError,
-    BackendError,
-    JudgeError,
-    OutageError,
-    RequestError,
-)
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.errors import AlignmentError, BackendError, JudgeError, OutageError, RequestError
 from tinker_claw.policy import Sampler
-from tinker_claw.render import Renderer
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Message, SamplingParams
 
 MAX_ATTEMPTS = 6

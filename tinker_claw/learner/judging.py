@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.estimate import teacher_usage
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -25,16 +27,15 @@ from tinker_claw.errors import (
     OutageError,
     RequestError,
 )
-from tinker_claw.judge import Judge, Judgement
-from tinker_claw.judge.parsing import parse_vote
+from tinker_claw.judge.judge import Judge, Judgement
+from tinker_claw.judge.prompts import parse_vote
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.scoring import HintScorer
-from tinker_claw.ledger import Ballot, Ledger
-from tinker_claw.ledger.judgements import TRIES
-from tinker_claw.methods import Evidence, Method, Signal, reward_of
-from tinker_claw.outages import Backoff
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import TRIES, Ballot
+from tinker_claw.methods.base import Evidence, Method, Signal, reward_of
 from tinker_claw.policy import PolicyHolder
-from tinker_claw.spending import Spending, teacher_usage
+from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import HintScores, Turn, Verdict
 

@@ -9,11 +9,12 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from tinker_claw.config import Training
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError, ClawError
-from tinker_claw.methods import BatchItem, Method
+from tinker_claw.methods.base import Method
+from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Policy, Sampler
-from tinker_claw.render import Renderer
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HINT_TEMPLATE, HintScores, Sample, TokenLogprobs, Turn
 
 

@@ -8,18 +8,111 @@ deleted is overwritten, on every connection, from a file's first day on.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
+from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.reading import FILE, SCHEMA_VERSION, Rows
 from tinker_claw.telemetry import log
+
+SCHEMA_VERSION = 4
+FILE = "ledger.sqlite3"
+"""Its name in the data directory."""
+_BUSY_S = 5.0
+
+
+class Rows:
+    """Queries over a connection."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._connection.row_factory = sqlite3.Row
+
+    def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: Any) -> sqlite3.Row | None:
+        return self._connection.execute(query, values).fetchone()
+
+    def one(self, query: str, *values: Any) -> Any:
+        """The first column of the only row; None where there is none."""
+        row = self.row(query, *values)
+        return None if row is None else row[0]
+
+
+class Outside(Rows):
+    """A ledger file that another process may be writing to."""
+
+    @contextmanager
+    def moment(self) -> Generator[None]:
+        """All that is read inside is of one moment; the next one sees what has come since."""
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise LedgerError(f"{self.path} cannot be read as a ledger ({error})") from error
+
+    def changes(self) -> int:
+        """A number that is another one once something was written, to be asked between moments."""
+        return int(self.one("PRAGMA data_version"))
+
+
+@contextmanager
+def reading(path: Path) -> Generator[Outside]:
+    """The ledger file `path`, opened for reading.
+
+    Raises:
+        LedgerError: there is no such file, it is no ledger, or of another schema.
+    """
+    if not path.is_file():
+        raise LedgerError(f"{path} does not exist")
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    try:
+        with closing(
+            sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+        ) as connection:
+            outside = Outside(path, connection)
+            _check_version(path, outside.one("PRAGMA user_version"))
+            yield outside
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be read as a ledger ({error})") from error
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path} was written by a newer release (its schema is version {version}, this "
+            f"program knows {SCHEMA_VERSION}); use that release"
+        )
+    if version == 0:
+        raise LedgerError(f"{path} is no ledger")
+    if version < SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path} was written by an older release (schema {version}); the next start of run.py "
+            f"brings it to version {SCHEMA_VERSION}"
+        )
+
+
+# The SQLite file: open, lock, transactions.
+#
+# Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
+# WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
+# power cut the newest few may be missing, never half of one. A damaged file is left as it is.
+# What is
+# deleted is overwritten, on every connection, from a file's first day on.
+
 
 _MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql", 3: "migrate_3_to_4.sql"}
 """From each older version to the next."""
@@ -225,3 +318,42 @@ def _lock(directory: Path) -> int:
             "stop that one or choose another with --data-dir"
         ) from error
     return handle
+
+
+# Long work on the ledger, beside the loop that serves.
+#
+# Rule: in a thread, over a connection of its own, in transactions of a few milliseconds with
+# pauses
+# in between; a writer on the loop waits for one of them at most.
+
+
+PAUSE_S = 0.005
+"""Between two transactions."""
+
+
+async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:
+    """Do all steps of some work; returns the sum of what they yield.
+
+    Cancelled, it ends after the step in hand.
+
+    Raises:
+        LedgerError: the ledger refused.
+    """
+    leave = Event()
+
+    def run() -> int:
+        total = 0
+        with closing(Writer(path)) as writer:
+            for some in work(writer):
+                total += some
+                if leave.wait(PAUSE_S):
+                    break
+        return total
+
+    running = asyncio.ensure_future(asyncio.to_thread(run))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        leave.set()
+        if not running.done():
+            await asyncio.wait({running})

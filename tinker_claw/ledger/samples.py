@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
+    load,
     pack_float_rows,
     pack_floats,
     unpack_float_rows,
     unpack_floats,
 )
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.forget import FORGOTTEN
-from tinker_claw.ledger.lineage import expire_left_behind
-from tinker_claw.ledger.prompts import load
+from tinker_claw.ledger.prune import FORGOTTEN
 from tinker_claw.ledger.turns import completion_of
+from tinker_claw.ledger.versions import expire_left_behind
 from tinker_claw.types import HintScores, Sample, Vote
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods.base import (
+    BINARY,
+    COMBINE,
+    OPD,
     Evidence,
     Method,
     Signal,
@@ -12,9 +15,6 @@ from tinker_claw.methods.base import (
     reward_of,
     student_topk,
 )
-from tinker_claw.methods.binary import BINARY
-from tinker_claw.methods.combine import COMBINE
-from tinker_claw.methods.opd import OPD
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.methods.sdft import SDFT
 from tinker_claw.methods.sdpo import SDPO

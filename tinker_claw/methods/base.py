@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tinker_claw.config import Training
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods.passes import BatchItem, Weights, build_passes
-from tinker_claw.types import Capabilities, LossPass, NextState, Verdict, Vote
+from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict, Vote
 
 HINTED = 0.3
 """Share of judged turns with a hint, assumed before there are any."""
@@ -148,3 +148,45 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
             f"top-k distillation needs {', '.join(missing)}, which the backend of {has.model} "
             "lacks; --opd-mode token works without"
         )
+
+
+# Binary: reinforce what the user accepted, discourage what they rejected.
+#
+# With --baseline none this is REINFORCE with a clipped ratio.
+
+
+BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
+
+
+# OPD: on-policy distillation from the model that was told, in hindsight, what the user wanted.
+#
+# A verdict alone teaches nothing here, and its reward is not used.
+
+
+HINT = Teaching("hint", tells=lambda known: known.hints, words=HINT_TEMPLATE, tokens=40)
+
+OPD = Method(
+    name="opd",
+    learns_from="hints",
+    needs=frozenset({Signal.HINT}),
+    distill=1.0,
+    teaching=HINT,
+    admitted=HINTED,  # without a hint there is nothing to learn from
+    taught=1.0,
+)
+
+
+# Combine: rewards and hints in one step, each with its own clip.
+#
+# A sample may carry a reward, a hint, or both; what it lacks adds no gradient.
+
+
+COMBINE = Method(
+    name="combine",
+    learns_from="verdicts and hints",
+    needs=frozenset({Signal.REWARD, Signal.HINT}),
+    reward=1.0,
+    distill=1.0,
+    teaching=HINT,
+    taught=HINTED,
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinker_claw.config import Training
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
 from tinker_claw.methods.advantages import (
     keep_bounded,

@@ -1,22 +1,112 @@
-"""One chat format with its switches set: messages to prompts, fast where that is the same.
+"""What a request may say to a model's chat template.
 
-Rule: the prompt is the package's full render, token for token. A layout is used only with formats
-that passed the try-out, and a request that a layout cannot tell exactly is rendered the plain way.
+Rule: a switch is set exactly as asked or refused by name. What a template does by itself is said
+by no switch, so that requests which mean the same have the same prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import renderers
 from jinja2 import TemplateError
+from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
-from tinker_claw.render.encoding import Encoder
-from tinker_claw.render.layout import Layout, Piece, Prompt, Typesetter, UnknownPlaceholder
-from tinker_claw.render.plain import CutTokenizer, Guard
+from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.prompt_cache import (
+    Encoder,
+    PlaceholderTokenizer,
+    Prompt,
+    PromptLayout,
+    TextPiece,
+    UnknownPlaceholder,
+)
 from tinker_claw.types import Message, Tokens
+
+Switches: TypeAlias = tuple[tuple[str, Any], ...]
+"""Names and values, in the order of the names; () leaves all to the template."""
+
+_ON_OFF = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_OFF = ("none", "minimal")
+_NO_THINKING = "no_think"
+
+
+def switches(config: Any, template: Mapping[str, Any], effort: str | None) -> Switches:
+    """The switches that a request sets.
+
+    Args:
+        config: the chat format's config, of the `renderers` package.
+        template: what chat_template_kwargs says.
+        effort: what reasoning_effort says.
+
+    Raises:
+        RequestError: this chat format has no such switch, or does not take the value.
+    """
+    for name, value in template.items():
+        where = f"chat_template_kwargs.{name}"
+        if name not in renderers.template_field_names(config):
+            raise RequestError(f"{where} is not a switch of this model.", param=where)
+        if not _takes(config, {name: value}):
+            raise RequestError(f"{where} does not take this value.", param=where)
+    meant = {} if effort is None else _of_effort(config, effort)
+    for name, value in meant.items():
+        if template.get(name, value) != value:
+            raise RequestError(
+                f"reasoning_effort {effort} contradicts chat_template_kwargs.{name}.",
+                param=_EFFORT,
+            )
+    asked = {**template, **meant}
+    return tuple(
+        (name, asked[name]) for name in sorted(asked) if asked[name] != getattr(config, name)
+    )
+
+
+def _of_effort(config: Any, effort: str) -> Mapping[str, Any]:
+    """Switches that come nearest to an effort: a level where there are any, else on or off."""
+    known = renderers.template_field_names(config)
+    switch = next((name for name in _ON_OFF if name in known), None)
+    off = effort in _OFF
+    if _EFFORT in known:
+        level = {_EFFORT: effort}
+        if _takes(config, level):
+            return level if switch is None else {**level, switch: not off}
+        if off and _takes(config, {_EFFORT: _NO_THINKING}):
+            return {_EFFORT: _NO_THINKING}
+        if switch is None or not off:
+            raise RequestError(
+                f"reasoning_effort {effort} is not a level of this model.", param=_EFFORT
+            )
+    if switch is None:
+        raise RequestError(
+            "reasoning_effort is not a switch of this model, nor is there one for thinking.",
+            param=_EFFORT,
+        )
+    return {switch: not off}
+
+
+def _takes(config: Any, options: Mapping[str, Any]) -> bool:
+    try:
+        merged = merge_chat_template_kwargs(config, options)
+    except (ValueError, TypeError):
+        return False
+    # The package reads "no" and 0 as False; here a value is what it says.
+    return all(
+        getattr(merged, name) == value
+        and isinstance(getattr(merged, name), bool) is isinstance(value, bool)
+        for name, value in options.items()
+    )
+
+
+# One chat format with its switches set: messages to prompts, fast where that is the same.
+#
+# Rule: the prompt is the package's full render, token for token. A layout is used only with
+# formats
+# that passed the try-out, and a request that a layout cannot tell exactly is rendered the plain
+# way.
+
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -75,7 +165,7 @@ class Format:
             cast("Any", tokenizer), config, chat_template_kwargs=switches
         )
         self._encoder = encoder
-        self._typesetter = Typesetter(tokenizer, encoder)
+        self._typesetter = PlaceholderTokenizer(tokenizer, encoder)
         self._laying: renderers.Renderer | None = None
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
@@ -92,7 +182,9 @@ class Format:
         """Prompts cost what is new in them."""
         return self._laying is not None
 
-    def lay_out(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Layout:
+    def lay_out(
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None
+    ) -> PromptLayout:
         """The prompt, its texts not encoded yet.
 
         Args:
@@ -106,7 +198,7 @@ class Format:
             found = self._lay(said, offered, hint)
             if found is None:
                 prompt = self._render(said, offered, hint)
-                found = Layout(self._encoder, prompt.tokens, {}, prompt.hint_at)
+                found = PromptLayout(self._encoder, prompt.tokens, {}, prompt.hint_at)
         except _UNFIT as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {first_line(error)}.",
@@ -141,7 +233,7 @@ class Format:
 
     def _lay(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None
-    ) -> Layout | None:
+    ) -> PromptLayout | None:
         """None: only the plain way can tell."""
         laying = self._laying
         if laying is None:
@@ -155,7 +247,7 @@ class Format:
         if hint is not None and _mixed(rendered, hint, pieces):
             return None
         try:
-            return Layout(self._encoder, ids, pieces, content_end(rendered, hint))
+            return PromptLayout(self._encoder, ids, pieces, content_end(rendered, hint))
         except UnknownPlaceholder:
             self._laying = None  # it keeps ids between renders
             return None
@@ -201,7 +293,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _mixed(rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, Piece]) -> bool:
+def _mixed(
+    rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, TextPiece]
+) -> bool:
     """Whether a placeholder of the message stands for content and frame at once."""
     return any(
         at == message and entry < 0 and entry in pieces and pieces[entry].mixed

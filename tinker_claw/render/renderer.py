@@ -15,13 +15,17 @@ from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
 
 from tinker_claw.errors import ConfigError
-from tinker_claw.render.calls import only_call, tool_call
-from tinker_claw.render.encoding import Encoder
-from tinker_claw.render.format import Format, Tools, first_line
-from tinker_claw.render.layout import Layout, Prompt
-from tinker_claw.render.plain import CutTokenizer, Guard
-from tinker_claw.render.stream import BufferedStream, MarkedStream, Markers, ReplyStream
-from tinker_claw.render.switches import Switches
+from tinker_claw.render.format import Format, Switches, Tools, first_line
+from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.prompt_cache import Encoder, Prompt, PromptLayout
+from tinker_claw.render.stream import (
+    BufferedStream,
+    MarkedStream,
+    Markers,
+    ReplyStream,
+    only_call,
+    tool_call,
+)
 from tinker_claw.render.tokenizer import load
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
@@ -123,7 +127,7 @@ class Renderer:
         *,
         hint_message: int | None = None,
         switches: Switches = (),
-    ) -> Layout:
+    ) -> PromptLayout:
         """The prompt, before what is new in it is encoded.
 
         Args:

@@ -1,18 +1,275 @@
-"""Sampled tokens to a reply, while they arrive.
+"""Parsed tool calls of the `renderers` package to ours.
 
-Rule: `finish` gives exactly the reply whose pieces were streamed; parsing at once is streaming in
-one piece. Structure is told by token ids, so text that merely looks like a marker is text.
+Rule: an attempt that an agent could not execute is no call; its text is shown instead.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+from uuid import uuid4
 
-from tinker_claw.render.text import Channel, Decode
+from renderers import ParsedToolCall, ToolCallParseStatus
+
 from tinker_claw.types import Reply, Tokens, ToolCall
+
+# Whether a tool exists and whether an argument has the declared type is for the agent to say.
+_EXECUTABLE = frozenset(
+    {
+        ToolCallParseStatus.OK,
+        ToolCallParseStatus.UNKNOWN_TOOL,
+        ToolCallParseStatus.INVALID_JSON,
+    }
+)
+
+
+def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
+    """The call, with an id that agents keep as it is, or None when it is malformed."""
+    if attempt.status not in _EXECUTABLE or not attempt.name:
+        return None
+    arguments = _compact(attempt.arguments)
+    if arguments is None or not _is_text(attempt.name):
+        return None
+    return ToolCall(id=f"call{uuid4().hex}", name=attempt.name, arguments=arguments)
+
+
+def only_call(attempts: Sequence[ParsedToolCall]) -> ToolCall | None:
+    """The call in a block that should hold exactly one."""
+    return tool_call(attempts[0]) if len(attempts) == 1 else None
+
+
+def _is_text(name: Any) -> bool:
+    """Half a surrogate pair is none: it can neither be sent nor stored."""
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _compact(arguments: Any) -> str | None:
+    """Compact JSON of an object, written as JavaScript writes it; None when it is no object."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        value = {} if value is None else value
+        if not isinstance(value, dict):
+            return None
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    # Half a surrogate pair cannot be sent as it is; escaped it can.
+    return text.encode(errors="backslashreplace").decode()
+
+
+# Where a request ends its reply before the model does.
+#
+# Rule: the cut falls in the same place however the tokens were chunked: a service that answers in
+# one
+# piece and a sampler that streams show the same reply. Only the reply is cut, never what was
+# sampled.
+#
+# A stop string counts where it is in the reply's text, as the client sees it: not in thinking,
+# not in
+# a tool call, and not in white space that a reply's text is stripped of. Where one call is
+# allowed,
+# the reply ends before the second.
+
+
+class CutStream:
+    """A ReplyStream that may end early. Of one that cannot, it changes nothing."""
+
+    def __init__(
+        self, inner: ReplyStream, stop: Sequence[str] = (), *, one_call: bool = False
+    ) -> None:
+        self._inner = inner
+        self._may_end_early = bool(stop) or one_call
+        self._search = StopSearch(stop)
+        self._one_call = one_call
+        self._shown: list[Delta] = []
+        self.cut_because: str | None = None
+        """Set when the reply has ended: there is no use in sampling on."""
+
+    def feed(self, tokens: Tokens) -> list[Delta]:
+        if self.cut_because:
+            return []
+        deltas = self._inner.feed(tokens)
+        return self._pass(deltas) if self._may_end_early else deltas
+
+    def finish(self) -> tuple[list[Delta], Reply]:
+        rest, reply = self._inner.finish()
+        if not self._may_end_early:
+            return rest, reply
+        rest = [] if self.cut_because else self._pass(rest)
+        if not self.cut_because:
+            held = self._search.flush()
+            return [*rest, Delta("text", held)] if held else rest, reply
+        return rest, replace(
+            reply,
+            text="".join(delta.text for delta in self._shown if delta.kind == "text"),
+            tool_calls=tuple(delta.call for delta in self._shown if delta.call),
+        )
+
+    def _pass(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """The deltas that are shown, up to a cut."""
+        out: list[Delta] = []
+        for delta in deltas:
+            if delta.kind == "text":
+                text = self._search.feed(delta.text)
+                if text:
+                    out.append(Delta("text", text))
+                if self._search.found:
+                    self.cut_because = "its text was cut at a stop string of the request"
+            elif delta.call and self._one_call and self._called(out):
+                self.cut_because = "it was ended before a second call, as the request asked"
+            else:
+                out.append(delta)
+            if self.cut_because:
+                break
+        self._shown += out
+        return out
+
+    def _called(self, out: Sequence[Delta]) -> bool:
+        return any(delta.call for delta in (*self._shown, *out))
+
+
+class StopSearch:
+    """Lets text through up to the stop string that is complete first."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._longest = max(map(len, stop), default=0)
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What can be shown for certain: a beginning of a stop string is held back."""
+        if self.found:
+            return ""
+        text = self._held + text
+        starts = {stop: text.find(stop) for stop in self._stop}
+        # The one that ends first, as a reader of single characters would find it; of two that end
+        # together the longer one.
+        ends = [(at + len(stop), at) for stop, at in starts.items() if at >= 0]
+        if ends:
+            self.found, self._held = True, ""
+            return text[: min(ends)[1]]
+        self._held = self._beginning(text)
+        return text[: len(text) - len(self._held)]
+
+    def flush(self) -> str:
+        """What was held back, now that nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _beginning(self, text: str) -> str:
+        """The longest end of `text` that some stop string begins with."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            end = text[-length:]
+            if any(stop.startswith(end) for stop in self._stop):
+                return end
+        return ""
+
+
+# Token ids to text while they are still arriving.
+#
+# Rule: a piece that was handed out never changes. Bytes of an unfinished character and white
+# space
+# that may turn out to be trailing are held back.
+
+
+Decode = Callable[[Sequence[int]], str]
+
+_UNFINISHED = "\ufffd"
+_CHARACTER_TOKENS = 4
+"""A character has at most four bytes, so at most this many tokens are an unfinished one."""
+_GARBAGE_TOKENS = 32
+"""So many ids without one boundary between characters are no text; stop waiting for it."""
+
+
+class _Decoder:
+    """Decodes a growing run of ids, without the bytes of an unfinished last character."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._shown = 0  # characters of the decoded ids that were handed out
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._ids)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        self._ids.extend(ids)
+        text = self._decode(self._ids)
+        if not text.endswith(_UNFINISHED) or len(self._ids) > _GARBAGE_TOKENS + len(ids):
+            return self._take_all(text)
+        # Only the last sign can still change: broken bytes before it stay broken.
+        piece = text[self._shown : -1]
+        self._shown = max(self._shown, len(text) - 1)
+        self._trim()
+        return piece
+
+    def flush(self) -> str:
+        return self._take_all(self._decode(self._ids)) if self._ids else ""
+
+    def _take_all(self, text: str) -> str:
+        piece = text[self._shown :]
+        self._ids, self._shown = [], 0
+        return piece
+
+    def _trim(self) -> None:
+        """Forget ids up to the last boundary, so that feeding costs the new ids only."""
+        for kept in range(1, min(_CHARACTER_TOKENS, len(self._ids) - 1) + 1):
+            head = self._decode(self._ids[:-kept])
+            if not head.endswith(_UNFINISHED):
+                self._ids = self._ids[-kept:]
+                self._shown = max(0, self._shown - len(head))
+                return
+
+
+class Channel:
+    """One of the strings of a reply, stripped of white space at both ends as it streams."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decoder = _Decoder(decode)
+        self._held = ""
+        self._pieces: list[str] = []
+
+    @property
+    def blank(self) -> bool:
+        """Nothing but white space so far."""
+        return not self._pieces and not self._decoder.waiting
+
+    @property
+    def text(self) -> str:
+        """All that was handed out."""
+        return "".join(self._pieces)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """What can be shown now that `ids` have arrived."""
+        return self._show(self._decoder.feed(ids)) if ids else ""
+
+    def cut(self) -> str:
+        """A marker follows: an unfinished character will not be completed."""
+        return self._show(self._decoder.flush())
+
+    def _show(self, piece: str) -> str:
+        if not self._pieces:
+            piece = piece.lstrip()
+        body = (self._held + piece).rstrip()
+        self._held = (self._held + piece)[len(body) :]
+        if body:
+            self._pieces.append(body)
+        return body
+
+
+# Sampled tokens to a reply, while they arrive.
+#
+# Rule: `finish` gives exactly the reply whose pieces were streamed; parsing at once is streaming
+# in
+# one piece. Structure is told by token ids, so text that merely looks like a marker is text.
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ Rule: every wait has a deadline of ours, and nothing here blocks the event loop.
 retries is not retried again.
 """
 
-from tinker_claw.backends.sdk import without_torch
+from tinker_claw.backends.tinker.sdk import without_torch
 
 with without_torch():
     from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer, offered

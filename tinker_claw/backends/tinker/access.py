@@ -16,9 +16,14 @@ from typing import Final
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.failures import DEFAULT_URL, about_status, reason
-from tinker_claw.backends.tinker.link import Address, in_daemon_thread
-from tinker_claw.backends.tinker.plain import Unreachable, ask_what_it_has
+from tinker_claw.backends.tinker.failures import (
+    DEFAULT_URL,
+    Unreachable,
+    about_status,
+    ask_what_it_has,
+    reason,
+)
+from tinker_claw.backends.tinker.session import Address, in_daemon_thread
 from tinker_claw.errors import ConfigError
 
 KEY_VARIABLE: Final = "TINKER_API_KEY"
@@ -29,7 +34,7 @@ _CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model that the service has."""
 
     name: str
@@ -62,7 +67,7 @@ def address(base_url: str | None, key: str | None = None) -> Address:
     return Address(url, found)
 
 
-async def served_models(where: Address, deadline_s: float) -> list[Served]:
+async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
     """Ask the service what it has.
 
     Raises:
@@ -87,7 +92,7 @@ async def served_models(where: Address, deadline_s: float) -> list[Served]:
     return _served(found)
 
 
-async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[Served]:
+async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[ServedModel]:
     try:
         async with asyncio.timeout(deadline_s):
             client = await in_daemon_thread(
@@ -100,15 +105,15 @@ async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[Served]:
         raise ConfigError(f"Tinker at {where.base_url}: {reason(error)}") from error
 
 
-def _served(found: sdk.GetServerCapabilitiesResponse) -> list[Served]:
+def _served(found: sdk.GetServerCapabilitiesResponse) -> list[ServedModel]:
     return [
-        Served(model.model_name, model.max_context_length, model.trainable is not False)
+        ServedModel(model.model_name, model.max_context_length, model.trainable is not False)
         for model in found.supported_models
         if model.model_name
     ]
 
 
-def choose(model: str, served: Sequence[Served], base_url: str) -> Served:
+def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedModel:
     """The entry of `model`. A server that lists nothing is taken at its word later.
 
     Raises:
@@ -116,7 +121,7 @@ def choose(model: str, served: Sequence[Served], base_url: str) -> Served:
     """
     found = next((entry for entry in served if entry.name == model), None)
     if found is None and not served:
-        return Served(model, None, trainable=True)
+        return ServedModel(model, None, trainable=True)
     able = ", ".join(sorted(entry.name for entry in served if entry.trainable)) or "none"
     if found is None:
         raise ConfigError(

@@ -1,8 +1,6 @@
-"""What went wrong at the service, in a sentence, and whether waiting helps.
+"""One plain question to the service, without the SDK: it tries for minutes before it says why not.
 
-Rule: an error that says nothing about the request itself (no answer, no credit, too many requests,
-a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what was
-asked, and keeps the service's own words.
+Rule: the question costs nothing, and the answer comes within seconds, whatever it is.
 """
 
 from __future__ import annotations
@@ -13,11 +11,45 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Final
 
+import httpx
 import tinker
 from tinker.types import RequestErrorCategory
 
-from tinker_claw.backends.tinker.plain import Unreachable, ask_what_it_has
 from tinker_claw.errors import BackendError, OutageError
+
+_PATIENCE_S: Final = 10.0
+
+
+class Unreachable(Exception):
+    """There was no answer; the text is a part of a sentence."""
+
+
+async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:
+    """The answer to get_server_capabilities, whatever its status.
+
+    Raises:
+        Unreachable: there was none.
+    """
+    headers = {"X-API-Key": key} if key else {}
+    try:
+        async with httpx.AsyncClient(timeout=_PATIENCE_S, headers=headers) as client:
+            return await client.get(f"{base_url}/api/v1/get_server_capabilities")
+    except httpx.ConnectError as error:
+        raise Unreachable(f"{base_url} cannot be reached") from error
+    except httpx.TimeoutException as error:
+        raise Unreachable(f"{base_url} does not answer at all") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unreachable(f"{base_url} cannot be asked ({type(error).__name__})") from error
+
+
+# What went wrong at the service, in a sentence, and whether waiting helps.
+#
+# Rule: an error that says nothing about the request itself (no answer, no credit, too many
+# requests,
+# a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what
+# was
+# asked, and keeps the service's own words.
+
 
 DEFAULT_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 _LOST: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE)

@@ -20,8 +20,7 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.answers import candidates, named, tail
-from tinker_claw.backends.tinker.datums import csr, rows_of, to_sdk
+from tinker_claw.backends.tinker.convert import candidates, csr, named, rows_of, tail, to_sdk
 from tinker_claw.backends.tinker.failures import (
     Fault,
     fault_of,
@@ -29,8 +28,8 @@ from tinker_claw.backends.tinker.failures import (
     outage,
     reason,
 )
-from tinker_claw.backends.tinker.link import Link
 from tinker_claw.backends.tinker.sampler import Scoring
+from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.errors import AlignmentError, SamplerError, first_cause
 from tinker_claw.types import Datum, LossName, LossPass
 
@@ -54,7 +53,10 @@ class Abilities:
 
 
 async def probe(
-    training: tinker.TrainingClient, sampling: tinker.SamplingClient, link: Link, deadline_s: float
+    training: tinker.TrainingClient,
+    sampling: tinker.SamplingClient,
+    link: ServiceSession,
+    deadline_s: float,
 ) -> Abilities:
     """Ask for a forward pass per loss and for a sample per option.
 

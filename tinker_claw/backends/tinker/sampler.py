@@ -15,10 +15,10 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.answers import candidates, completion, named, tail
-from tinker_claw.backends.tinker.datums import csr
+from tinker_claw.backends.tinker.convert import candidates, completion, csr, named, tail
 from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
-from tinker_claw.backends.tinker.link import Link
+from tinker_claw.backends.tinker.session import ServiceSession
+from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -28,15 +28,7 @@ from tinker_claw.errors import (
     SamplerError,
     same_length,
 )
-from tinker_claw.metering import bill
-from tinker_claw.types import (
-    Completion,
-    SamplingParams,
-    TokenChunk,
-    TokenLogprobs,
-    Tokens,
-    Usage,
-)
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens, Usage
 
 T = TypeVar("T")
 
@@ -60,7 +52,7 @@ class TinkerSampler:
         self,
         ref: str,
         base_model: str,
-        link: Link,
+        link: ServiceSession,
         *,
         context_tokens: int,
         timeout_s: float,

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 import tinker
 
-from tinker_claw.backends.tinker.link import Address, in_daemon_thread
+from tinker_claw.backends.tinker.session import Address, in_daemon_thread
 from tinker_claw.errors import BackendError
 from tinker_claw.telemetry import log
 

@@ -1,34 +1,28 @@
-"""LoRA weights at the service.
-
-Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that the
-service can take them together; if one of them fails or comes late, the optimizer may have applied
-half of the gradients. Those weights are suspect: nothing is done with them any more, and the caller
-loads a committed state, which begins a new session.
-"""
+"""One optimizer step at the service: its parameters, its failures, its report."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import tinker
+from tinker import types as sdk
 from tinker.lib.public_interfaces import APIFuture
 
-from tinker_claw.backends.tinker.access import Served, address, choose, served_models
-from tinker_claw.backends.tinker.datums import to_sdk
+from tinker_claw.backends.tinker.access import ServedModel, address, choose, served_models
+from tinker_claw.backends.tinker.convert import rows_of, to_sdk
 from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
-from tinker_claw.backends.tinker.link import Address, Link
 from tinker_claw.backends.tinker.probe import Abilities, probe
 from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
-from tinker_claw.backends.tinker.steps import adam_params, raise_failures, report_of
+from tinker_claw.backends.tinker.session import Address, ServiceSession
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
-from tinker_claw.errors import BackendError, StepError
-from tinker_claw.metering import bill
+from tinker_claw.billing.meter import bill
+from tinker_claw.errors import AlignmentError, BackendError, StepError
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -38,6 +32,68 @@ from tinker_claw.types import (
     Tokens,
     Usage,
 )
+
+_NORM: Final = "unclipped_grad_l2:mean"
+"""The gradient's norm before clipping, where a server reports it."""
+
+
+def adam_params(adam: Adam) -> sdk.AdamParams:
+    return sdk.AdamParams(
+        learning_rate=adam.learning_rate,
+        beta1=adam.beta1,
+        beta2=adam.beta2,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        grad_clip_norm=adam.grad_clip_norm,
+    )
+
+
+def raise_failures(results: Mapping[str, Any]) -> None:
+    """Raise what failed, by name; an outage only where nothing speaks against the batch."""
+    failed = {name: value for name, value in results.items() if isinstance(value, Exception)}
+    if not failed:
+        return
+    told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
+    first = next(iter(failed.values()))
+    if any(fault_of(error) in (Fault.ASKED, Fault.BROKE) for error in failed.values()):
+        raise StepError(f"The step is void: {told}.") from first
+    raise outage("a step", told) from first
+
+
+def report_of(
+    passes: Sequence[LossPass],
+    outputs: Sequence[sdk.ForwardBackwardOutput],
+    stepped: sdk.OptimStepResponse,
+    tokens: int,
+) -> StepReport:
+    metrics = stepped.metrics or {}
+    try:
+        return StepReport(
+            losses=tuple(float(output.metrics["loss:sum"]) for output in outputs),
+            logprobs=tuple(
+                tuple(
+                    rows_of(datum, found["logprobs"])
+                    for datum, found in zip(one.datums, output.loss_fn_outputs, strict=True)
+                )
+                for one, output in zip(passes, outputs, strict=True)
+            ),
+            grad_norm=float(metrics[_NORM]) if _NORM in metrics else None,
+            tokens=tokens,
+        )
+    except (KeyError, ValueError, AlignmentError) as error:
+        raise StepError(f"Tinker's answer to a step is incomplete: {error}.") from error
+
+
+# LoRA weights at the service.
+#
+# Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that
+# the
+# service can take them together; if one of them fails or comes late, the optimizer may have
+# applied
+# half of the gradients. Those weights are suspect: nothing is done with them any more, and the
+# caller
+# loads a committed state, which begins a new session.
+
 
 T = TypeVar("T")
 
@@ -70,7 +126,7 @@ class TinkerConfig:
     keep_samplers: int = 32
 
 
-async def offered(config: TinkerConfig) -> tuple[Address, Served]:
+async def offered(config: TinkerConfig) -> tuple[Address, ServedModel]:
     """Where the service is, and what it says of the model. Spends nothing.
 
     Raises:
@@ -84,13 +140,13 @@ async def offered(config: TinkerConfig) -> tuple[Address, Served]:
 class TinkerTrainer:
     """Implements `tinker_claw.policy.Trainer`. Made by `start`."""
 
-    def __init__(self, config: TinkerConfig, where: Address, served: Served) -> None:
+    def __init__(self, config: TinkerConfig, where: Address, served: ServedModel) -> None:
         self._config = config
         self._where = where
         offered = served.context_tokens or FALLBACK_CONTEXT
         self._context_tokens = min(offered, config.context_tokens or offered)
-        self._training = Link(where, "training")
-        self._sampling = Link(where, "sampling")
+        self._training = ServiceSession(where, "training")
+        self._sampling = ServiceSession(where, "sampling")
         self._client: tinker.TrainingClient | None = None
         self._suspect = False
         self._abilities: Abilities | None = None
@@ -183,9 +239,9 @@ class TinkerTrainer:
 
     async def _loaded_in_new_session(
         self, ref: str, *, again: bool = True
-    ) -> tuple[Link, tinker.TrainingClient]:
+    ) -> tuple[ServiceSession, tinker.TrainingClient]:
         """Once more if the new session is lost as well: a service that restarts forgets it."""
-        fresh = Link(self._where, "training")
+        fresh = ServiceSession(self._where, "training")
         try:
             client = await fresh.ask(
                 lambda service: service.create_training_client_from_state_with_optimizer(ref),

@@ -1,1 +1,0 @@
-"""The sampler inside this process: transformers' continuous batching behind guards."""

@@ -1,0 +1,141 @@
+"""The two halves of the backend, one that learns and one that serves, and what passes between them.
+
+    LocalTrainer ── Learning   in this process, or in one or more of its own (`ranks/`)
+                 └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
+
+Weights pass as folders in PEFT's format, prompts and logprobs as numbers. Nothing else does, so
+every way to learn goes with every way to serve.
+
+Rule: a folder that is named here appeared whole, under a name that was never used before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tinker_claw.errors import AlignmentError, ContextLengthError, SamplerError, same_length
+from tinker_claw.policy import Sampler
+from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+
+BASE_REF = "base"
+"""The ref of the base model without an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What can be known of a base model once it is loaded."""
+
+    fingerprint: str
+    """Hash of a sample of its values: which weights these are."""
+    vocabulary: int
+    context_tokens: int
+    """What its positions were trained for, or the setting where that is less."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it, in sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreAsk:
+    """Tokens to score from `start` on (see `Sampler.logprobs`). Checked when it is made."""
+
+    tokens: tuple[int, ...]
+    start: int
+    targets: tuple[tuple[int, ...], ...] | None
+    """[len(tokens) - start, K], or None."""
+    top_k: int
+
+    @classmethod
+    def of(
+        cls,
+        facts: Facts,
+        tokens: Sequence[int],
+        start: int,
+        targets: Sequence[Sequence[int]] | None,
+        top_k: int,
+    ) -> ScoreAsk:
+        """Raises AlignmentError, ContextLengthError or SamplerError naming what does not fit."""
+        if not 1 <= start < len(tokens):
+            raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
+        if len(tokens) > facts.context_tokens:
+            raise ContextLengthError(len(tokens), 0, facts.context_tokens)
+        wanted = None if targets is None else tuple(tuple(row) for row in targets)
+        if wanted is not None:
+            same_length("logprobs", tail=tokens[start:], targets=wanted)
+            if len({len(row) for row in wanted}) != 1:
+                raise AlignmentError("logprobs: rows of targets differ in length")
+        named = (*tokens, *(i for row in wanted or () for i in row))
+        if min(named) < 0 or max(named) >= facts.vocabulary:
+            raise SamplerError(f"logprobs: an id lies outside 0..{facts.vocabulary - 1}")
+        return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary))
+
+
+Score = Callable[[str, ScoreAsk], Awaitable[TokenLogprobs]]
+"""Score under the weights of a ref, in the half that learns."""
+
+
+class Learning(Protocol):
+    """LoRA weights, their optimizer, and exact scoring. Synchronous: one thread calls it all.
+
+    A failure is a ClawError; after one of `step`, weights and moments are as before or suspect, and
+    `read_state` makes them whole again.
+    """
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        """Gradients of all passes, added up, then one AdamW step: all or nothing."""
+        ...
+
+    def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+        """Score under a published adapter, or under the base; prefixes are computed once."""
+        ...
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the present weights as a new folder."""
+        ...
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write them into a folder of the user's, replacing an adapter that is there."""
+        ...
+
+    def write_state(self, folder: Path) -> None:
+        """Write weights and moments as a new folder."""
+        ...
+
+    def read_state(self, folder: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Serving(Protocol):
+    """Samplers of immutable versions."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and reply together; at most what `Facts` says."""
+        ...
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """The same weights give other logprobs here than in `Learning`, beyond float32 rounding."""
+        ...
+
+    async def open(self, ref: str, folder: Path) -> Sampler:
+        """A sampler of a published adapter. It answers at once: it is loaded wherever it must be.
+
+        Raises:
+            BackendError: the adapter is missing, damaged or of another base model.
+        """
+        ...
+
+    async def base(self) -> Sampler: ...
+
+    def live(self) -> frozenset[str]:
+        """Refs of the samplers that are open: their folders must stay."""
+        ...
+
+    async def aclose(self) -> None: ...

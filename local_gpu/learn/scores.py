@@ -1,0 +1,166 @@
+"""Logprobs of given tokens, many sequences in one pass: teacher and current policy.
+
+Rule: no gradients, no sampling, nothing padded; the rows that are asked for are the only ones that
+the head computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from local_gpu.halves import ScoreAsk
+from local_gpu.learn.head import read_logprobs
+from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.ranks.world import World
+from local_gpu.tree.cuts import cut
+from tinker_claw.errors import BackendError, ClawError, SamplerError
+from tinker_claw.types import TokenLogprobs
+
+
+class Scorer:
+    """Scores under any module over the base that `body` computes."""
+
+    def __init__(self, body: Body, budget: PassBudget, world: World) -> None:
+        self._body = body
+        self._budget = budget
+        self._world = world
+
+    @torch.no_grad()
+    def score(self, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+        """Each ask's answer, in order; ranks share the work.
+
+        Raises:
+            SamplerError: it failed on some rank.
+        """
+        sequences = [torch.tensor(ask.tokens[:-1]) for ask in asks]
+        tokens = self._body.tokens_at_once(self._budget.tokens)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
+        failure: Exception | None = None
+        mine: dict[int, TokenLogprobs] = {}
+
+        def compute(indices: Sequence[int]) -> list[TokenLogprobs]:
+            firsts = [asks[i].start - 1 for i in indices]
+            rows = self._body.hidden(module, [sequences[i] for i in indices], firsts)
+            head = module.get_output_embeddings()
+            return [_read(head, r, asks[i]) for i, r in zip(indices, rows, strict=True)]
+
+        try:
+            mine = self._budget.run(
+                parts[self._world.rank],
+                compute,
+                sequences=sequences,
+                undo=_nothing,
+                idle=lambda: self._body.idle(module, learn=False),
+                most=max(map(len, parts)),
+            )
+        except (ClawError, RuntimeError, IndexError) as error:
+            failure = error
+        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
+            raise SamplerError(f"Scoring failed: {told}") from failure
+        done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
+        return [done[i] for i in range(len(asks))]
+
+
+def _read(head: Any, rows: torch.Tensor, ask: ScoreAsk) -> TokenLogprobs:
+    """rows (M, hidden), one for each of `ask.tokens[ask.start:]`."""
+    ids = torch.tensor(ask.tokens[ask.start :], device=rows.device)[:, None]
+    if ask.targets is not None:
+        ids = torch.cat([ids, torch.tensor(ask.targets, device=rows.device)], dim=1)
+    read = read_logprobs(head, rows, ids, ask.top_k)
+    if not bool(read.chosen.isfinite().all()):
+        raise SamplerError("The model's logprobs are not finite.")
+    values: list[list[float]] = read.chosen.tolist()
+    return TokenLogprobs(
+        start=ask.start,
+        logprobs=tuple(row[0] for row in values),
+        targets=() if ask.targets is None else tuple(tuple(row[1:]) for row in values),
+        topk_ids=tuple(map(tuple, read.top_ids.tolist())) if ask.top_k else (),
+        topk_logprobs=tuple(map(tuple, read.top.tolist())) if ask.top_k else (),
+    )
+
+
+def _nothing() -> None:
+    """A pass without gradients leaves nothing behind."""
+
+
+# Many callers that each want one sequence scored, answered by few passes over many.
+#
+# While a pass runs, whoever asks waits; the next pass takes all that wait for the same weights.
+# So
+# prefixes that their sequences share are computed once, and nobody waits longer than he would
+# alone.
+#
+# Rule: no task of its own: one of those who wait does the work for all.
+
+
+ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]
+_MOST_TOKENS = 500_000
+"""Of one turn, counted before sharing: it bounds how long a training step waits behind it."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    ref: str
+    ask: ScoreAsk
+    answer: TokenLogprobs | ClawError | None = None
+    """None: not asked yet, or its pass was called off."""
+
+
+class ScoreQueue:
+    """Implements `local_gpu.halves.Score`."""
+
+    def __init__(self, score_all: ScoreAll) -> None:
+        self._score_all = score_all
+        self._waiting: list[_Waiting] = []
+        self._turn = asyncio.Lock()
+
+    async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
+        """Score one sequence, together with what others want under the same weights."""
+        mine = _Waiting(ref, ask)
+        self._waiting.append(mine)
+        try:
+            async with self._turn:
+                if mine.answer is None:
+                    await self._answer(self._take(mine))
+        finally:
+            self._waiting = [waiting for waiting in self._waiting if waiting is not mine]
+        if isinstance(mine.answer, ClawError):
+            raise mine.answer
+        if mine.answer is None:
+            raise BackendError("Scoring gave no answer.")
+        return mine.answer
+
+    def _take(self, mine: _Waiting) -> list[_Waiting]:
+        """Mine and others of its ref, as many as a turn may have, out of the queue."""
+        taken, tokens = [mine], len(mine.ask.tokens)
+        for other in self._waiting:
+            if other is not mine and other.ref == mine.ref:
+                tokens += len(other.ask.tokens)
+                if tokens > _MOST_TOKENS:
+                    break
+                taken.append(other)
+        self._waiting = [w for w in self._waiting if w not in taken]
+        return taken
+
+    async def _answer(self, taken: Sequence[_Waiting]) -> None:
+        """Where it is called off, the others ask for themselves.
+
+        Where it fails, halves are asked about, so that one that cannot be scored fails alone.
+        """
+        try:
+            scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])
+        except ClawError as error:
+            if isinstance(error, SamplerError) and (half := len(taken) // 2):
+                await self._answer(taken[:half])
+                await self._answer(taken[half:])
+                return
+            for waiting in taken:
+                waiting.answer = error
+        else:
+            for waiting, score in zip(taken, scores, strict=True):
+                waiting.answer = score

@@ -1,0 +1,274 @@
+"""The learning module with its optimizer: gradients add up, and one step takes them all.
+
+Rule: until every gradient of a step is there and finite, nothing is written. Runs in one thread,
+without asyncio. Every rank is given the same calls, computes its part of them, and ends with the
+same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from local_gpu.learn.head import head_logprobs, read_logprobs
+from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
+from local_gpu.learn.masters import Masters
+from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.model.files import SavedState
+from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
+from local_gpu.ranks.shard import Lockstep, Shards
+from local_gpu.ranks.world import Alone, World
+from local_gpu.tree.cuts import cut
+from tinker_claw.errors import ClawError, StepError
+from tinker_claw.types import Adam, LossPass, StepReport
+
+
+class _Job(NamedTuple):
+    """One record with its loss."""
+
+    loss: str
+    config: Mapping[str, float]
+    record: LossRecord
+
+    @property
+    def learns(self) -> bool:
+        return self.record.learns_from < len(self.record.ids)
+
+
+class LoraOptimizer:
+    """LoRA weights, Adam's moments and a step counter."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        shape: LoraShape,
+        adapter: Adapter,
+        *,
+        body: Body,
+        context_tokens: int,
+        checkpointing: bool,
+        tokens: int | None = None,
+        world: World | None = None,
+        shards: Shards | None = None,
+    ) -> None:
+        """A learning module over `base` that starts from `adapter`.
+
+        Args:
+            base: shared with every other module.
+            shape: the adapter's.
+            adapter: float32.
+            body: how hidden states are computed.
+            context_tokens: the longest sequence.
+            checkpointing: keep one activation per layer and compute the rest again, backwards. The
+                same gradients for a third more work; without it an 8B model keeps 6 MB a token.
+            tokens: of one pass; None: `passes.DEFAULT_TOKENS`.
+            world: the ranks that share the work; None: this process alone.
+            shards: of the base, over those ranks; None: each has it whole.
+        """
+        self._base = base
+        self._context_tokens = context_tokens
+        self._body = body
+        self._world = world or Alone()
+        self.budget = PassBudget(tokens) if shards is None else Lockstep(tokens)
+        self.module = with_lora(base, shape, adapter)
+        if shards is not None:
+            shards.cut(self.module)
+        if checkpointing:
+            self.module.activation_checkpointing_enable()
+            for layer in self.module.modules():
+                # transformers checkpoints in training mode only. What is inside a layer stays in
+                # eval mode: the sampler dropped nothing out, and no noise moved its routers.
+                layer.training = bool(getattr(layer, "gradient_checkpointing", False))
+        copies = adapter_parameters(self.module)
+        for copy in copies.values():
+            copy.requires_grad_(True)
+        self._masters = Masters(adapter, copies)
+        self._pending = False
+        self._spoiled: str | None = None
+        self.steps = 0
+
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        """Gradients of all passes, added up, then one AdamW step: all or nothing.
+
+        Raises:
+            StepError: weights and moments are as they were.
+        """
+        self.discard()
+        with _void(self.discard):
+            wanted = records_of(
+                passes, vocabulary=self._base.vocabulary, context_tokens=self._context_tokens
+            )
+            # A sample with two losses stands in two passes of the step, and is computed once.
+            done = iter(self._learn([job for one in wanted for job in _jobs(one)]))
+            scored = [[next(done) for _ in one.records] for one in wanted]
+            norm = self.optim_step(adam)
+        return StepReport(
+            losses=tuple(math.fsum(row.loss for row in rows) for rows in scored),
+            logprobs=tuple(
+                tuple(tuple(r.logprobs[:, 0].tolist()) for r in rows) for rows in scored
+            ),
+            grad_norm=norm,
+            tokens=sum(len(d.tokens) - 1 for p in passes for d in p.datums),
+        )
+
+    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+        """Add the gradients of the records to those that are there.
+
+        Raises:
+            StepError: `optim_step` will refuse what has been added up since the last one.
+        """
+        with _void(self._spoil):
+            return self._learn(_jobs(wanted))
+
+    def forward(self, wanted: RecordPass) -> list[Scored]:
+        """The same numbers without gradients; leaves those that are there alone."""
+        with _void():
+            return self._run(_jobs(wanted), learn=False)
+
+    def optim_step(self, adam: Adam) -> float:
+        """Sum the gradients over ranks, clip them by their norm, take one AdamW step; the norm.
+
+        Raises:
+            StepError: a gradient is missing or not finite; all of them are forgotten.
+        """
+        with _void(self.discard):
+            if self._spoiled is not None:
+                raise StepError(
+                    f"The step is void, because a part of its gradient failed: {self._spoiled}"
+                )
+            if not self._pending:
+                raise StepError("There are no gradients: no forward_backward since the last step.")
+            self._world.sum(self._masters.gradient)
+            norm = self._masters.step(adam)
+        self.discard()
+        self.steps += 1
+        return norm
+
+    def discard(self, _reason: str = "") -> None:
+        """Forget the gradients added up since the last step."""
+        self._masters.zero()
+        self._pending = False
+        self._spoiled = None
+
+    def wear_own(self) -> None:
+        """Give the module its weights back, after it has worn others."""
+        self._masters.write_copies()
+
+    def adapter(self) -> dict[str, Tensor]:
+        """A copy of the weights as they are."""
+        return self._masters.adapter()
+
+    def state(self) -> SavedState:
+        """A copy of weights, moments and counter."""
+        return self._masters.state(self.steps)
+
+    def load(self, state: SavedState) -> None:
+        """Take over a state, or raise BackendError and take over nothing."""
+        self._masters.load(state)
+        self.discard()
+        self.steps = state.steps
+
+    def _spoil(self, reason: str) -> None:
+        """Make the next `optim_step` fail: a part of its gradient will not come."""
+        self._masters.zero()
+        self._spoiled = self._spoiled or reason
+
+    def _learn(self, jobs: Sequence[_Job]) -> list[Scored]:
+        done = self._run(jobs, learn=True)
+        self._pending = True
+        return done
+
+    def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
+        """Compute this rank's part of the jobs; the results of all ranks, in order."""
+        sequences = [job.record.inputs for job in jobs]
+        tokens = self._body.tokens_at_once(self.budget.tokens)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
+        failure: Exception | None = None
+        mine: dict[int, Scored] = {}
+        try:
+            mine = self.budget.run(
+                parts[self._world.rank],
+                lambda indices: self._pass([jobs[i] for i in indices], learn=learn),
+                sequences=sequences,
+                undo=self._masters.drop,
+                idle=lambda: self._body.idle(self.module, learn=learn),
+                most=max(map(len, parts)),
+            )
+        except _FAILURES as error:
+            failure = error
+        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
+            raise StepError(told) from failure
+        done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
+        return [done[i] for i in range(len(jobs))]
+
+    def _pass(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
+        """One forward over some records, and one backward from the rows that learn."""
+        learn = learn and any(job.learns for job in jobs)
+        with torch.set_grad_enabled(learn):
+            hidden = self._body.hidden(
+                self.module,
+                [job.record.inputs for job in jobs],
+                [job.record.scored_from for job in jobs],
+            )
+            scored = [
+                self._score(job, rows, learn=learn and job.learns)
+                for job, rows in zip(jobs, hidden, strict=True)
+            ]
+            losses = torch.stack([loss for loss, _ in scored])
+        if learn:
+            losses.sum().backward()
+            self._masters.collect()
+        values: list[float] = losses.tolist()
+        # Not before the backward pass: other ranks may be in it, waiting for this one.
+        for job, value in zip(jobs, values, strict=True):
+            if not math.isfinite(value):
+                raise StepError(f"The {job.loss} loss is {value}; nothing was changed.")
+        return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
+
+    def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
+        """A record's loss, with gradients where it learns, and its logprobs, (R, K)."""
+        record, head = job.record, self._head()
+        ids = record.ids.to(self._base.device)
+        split = record.learns_from if learn else len(ids)
+        with torch.no_grad():
+            read = read_logprobs(head, rows[:split].detach(), ids[:split], 0).chosen
+        if learn:
+            tail = head_logprobs(head, rows[split:], ids[split:])
+            read = torch.cat([read, tail.detach()])
+        else:
+            tail = read[record.learns_from :]
+        chosen = tail[:, record.loss_column :]
+        loss = LOSSES[job.loss].compute(
+            chosen if job.loss == "cross_entropy" else chosen[:, 0],
+            record.inputs_of_loss.to(self._base.device),
+            job.config,
+        )
+        return loss, read
+
+    def _head(self) -> Any:
+        return self.module.get_output_embeddings()
+
+
+_FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
+
+
+def _jobs(wanted: RecordPass) -> list[_Job]:
+    return [_Job(wanted.loss, wanted.config, record) for record in wanted.records]
+
+
+@contextmanager
+def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
+    """Turn what fails in torch into a StepError, after `undo` has been told the reason."""
+    try:
+        yield
+    except _FAILURES as error:
+        if undo is not None:
+            undo(str(error))
+        if isinstance(error, StepError):
+            raise
+        raise StepError(f"The step is void, nothing was changed: {error}") from error

@@ -1,0 +1,1 @@
+"""The base model: loaded, checked, trained as LoRA, kept on disk and exported."""

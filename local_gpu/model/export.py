@@ -1,0 +1,85 @@
+"""Base and adapter as one model in Hugging Face's format, for programs that know no adapters.
+
+An adapter that learned on a base in four bits is added to the whole base, which is what it will be
+used with; it then meets weights without the rounding that it learned around.
+
+Rule: the sum W + B A alpha / rank is formed in float32 and rounded once, to the base's own type.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from local_gpu.config import Dtype
+from local_gpu.model.files import read_adapter, writing
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import BaseModel
+from tinker_claw.errors import BackendError, ConfigError
+
+_TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
+_OF_THE_MODEL = ("config.json", "manifest.json", "model.safetensors.index.json")
+"""Written anew, or not true of the new files."""
+
+
+def export_merged(
+    model: str,
+    adapter: Path,
+    target: Path,
+    *,
+    tokenizer: str | None = None,
+    device: str = "cpu",
+    dtype: Dtype = "auto",
+) -> None:
+    """Write `model` with a published adapter added to its weights, and its tokenizer.
+
+    Args:
+        model: the base model's folder.
+        adapter: a folder in PEFT's format.
+        target: does not exist yet.
+        tokenizer: its folder; the model's unless set.
+        device, dtype: as in the run, which decided what the base's weights were rounded to.
+
+    Raises:
+        BackendError: the adapter is missing, damaged, or of another base model; or the device has
+            no room for that.
+        ConfigError: the adapter changes a layer that is not linear.
+        OSError: it cannot be written.
+    """
+    try:
+        base = _merged(model, adapter, device, dtype)
+    except RuntimeError as error:  # a gateway that runs has taken the GPU, say
+        raise BackendError(
+            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu, and the "
+            "--dtype that the run has had."
+        ) from error
+    with writing(target):
+        base.module.save_pretrained(target)
+    for pattern in _TOKENIZER:
+        for file in Path(tokenizer or model).glob(pattern):
+            if file.name not in _OF_THE_MODEL and not (target / file.name).exists():
+                shutil.copy(file, target)
+
+
+def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
+    base = open_base(model, device=device, dtype=dtype, threads=None)
+    saved = read_adapter(adapter, base)
+    scale = saved.shape.alpha / saved.shape.rank
+    for name, down in saved.tensors.items():
+        path, found, _ = name.partition(".lora_A.")
+        if found:
+            up = saved.tensors[f"{path}.lora_B.weight"]
+            _add(base, path, scale * (up.float() @ down.float()))
+    return base
+
+
+def _add(base: BaseModel, path: str, change: torch.Tensor) -> None:
+    """change: (out, in)."""
+    layer = base.module.get_submodule(path)
+    if not isinstance(layer, nn.Linear):
+        raise ConfigError(f"{path} is no linear layer, so nothing can be added to its weights.")
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.float() + change.to(base.device))

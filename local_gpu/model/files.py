@@ -1,0 +1,310 @@
+"""Adapters and optimizer states on disk.
+
+    root/adapters/<stamp>/    adapter_model.safetensors, adapter_config.json   (PEFT's format)
+    root/states/<stamp>-<name>/    the same, and optimizer.safetensors
+
+Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
+was never used before, and says which base model it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from errno import EIO
+from pathlib import Path
+from secrets import token_hex
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from local_gpu.config import LocalConfig
+from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config
+from tinker_claw.errors import BackendError
+
+_WEIGHTS = "adapter_model.safetensors"
+_SETTINGS = "adapter_config.json"
+_MOMENTS = "optimizer.safetensors"
+_DRAFT = ".draft-"
+_TIME = "%Y%m%dT%H%M%S.%f"
+_PREFIX = "base_model.model."
+"""PEFT's prefix of every tensor name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAdapter:
+    name: str
+    tensors: Adapter
+    shape: LoraShape
+
+    def of(self, shape: LoraShape) -> SavedAdapter:
+        """Itself, if it has this shape: with another alpha the same tensors are other weights.
+
+        Raises:
+            BackendError: it has not.
+        """
+        if self.shape != shape:
+            raise BackendError(
+                f"{self.name!r} belongs to another rank or alpha: it has rank {self.shape.rank} "
+                f"and alpha {self.shape.alpha}, and here they are {shape.rank} and {shape.alpha}."
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    adapter: Adapter
+    moments: dict[str, Tensor]
+    """`<adapter tensor>.exp_avg`, `.exp_avg_sq` and `.step`; empty before the first step."""
+    steps: int
+
+
+def stamp(folder: Path) -> str:
+    """A name never used before that sorts behind all in the folder, whatever the clock says."""
+    now = datetime.now(UTC)
+    if newest := max(_entries(folder), default=None):
+        with suppress(ValueError):  # a name of somebody else's
+            last = datetime.strptime(newest.partition("-")[0], _TIME).replace(tzinfo=UTC)
+            now = max(now, last + timedelta(microseconds=1))
+    return f"{now:{_TIME}}-{token_hex(3)}"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "state"
+
+
+@contextmanager
+def new_folder(folder: Path) -> Generator[Path]:
+    """Fill a folder that appears under its name only when the block has ended well."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder.parent))
+    try:
+        yield draft
+        for file in draft.iterdir():
+            _sync(file)
+        _sync(draft)
+        draft.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    remove(folder.glob(f"{_DRAFT}*"))
+
+
+def remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
+    """Write both files of a PEFT adapter into an existing folder."""
+    tensors = {_PREFIX + name: tensor.contiguous().cpu() for name, tensor in adapter.items()}
+    _write(folder / _WEIGHTS, tensors, {"format": "pt", "base": base.fingerprint})
+    lora_config(base, shape).save_pretrained(str(folder))
+
+
+def export_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
+    """Write a PEFT adapter into a folder of the user's, replacing one that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
+        write_adapter(Path(draft), base, shape, adapter)
+        for file in Path(draft).iterdir():
+            _sync(file)
+            file.replace(folder / file.name)
+    _sync(folder)
+
+
+def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
+    """Read a PEFT adapter.
+
+    Raises:
+        BackendError: it is missing, corrupt, or was trained on another base model.
+    """
+    if not (folder / _WEIGHTS).is_file():
+        raise BackendError(f"There is no adapter named {folder.name!r} in {folder.parent}.")
+    with _sentence(folder):
+        tensors, metadata = _read(folder / _WEIGHTS)
+        settings = json.loads((folder / _SETTINGS).read_text())
+        shape = LoraShape(rank=int(settings["r"]), alpha=int(settings["lora_alpha"]))
+    if metadata.get("base", base.fingerprint) != base.fingerprint:
+        raise BackendError(
+            f"The adapter {folder.name!r} was trained on another base model than {base.source!r}."
+        )
+    named = {n.removeprefix(_PREFIX): t for n, t in tensors.items()}
+    return SavedAdapter(folder.name, named, shape)
+
+
+def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedState) -> None:
+    with new_folder(folder) as draft:
+        write_adapter(draft, base, shape, state.adapter)
+        write_moments(draft, state)
+
+
+def write_moments(folder: Path, state: SavedState) -> None:
+    """Write the optimizer's file beside an adapter's, into an existing folder."""
+    moments = {name: tensor.contiguous().cpu() for name, tensor in state.moments.items()}
+    _write(folder / _MOMENTS, moments, {"format": "pt", "steps": str(state.steps)})
+
+
+def read_state(folder: Path, base: BaseModel, shape: LoraShape) -> SavedState:
+    """Raises BackendError like `read_adapter`, and where the state has another shape."""
+    if not (folder / _MOMENTS).is_file():
+        raise BackendError(
+            f"There is no saved state named {folder.name!r} in {folder.parent}; it may be older "
+            "than the states that are kept."
+        )
+    adapter = read_adapter(folder, base).of(shape)
+    with _sentence(folder):
+        moments, metadata = _read(folder / _MOMENTS)
+        return SavedState(adapter.tensors, moments, int(metadata["steps"]))
+
+
+def prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
+    """Remove the oldest entries but `keep`, and those that `spare` names, never."""
+    names = sorted(_entries(folder))
+    remove(folder / n for n in names[: max(0, len(names) - keep)] if not spare(n))
+
+
+def _entries(folder: Path) -> list[str]:
+    return [p.name for p in folder.glob("*") if not p.name.startswith(".")]
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Turn what safetensors cannot write into the OSError that it was."""
+    try:
+        yield
+    except SafetensorError as error:  # it says what the system said in words only
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else EIO, str(error), str(path)) from error
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    with writing(path):
+        save_file(tensors, path, metadata)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        return {n: file.get_tensor(n) for n in names}, dict(file.metadata() or {})
+
+
+@contextmanager
+def _sentence(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise BackendError(f"The files in {folder} are corrupt or incomplete: {error}") from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Which adapters and states of a trainer stay on disk.
+#
+# Rule: what is open, being opened or loaded stays, however old. The rest is counted, and the
+# oldest
+# go; but a version that could not be published goes first, or servers that are away for long
+# would
+# push out every version that there is to go back to.
+
+
+class KeptFiles:
+    """Told by the trainer what becomes of its versions. `prune_*` and `drop` block."""
+
+    def __init__(self, config: LocalConfig, live: Callable[[], frozenset[str]]) -> None:
+        """`live`: refs of open samplers, asked in any thread."""
+        self._config = config
+        self._live = live
+        self._adapters = config.root / "adapters"
+        self._states = config.root / "states"
+        self._opening: list[str] = []
+        self._loaded: str | None = None
+        self._unpublished: list[Path] = []
+        """The state of the weights in hand, until they are published."""
+        self._void: list[Path] = []
+        """Of versions that nobody knows of, as they were not published."""
+
+    def new_adapter(self) -> str:
+        return stamp(self._adapters)
+
+    def new_state(self) -> str:
+        return stamp(self._states)
+
+    def adapter(self, ref: str) -> Path:
+        """Raises BackendError for what is no ref."""
+        return _inside(self._adapters, ref)
+
+    def state(self, ref: str) -> Path:
+        """Raises BackendError for what is no ref."""
+        return _inside(self._states, ref)
+
+    @contextmanager
+    def opening(self, ref: str) -> Generator[None]:
+        """Keep an adapter while it is read."""
+        self._opening.append(ref)
+        try:
+            yield
+        finally:
+            self._opening.remove(ref)
+
+    def stepped(self) -> None:
+        """The weights are others than before."""
+        self._unpublished = []
+
+    def saved(self, ref: str) -> None:
+        """The weights in hand have this state."""
+        self._unpublished = [self.state(ref)]
+
+    def published(self) -> None:
+        """They have a version."""
+        self._unpublished = []
+
+    def not_published(self, ref: str) -> None:
+        """They have none, as this adapter could not be opened."""
+        self._void += [self.adapter(ref), *self._unpublished]
+
+    def loaded(self, ref: str) -> None:
+        """They are those of this state."""
+        self._loaded = ref
+        self._unpublished = []
+
+    def drop(self) -> None:
+        """Remove what was not published, after a state was loaded in place of it."""
+        void, self._void = self._void, []
+        remove(folder for folder in void if folder.name != self._loaded)
+
+    def prune_adapters(self, newest: str) -> None:
+        # Each is asked about when its turn comes: one may be opened meanwhile.
+        prune(
+            self._adapters,
+            self._config.keep_adapters,
+            lambda ref: ref == newest or ref in self._opening or ref in self._live(),
+        )
+
+    def prune_states(self, newest: str) -> None:
+        prune(self._states, self._config.keep_states, {newest, self._loaded}.__contains__)
+
+
+def _inside(folder: Path, ref: str) -> Path:
+    """The entry of that name; a ref is never a path."""
+    if Path(ref).name != ref or ref in ("", ".."):
+        raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
+    return folder / ref

@@ -1,0 +1,329 @@
+"""The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
+
+The output embedding, the embeddings and the norms stay as they are. Adapters are not quantised:
+they compute in the base's format, and learn around the rounding of these weights.
+
+Rule: quantised weights are never written. On some processors bitsandbytes would lay them out anew
+at the first pass, and compute in bfloat16 from then on; that is turned off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    StrictDataclassError,
+)
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from local_gpu.config import Dtype
+from local_gpu.model.lora import BaseModel, Quantization, fused_experts, lora_targets
+from local_gpu.model.template_check import obstacle
+from tinker_claw.errors import ConfigError, ModelFileError
+
+_DEVICES: Final = ("cuda", "cpu")
+_SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
+
+
+def check_quantization(device: torch.device) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        ConfigError: four bits cannot be had here.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "4-bit base weights need bitsandbytes: pip install -c constraints.txt -e "
+            "'.[local,4bit]' in the project's folder, or leave --base-quantization out."
+        )
+    if device.type not in _DEVICES:
+        raise ConfigError(
+            f"4-bit base weights cannot be had on {device.type}: take --device cuda or cpu, or "
+            "leave --base-quantization out."
+        )
+
+
+def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Put every linear layer but the output embedding on `device` in four bits, one by one.
+
+    Raises:
+        ConfigError: most of this model is no linear layers, or bitsandbytes cannot do it here.
+    """
+    if blocks := fused_experts(module):
+        raise ConfigError(
+            f"The experts in {blocks[0].rstrip('.')} are no linear layers, and would stay in 16 "
+            "bits: leave --base-quantization out, or take a dense model."
+        )
+    head = module.get_output_embeddings()
+    layers = [
+        (name, layer)
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear and layer is not head
+    ]
+    try:
+        for name, layer in layers:
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, _quantized(layer, device, dtype))
+    except (RuntimeError, NotImplementedError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigError(
+            f"bitsandbytes could not quantise the base on {device}: {reason.splitlines()[0]}"
+        ) from error
+    module.is_loaded_in_4bit = True  # what peft goes by
+
+
+def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    bits: Any = import_module("bitsandbytes.nn")  # an extra
+    made = bits.Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        compute_dtype=dtype,
+        device="meta",
+        **_SETTINGS,
+    )
+    made.support_avx512bf16_for_cpu = False
+    # Without its module, which would hold the scales a second time, and have every clone copy them.
+    made.weight = bits.Params4bit(layer.weight.data, requires_grad=False, **_SETTINGS).to(device)
+    if layer.bias is not None:
+        made.bias = nn.Parameter(layer.bias.to(device), requires_grad=False)
+    return made.eval()
+
+
+# A causal LM from a folder or the hub, checked before anything is built on it.
+#
+# Rule: whatever this backend would compute wrongly is refused, and whatever it computes in
+# another
+# way than usual is said.
+
+
+_SAMPLED_VALUES: Final = 64
+_WHOLE: Final = (
+    "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
+    "take the model that they were made from, on a small GPU with --base-quantization 4bit."
+)
+
+
+def load_base(
+    source: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+) -> BaseModel:
+    """Load a causal LM from a folder or the hub.
+
+    It passes through this machine's memory, also where its layers end in four bits.
+
+    Raises:
+        ModelFileError: it is missing or its files are corrupt.
+        ConfigError: it is a kind of model that this backend computes wrongly, or four bits cannot
+            be had here.
+    """
+    if quantization == "4bit":
+        check_quantization(device)
+    module = _load(source, dtype)
+    module.eval().requires_grad_(False)
+    # Of the weights as they came: an adapter of four bits belongs to the whole base, too.
+    fingerprint = _fingerprint(module)
+    if quantization == "4bit":
+        quantize(module, device=device, dtype=dtype)
+    module.to(device)
+    _check_values(module, source)
+    with torch.no_grad():
+        against = obstacle(module)
+    return BaseModel(
+        module=module,
+        source=source,
+        fingerprint=fingerprint,
+        vocabulary=int(module.get_output_embeddings().out_features),
+        context_tokens=_context_tokens(module, source),
+        device=device,
+        dtype=dtype,
+        obstacle=against,
+        notes=tuple(_notes(module, source, against)),
+    )
+
+
+def _load(source: str, dtype: torch.dtype) -> Any:
+    if (Path(source) / "adapter_config.json").exists():
+        # transformers would load its base, and put the adapter in.
+        raise ModelFileError(f"{source!r} is an adapter, no model: name its base.")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True
+        )
+    except (OSError, HFValidationError, HfHubHTTPError) as error:
+        raise ModelFileError(
+            f"No model could be loaded from {source!r}: give a folder with config.json and "
+            f"model.safetensors, or a Hugging Face id. ({_first_line(error)})"
+        ) from error
+    except ImportError as error:
+        raise ConfigError(
+            f"The model in {source!r} needs more than is installed ({_first_line(error)}). {_WHOLE}"
+        ) from error
+    except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
+        raise ModelFileError(
+            f"The model files in {source!r} are corrupt or incomplete; download or build them "
+            f"again. ({_first_line(error)})"
+        ) from error
+    module, told = loaded
+    if getattr(module, "hf_quantizer", None) is not None:
+        # Some of their kernels know no gradients, and what peft puts on them nobody has compared.
+        raise ConfigError(f"The weights in {source!r} are quantised. {_WHOLE}")
+    if missing := sorted(told["missing_keys"]):
+        # transformers would have filled them with random numbers.
+        raise ModelFileError(
+            f"The model files in {source!r} lack {missing[0]} and {len(missing) - 1} more weights; "
+            "download or build them again."
+        )
+    return module
+
+
+def _context_tokens(module: Any, source: str) -> int:
+    """What the positions were trained for."""
+    found = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    if found is None:
+        raise ConfigError(
+            f"The model in {source!r} does not say how many positions it has "
+            "(max_position_embeddings in config.json). Use a model such as Qwen3."
+        )
+    return int(found)
+
+
+def _notes(module: Any, source: str, against: str | None) -> Iterator[str]:
+    if against is not None:
+        yield (
+            f"{source} {against}: its samples are computed one by one, without shared prefixes, "
+            "which is correct and slower."
+        )
+    if fused_experts(module):
+        yield (
+            f"{source} is a mixture of experts: LoRA is on {', '.join(lora_targets(module))}; "
+            "experts and routers stay as they are."
+        )
+
+
+def _check_values(module: Any, source: str) -> None:
+    """Try a few tokens: NaN weights and heads that do more than one matrix product show here."""
+    if module.base_model is module:
+        raise ConfigError(
+            f"The model in {source!r} gives no hidden states apart from its logits, which the "
+            "local backend needs. Use a model such as Qwen3."
+        )
+    tokens = torch.arange(4, device=module.device)[None]
+    with torch.no_grad():
+        logits = module(input_ids=tokens, use_cache=False).logits
+        hidden = module.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        head = module.get_output_embeddings()(hidden)
+    if not bool(logits.isfinite().all()):
+        raise ModelFileError(f"The model in {source!r} answers NaN: its weights are corrupt.")
+    if not torch.allclose(logits, head):
+        raise ConfigError(
+            f"The model in {source!r} transforms its logits after the head, which the local "
+            "backend does not compute. Use a model such as Qwen3."
+        )
+
+
+def _fingerprint(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, parameter in module.named_parameters():
+        flat = parameter.detach().flatten()
+        picked = flat[:: max(1, flat.numel() // _SAMPLED_VALUES)].float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(picked.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+# Where the base model runs and in which number format.
+#
+# Rule: a device that cannot be used is a sentence before anything is loaded.
+
+
+_ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def open_base(
+    source: str,
+    *,
+    device: str,
+    dtype: Dtype,
+    threads: int | None,
+    quantization: Quantization = "none",
+) -> BaseModel:
+    """Load a base model; auto is CUDA where there is one, and bfloat16 there.
+
+    Raises:
+        ConfigError: the device cannot be used, or the model cannot be loaded.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(automatic if device == "auto" else device)
+        if place.type == "cuda":
+            keep_memory_whole()
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device {device!r} cannot be used here: {error}. Try auto or cpu."
+        ) from error
+    formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    fitting = "bfloat16" if place.type == "cuda" else "float32"
+    return load_base(
+        source,
+        device=place,
+        dtype=formats[fitting if dtype == "auto" else dtype],
+        quantization=quantization,
+    )
+
+
+def keep_memory_whole() -> None:
+    """Passes of many lengths would otherwise leave a GPU's memory in pieces that none of them fits.
+
+    Not by the variable, which servers that are started from here would inherit: those of vLLM that
+    share a model cannot exchange memory of this kind. Where a user has set it, it counts.
+    """
+    torch_c: Any = import_module("torch._C")
+    settle = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
+    if settle is None or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        return
+    with suppress(RuntimeError):  # a torch or a system that has no such memory: it works without
+        settle("expandable_segments:True")
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Generator[None]:
+    """On a GPU, work of this thread beside that of others, which is done when this ends.
+
+    In the stream that all threads share, each copy from the host would wait for the kernels that a
+    training step has put there: seconds of them.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device, priority=-1)
+    with torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
+
+
+def checkpoints_activations(base: BaseModel, setting: Literal["auto", "on", "off"]) -> bool:
+    """auto is on for CUDA, where memory is what a long sequence runs out of."""
+    return base.device.type == "cuda" if setting == "auto" else setting == "on"

@@ -1,0 +1,131 @@
+"""How the servers of a layout are started: vLLM's command line and environment.
+
+Rule: pure but for the choice of ports. What vLLM would take from a model's folder or from its own
+defaults, and what matters to learning, is spelled out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from local_gpu.plan.fits import JUDGE_CONTEXT, MAX_ADAPTERS
+from local_gpu.plan.layout import Gpu, names
+from local_gpu.plan.memory import room_for
+from local_gpu.sample.supervisor import Launch, free_ports
+
+BASE: Final = "base"
+"""The name under which samplers serve the base model."""
+_LOGPROBS: Final = 20
+_OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
+"""Variables of this process that are none of theirs: its keys, and its packages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servings:
+    """What every sampler of a layout serves."""
+
+    vllm: Path
+    """The executable."""
+    model: str
+    """The folder of the base model."""
+    context_tokens: int
+    rank: int
+    memory: float
+    """Share of each GPU."""
+    quantization: str | None
+    logprobs: int
+    """The most candidates per token that are asked for."""
+    logs: Path
+
+
+def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
+    """A server for each group of GPUs."""
+    adapters = (
+        "--enable-lora",
+        *("--max-loras", str(MAX_ADAPTERS)),
+        *("--max-cpu-loras", str(2 * MAX_ADAPTERS)),
+        *("--max-lora-rank", str(room_for(what.rank))),
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--max-logprobs", str(max(_LOGPROBS, what.logprobs))),
+        "--enable-prompt-tokens-details",
+        *(("--quantization", what.quantization) if what.quantization else ()),
+    )
+    ports = free_ports(len(groups))
+    return [
+        _launch(
+            what.vllm,
+            port,
+            f"sampler {number}",
+            BASE,
+            what.model,
+            (gpus, group),
+            (*_common(what.context_tokens, what.memory, len(group)), *adapters),
+            what.logs / f"sampler-{number}.log",
+        )
+        for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
+    ]
+
+
+def judge(
+    chosen: Sequence[int],
+    gpus: Sequence[Gpu],
+    *,
+    vllm: Path,
+    model: str,
+    name: str,
+    context_tokens: int,
+    memory: float,
+    logs: Path,
+) -> Launch:
+    """One server over all of the judge's GPUs."""
+    context = min(context_tokens, JUDGE_CONTEXT)
+    flags = _common(context, memory, len(chosen))
+    (port,) = free_ports(1)
+    return _launch(vllm, port, "judge", name, model, (gpus, chosen), flags, logs / "judge.log")
+
+
+def _common(context_tokens: int, memory: float, size: int) -> tuple[str, ...]:
+    return (
+        *("--generation-config", "vllm"),  # the folder's would change how it samples
+        "--enable-prefix-caching",
+        "--disable-uvicorn-access-log",  # a line for each request would fill the disk
+        *("--dtype", "bfloat16"),
+        *("--max-model-len", str(context_tokens)),
+        *("--gpu-memory-utilization", str(memory)),
+        *("--tensor-parallel-size", str(size)),
+    )
+
+
+def _launch(
+    vllm: Path,
+    port: int,
+    name: str,
+    served: str,
+    model: str,
+    where: tuple[Sequence[Gpu], Sequence[int]],
+    flags: Sequence[str],
+    log: Path,
+) -> Launch:
+    command = (str(vllm), "serve", model, "--served-model-name", served)
+    return Launch(
+        name=name,
+        command=(*command, "--host", "127.0.0.1", "--port", str(port), *flags),
+        environment=_environment(os.environ, vllm) | names(*where),
+        port=port,
+        log=log,
+        model=served,
+    )
+
+
+def _environment(ours: Mapping[str, str], vllm: Path) -> dict[str, str]:
+    kept = {name: value for name, value in ours.items() if not name.startswith(_OURS)}
+    return kept | {
+        "PATH": os.pathsep.join([str(vllm.parent), *filter(None, [ours.get("PATH")])]),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",  # nothing leaves this machine
+        "HF_HUB_OFFLINE": "1",  # the model is a folder that is there
+    }

@@ -1,0 +1,391 @@
+"""Whether a layout fits into the memory of its GPUs, and what follows for those who run there.
+
+Rule: arithmetic before anything is loaded. What the user has set stands; what he has left open is
+chosen so that it fits, and where nothing does, the sentences of `advice` say what would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import floor
+from typing import Final, Literal
+
+from local_gpu.plan.layout import Gpu, Layout, spans
+from local_gpu.plan.memory import (
+    EMBEDDED_RESERVE,
+    EMBEDDED_VERSIONS,
+    GIB,
+    SAMPLER_MOST,
+    MemoryPart,
+    ModelSize,
+    adapter_part,
+    base_bytes,
+    sampler_parts,
+    sharded_bytes,
+    token_bytes,
+    total_of,
+    trainer_reserve,
+)
+
+MAX_ADAPTERS: Final = 4
+"""Versions that a sampler holds: the present one, the last, the next, and one that is asked for."""
+JUDGE_CONTEXT: Final = 32_768
+"""Of a judge on GPUs of its own: it reads a reply and what came next, not the whole session."""
+_SHARD_ABOVE: Final = 0.45
+"""Of a GPU: a base above that leaves too little for activations."""
+_MOST_TOKENS: Final = 131_072
+"""Of one pass: more at once is not faster."""
+_LONG: Final = 32_768
+_UNUSED: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What is to run."""
+
+    model: ModelSize
+    rank: int
+    context_tokens: int
+    """Prompt and reply together; every pass and every cache must hold one such sequence."""
+    quantization: Literal["none", "4bit"] = "none"
+    width: Literal[2, 4] = 2
+    """Bytes of a number in what learns."""
+    checkpointing: bool = True
+    shard: Literal["auto", "on", "off"] = "auto"
+    nodes: int = 1
+    """Machines that learn together, each with as many GPUs."""
+    micro_batch_tokens: int | None = None
+    """None: chosen here, and so below."""
+    sampler_memory: float | None = None
+    sampler_quantization: str | None = None
+    """None: bfloat16."""
+    embedded_tokens: int = 0
+    """KV cache per version where the gateway's process samples; 0: servers sample."""
+    judge: ModelSize | None = None
+
+    def told(self) -> str:
+        """Whose memory it is that is added up."""
+        adapter = self.model.lora * self.rank / 1e6
+        return (
+            f"{self.model.parameters / 1e9:.2f} billion parameters, {adapter:.1f} million in an "
+            f"adapter of rank {self.rank}, context {self.context_tokens:,}. Estimated, in GiB:"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """What each of some equal GPUs holds; the one with the least room counts."""
+
+    who: str
+    gpu: Gpu
+    parts: tuple[MemoryPart, ...]
+
+    def lines(self) -> list[str]:
+        used = [MemoryPart("other programs", self.gpu.used)] if self.gpu.used > GIB / 2 else []
+        free = self.gpu.total - self.gpu.used - total_of(self.parts)
+        rest = MemoryPart("free" if free >= 0 else "too much", abs(free))
+        sums = [f"{p.size / GIB:6.1f}  {p.what}" for p in (*used, *self.parts, rest)]
+        return [f"{self.who}, {self.gpu.total / GIB:.1f} GiB:", *sums]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was reckoned, and what was chosen."""
+
+    shares: tuple[MemoryShare, ...]
+    short: tuple[str, ...]
+    """What lacks room; () fits."""
+    micro_batch_tokens: int
+    shard: bool
+    sampler_memory: float | None
+    """MemoryShare of a GPU for each sampler server; None: none is started."""
+    judge_memory: float | None
+    longest: int
+    """Context that would fit."""
+
+    def lines(self) -> list[str]:
+        """A table in GiB."""
+        return [line for share in self.shares for line in share.lines()]
+
+
+def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
+    """Add up what every GPU holds; `gpus` in the order of the layout's numbers."""
+    learns = _Side(layout.train, "learn", gpus)
+    shard = _shards(learns.gpu, layout, demand)
+    learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
+    sides = [learns]
+    each = token_bytes(demand.model, checkpointing=demand.checkpointing, width=demand.width)
+    if layout.shared:
+        learns.verb = "learns and samples"
+        tokens, memory, longest = _together(learns, demand, each)
+    else:
+        tokens, longest = _alone(learns, demand, each)
+        memory = None
+        if layout.serve:
+            sampling = [gpu for group in layout.serve for gpu in group]
+            samples = _Side(sampling, "sample", gpus)
+            sides.append(samples)
+            memory, cached = _samples(samples, demand, len(layout.serve[0]))
+            longest = min(longest, cached)
+    judge_memory = None
+    if layout.judge and demand.judge is not None:
+        judges = _Side(layout.judge, "judge", gpus)
+        sides.append(judges)
+        judge_memory = _judges(judges, demand.judge, len(layout.judge))
+    return Fit(
+        shares=tuple(MemoryShare(side.who, side.gpu, tuple(side.parts)) for side in sides),
+        short=tuple(wrong for side in sides for wrong in side.short),
+        micro_batch_tokens=max(1, tokens),
+        shard=shard,
+        sampler_memory=memory,
+        judge_memory=judge_memory,
+        longest=max(0, longest),
+    )
+
+
+class _Side:
+    """GPUs with one task, while their sum is made."""
+
+    def __init__(self, chosen: Sequence[int], verb: str, gpus: Sequence[Gpu]) -> None:
+        self._chosen = chosen
+        self.verb = verb if len(chosen) > 1 else f"{verb}s"
+        self.gpu = min((gpus[i] for i in chosen), key=lambda gpu: gpu.total - gpu.used)
+        self.parts: list[MemoryPart] = []
+        self.short: list[str] = []
+
+    @property
+    def who(self) -> str:
+        each = ", each" if len(self._chosen) > 1 else ""
+        return f"GPU {spans(self._chosen)} {self.verb}{each}"
+
+    @property
+    def room(self) -> float:
+        """Bytes that nobody has yet."""
+        return self.gpu.total - self.gpu.used - total_of(self.parts)
+
+    def lacks(self, needs: str) -> None:
+        self.short.append(f"GPU {spans(self._chosen)}: {needs}")
+
+
+def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
+    whole = base_bytes(demand.model, demand.quantization, demand.width)
+    large = whole > _SHARD_ABOVE * gpu.total
+    wanted = demand.shard == "on" or (demand.shard == "auto" and large)
+    return wanted and demand.quantization == "none" and len(layout.train) * demand.nodes > 1
+
+
+def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
+    """All of what learns but its activations."""
+    model, kept = demand.model, {2: "bfloat16", 4: "float32"}[demand.width]
+    if shard:
+        parted = sharded_bytes(model, ranks, demand.width)
+        base = MemoryPart(f"base, {kept}, over {ranks} ranks (FSDP2), and two layers whole", parted)
+    else:
+        held = base_bytes(model, demand.quantization, demand.width)
+        base = MemoryPart(f"base, {'4 bits' if demand.quantization == '4bit' else kept}", held)
+    parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
+    if demand.embedded_tokens:
+        # What learns is a process of its own; the one that samples has a base and a context, too.
+        whole = base_bytes(model, demand.quantization, demand.width)
+        parts.append(MemoryPart("base of the embedded sampler, on the first GPU", whole))
+        parts.append(MemoryPart("CUDA of the embedded sampler", EMBEDDED_RESERVE))
+        tokens = demand.embedded_tokens * EMBEDDED_VERSIONS
+        caches = f"{EMBEDDED_VERSIONS} KV caches of the embedded sampler: {tokens:,} tokens"
+        parts.append(MemoryPart(caches, tokens * model.kv_bytes * demand.width / 2))
+    return parts
+
+
+def _activations(tokens: int, each: float) -> MemoryPart:
+    return MemoryPart(
+        f"activations: passes of {tokens:,} tokens, {each / 1e6:.2f} MB each", tokens * each
+    )
+
+
+def _cache(tokens: int, each: float) -> MemoryPart:
+    long = f"{tokens / _LONG:.1f} contexts of 32k"
+    return MemoryPart(
+        f"KV cache: {tokens:,} tokens, {each / 1e3:.0f} kB each, {long}", tokens * each
+    )
+
+
+def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
+    """Tokens of a pass where nobody else needs the GPU, and the most that there is room for."""
+    most = floor(side.room / each)
+    tokens = demand.micro_batch_tokens or _round(max(0, min(most, _MOST_TOKENS)))
+    if demand.micro_batch_tokens is not None and tokens > most:
+        side.lacks(f"--micro-batch-tokens {tokens} is more than the {max(0, most):,} that fit")
+    elif demand.micro_batch_tokens is None and tokens < demand.context_tokens:
+        side.lacks(_too_few("a pass", most, demand.context_tokens))
+    side.parts.append(_activations(max(0, tokens), each))
+    return tokens, most
+
+
+def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
+    """A server's share of each of its GPUs, and the tokens that it can keep."""
+    gpu = side.gpu
+    most = min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED)
+    memory = demand.sampler_memory or _hundredths(most)
+    side.parts += _sampler(demand, size)
+    each = demand.model.kv_bytes / size
+    tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
+    if tokens < demand.context_tokens:
+        side.lacks(_too_few("the sampler's cache", tokens, demand.context_tokens))
+    side.parts.append(_cache(max(0, tokens), each))
+    return memory, tokens
+
+
+def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int]:
+    """Tokens of a pass, the sampler's share and the longest context, on one GPU for both.
+
+    What is left is halved; but each must hold one whole sequence, if there is room for both.
+    """
+    gpu, kept = side.gpu, demand.model.kv_bytes
+    sampler = _sampler(demand, 1)
+    fixed, context = total_of(sampler), demand.context_tokens
+    room = side.room - fixed - gpu.total / 100  # the share is cut to hundredths
+    if demand.sampler_memory is not None:
+        for_passes = room + fixed - demand.sampler_memory * gpu.total
+    else:
+        for_passes = max(0.0, min(max(room / 2, context * each), room - context * kept))
+    tokens = demand.micro_batch_tokens or _round(min(floor(for_passes / each), _MOST_TOKENS))
+    memory = demand.sampler_memory or _hundredths((side.room - tokens * each) / gpu.total)
+    cached = max(0, floor((memory * gpu.total - fixed) / kept))
+    longest = floor(room / (each + kept))
+    side.parts += [_activations(tokens, each), *sampler, _cache(cached, kept)]
+    if longest < context:
+        side.lacks(_too_few("both a pass and the sampler's cache", longest, context))
+    elif side.room < 0:
+        side.lacks("--micro-batch-tokens and --sampler-memory are more than there is together")
+    elif cached < context:
+        side.lacks(_too_few("the sampler's cache", cached, context))
+    elif demand.micro_batch_tokens is None and tokens < context:
+        side.lacks(_too_few("a pass", tokens, context))
+    return tokens, memory, longest
+
+
+def _judges(side: _Side, judge: ModelSize, size: int) -> float:
+    side.parts += sampler_parts(judge, tensor_parallel=size, quantization=None, rank=0, adapters=0)
+    gpu = side.gpu
+    memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
+    each = judge.kv_bytes / size
+    tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
+    if tokens < min(JUDGE_CONTEXT, judge.context_tokens):
+        side.lacks(_too_few("the judge's cache", tokens, JUDGE_CONTEXT) + "; give --prm-gpus more")
+    side.parts.append(_cache(max(0, tokens), each))
+    return memory
+
+
+def _sampler(demand: Demand, size: int) -> list[MemoryPart]:
+    return sampler_parts(
+        demand.model,
+        tensor_parallel=size,
+        quantization=demand.sampler_quantization,
+        rank=demand.rank,
+        adapters=MAX_ADAPTERS,
+    )
+
+
+def _too_few(who: str, tokens: int, context: int) -> str:
+    if tokens <= 0:
+        return f"no room is left for a single token of {who}"
+    return f"there is room for {tokens:,} tokens of {who}, and the context is {context:,}"
+
+
+def _round(tokens: int) -> int:
+    return tokens // 256 * 256
+
+
+def _hundredths(share: float) -> float:
+    return floor(share * 100) / 100
+
+
+# What to change where a layout does not fit.
+#
+# Rule: nothing is advised that was not reckoned and found to fit.
+
+
+_MOST_ADVICE: Final = 3
+_COUNTS: Final = (2, 4, 8)
+_SHORTEST: Final = 8192
+"""Of a context that is worth advising: an agent's system prompt and tools need it."""
+_CONTEXT: Final = "--context-tokens"
+_QUANTIZED: Final = "bitsandbytes"
+
+Case = tuple[Layout, Demand]
+Change = tuple[str, Callable[[Case], Case]]
+
+
+def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
+    """Settings that would fit, fewest first; a shorter context is as long as it can be."""
+    changes = list(_changes(layout, demand))
+    least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
+    found: dict[frozenset[str], str] = {}
+    for count, shorter in ((1, False), (0, True), (2, False), (1, True), (2, True)):
+        for chosen in combinations(changes, count):
+            texts = [text for text, _ in chosen]
+            flags = frozenset(text.split()[0] for text in [*texts, *([_CONTEXT] * shorter)])
+            if any(known <= flags for known in found):
+                continue  # that is enough already
+            where, what = layout, demand
+            for _, change in chosen:
+                where, what = change((where, what))
+            fit = reckon(where, _enough(where, gpus, least), what)
+            longest = fit.longest // 1024 * 1024
+            if shorter and _SHORTEST <= longest < what.context_tokens:
+                texts.append(f"{_CONTEXT} {longest}")
+                what = replace(what, context_tokens=longest)
+                fit = reckon(where, _enough(where, gpus, least), what)
+            if not fit.short:
+                found[flags] = " ".join(texts)
+    return list(found.values())[:_MOST_ADVICE]
+
+
+def _changes(layout: Layout, demand: Demand) -> Iterator[Change]:
+    if demand.quantization == "none":
+        yield (
+            "--base-quantization 4bit",
+            lambda case: (case[0], replace(case[1], quantization="4bit")),
+        )
+    if layout.serve and demand.sampler_quantization is None:
+        yield (
+            f"--sampler-quantization {_QUANTIZED}",
+            lambda case: (case[0], replace(case[1], sampler_quantization=_QUANTIZED)),
+        )
+    if layout.shared:
+        yield "--gpus 2", lambda case: (_arranged(1, 1, len(layout.judge)), case[1])
+    else:
+        yield from _more_gpus(layout)
+
+
+def _more_gpus(layout: Layout) -> Iterator[Change]:
+    size = _size(layout)
+    judges = len(layout.judge)
+    for count in (n for n in _COUNTS if n > len(layout.train)):
+        yield (
+            f"--actor-gpus {count}",
+            lambda case, n=count: (_arranged(n, _size(case[0]), judges), case[1]),
+        )
+    for group in (n for n in _COUNTS if 0 < size < n):
+        yield (
+            f"--rollout-tp {group}",
+            lambda case, n=group: (_arranged(len(case[0].train), n, judges), case[1]),
+        )
+
+
+def _size(layout: Layout) -> int:
+    return len(layout.serve[0]) if layout.serve else 0
+
+
+def _arranged(learn: int, size: int, judges: int) -> Layout:
+    """So many that learn, one server of that size, and a judge's GPUs."""
+    after = learn + size
+    serve = (tuple(range(learn, after)),) if size else ()
+    return Layout(tuple(range(learn)), serve, tuple(range(after, after + judges)))
+
+
+def _enough(layout: Layout, gpus: Sequence[Gpu], least: Gpu) -> list[Gpu]:
+    """As many GPUs as the layout names, of the kind that is there."""
+    named = {*layout.train, *layout.judge, *(gpu for group in layout.serve for gpu in group)}
+    return [*gpus, *[least] * (max(named) + 1 - len(gpus))]

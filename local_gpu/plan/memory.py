@@ -1,0 +1,210 @@
+"""How big a model is, from its config.json alone.
+
+Rule: no weights are read. The model is built on torch's meta device, where tensors have shapes and
+no memory, so every architecture that transformers knows counts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from tinker_claw.errors import ModelFileError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Counts of a model."""
+
+    parameters: int
+    """All of them; a head that is tied to the embeddings counts once."""
+    linear: int
+    """Those in the linear layers of the body, which LoRA adapts and 4 bits may hold."""
+    lora: int
+    """Adapter parameters per unit of rank: inputs and outputs of those layers, added up."""
+    largest_layer: int
+    """Parameters of the largest layer of the body."""
+    layers: int
+    caching_layers: int
+    """Those that keep keys and values of every token; linear attention does not."""
+    hidden: int
+    feed_forward: int
+    queries: int
+    """Heads times their size."""
+    keys: int
+    """Key-value heads times their size."""
+    vocabulary: int
+    context_tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of KV cache per token, in bfloat16."""
+        return 2 * self.caching_layers * self.keys * 2
+
+
+def model_size(source: str) -> ModelSize:
+    """Size up the model of a folder or hub id.
+
+    Raises:
+        ModelFileError: there is no config.json that transformers can build.
+    """
+    import torch  # what only reckons with a ModelSize needs neither
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config: Any = AutoConfig.from_pretrained(source)
+        with torch.device("meta"):
+            module: Any = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelFileError(
+            f"The config.json of {source!r} is missing, or of a kind that this release of "
+            f"transformers cannot build. ({first})"
+        ) from error
+    return _count(config.get_text_config(), module)
+
+
+def _count(text: Any, module: Any) -> ModelSize:
+    from torch import nn
+
+    head = module.get_output_embeddings()
+    linear = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not head]
+    heads = int(text.num_attention_heads)
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    kinds: list[str] = list(getattr(text, "layer_types", None) or [])
+    layers = int(text.num_hidden_layers)
+    return ModelSize(
+        parameters=sum(p.numel() for p in module.parameters()),
+        linear=sum(m.weight.numel() for m in linear),
+        lora=sum(m.in_features + m.out_features for m in linear),
+        largest_layer=max(
+            sum(p.numel() for p in child.parameters())
+            for block in module.base_model.modules()
+            if isinstance(block, nn.ModuleList)
+            for child in block
+        ),
+        layers=layers,
+        caching_layers=sum("linear" not in kind for kind in kinds) if kinds else layers,
+        hidden=int(text.hidden_size),
+        feed_forward=int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size),
+        queries=heads * size,
+        keys=int(getattr(text, "num_key_value_heads", None) or heads) * size,
+        vocabulary=int(text.vocab_size),
+        context_tokens=int(text.max_position_embeddings),
+    )
+
+
+# What each job takes of a GPU's memory, in bytes.
+#
+# Rule: pure arithmetic over a `ModelSize`. Figures that stand for what cannot be derived
+# (reserves,
+# the share of gradients under way) are constants with a name, and are estimates.
+
+
+GIB: Final = 1 << 30
+FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of an nf4 weight: half a byte, a byte of scale for 64, and a float32 for 256 of these."""
+_UNDER_WAY: Final = 1.5
+"""A layer's values while it goes backwards, with gradients beside them."""
+_ADAPTER: Final = 16 + 4 + 2 * 2
+"""Bytes per adapter parameter: float32 weight, gradient and two moments; the copy that computes and
+its gradient, and the copies of two published versions for scoring, in bfloat16."""
+_HEAD: Final = 4 * 4 * (1 << 24)
+"""A chunk of logits, with what its backward pass keeps."""
+_TRAINER_RESERVE: Final = 1.5 * GIB
+"""CUDA's context, its libraries and their workspaces."""
+_SPARE: Final = 0.04
+"""Of a GPU: fragments, and what its driver keeps."""
+_SAMPLER_RESERVE: Final = 3 * GIB
+"""A vLLM server's context, CUDA graphs, and the activations of its largest batch."""
+SAMPLER_MOST: Final = 0.9
+"""Share of a GPU that a sampler takes where it is alone."""
+_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Adapter ranks that vLLM makes room for."""
+EMBEDDED_RESERVE: Final = 1.5 * GIB
+"""The context and the workspaces of CUDA in the process of the embedded sampler."""
+EMBEDDED_VERSIONS: Final = 3
+"""Versions that may be live at once in the embedded sampler: base, present and last."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """One line of a sum."""
+
+    what: str
+    size: float
+    """Bytes."""
+
+
+def checkpoint_bytes(model: ModelSize, width: int = 2) -> int:
+    """Kept of a token from forward to backward pass: the input of every layer."""
+    return model.layers * model.hidden * width
+
+
+def layer_bytes(model: ModelSize, width: int = 2) -> int:
+    """Kept of a token in one layer, while that layer is computed again and goes backwards.
+
+    5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
+    4 k (keys likewise, values) + 4 f (gate, its activation, up, their product).
+    """
+    h, q, k, f = model.hidden, model.queries, model.keys, model.feed_forward
+    return (5 * h + 3 * q + 4 * k + 4 * f) * width
+
+
+def token_bytes(model: ModelSize, *, checkpointing: bool, width: int = 2) -> float:
+    """What a token of a forward and backward pass takes."""
+    layer = layer_bytes(model, width)
+    kept = checkpoint_bytes(model, width) if checkpointing else model.layers * layer
+    return kept + _UNDER_WAY * layer
+
+
+def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: int = 2) -> float:
+    """The frozen base of what learns."""
+    if quantization == "none":
+        return model.parameters * width
+    return model.linear * FOUR_BITS + (model.parameters - model.linear) * 2
+
+
+def sharded_bytes(model: ModelSize, ranks: int, width: int = 2) -> float:
+    """The base over several ranks: a part of it, two layers at a time, and what is in no layer."""
+    outside = model.parameters - model.layers * model.largest_layer
+    return (model.parameters / ranks + 2 * model.largest_layer + max(0, outside)) * width
+
+
+def adapter_part(model: ModelSize, rank: int) -> MemoryPart:
+    count = model.lora * rank
+    return MemoryPart(f"adapter and Adam: {count / 1e6:.1f} million parameters", count * _ADAPTER)
+
+
+def trainer_reserve(total: int) -> MemoryPart:
+    return MemoryPart("CUDA, head and fragments", _TRAINER_RESERVE + _HEAD + _SPARE * total)
+
+
+def weights_bytes(model: ModelSize, quantization: str | None) -> float:
+    """A sampler's base; quantised weights take one byte where the method's name has an 8 in it."""
+    if quantization is None:
+        return model.parameters * 2
+    one = 1.0 if "8" in quantization else FOUR_BITS
+    return model.linear * one + (model.parameters - model.linear) * 2
+
+
+def room_for(rank: int) -> int:
+    """The rank that vLLM's slots are made for: the next of those it has."""
+    return next((known for known in _RANKS if known >= rank), rank)
+
+
+def sampler_parts(
+    model: ModelSize, *, tensor_parallel: int, quantization: str | None, rank: int, adapters: int
+) -> list[MemoryPart]:
+    """What a sampler takes before its KV cache; no adapters: rank and adapters 0."""
+    held = weights_bytes(model, quantization) / tensor_parallel
+    parts = [MemoryPart(f"weights, {quantization or 'bfloat16'}", held)]
+    if adapters:
+        slots = model.lora * room_for(rank) * 2 * adapters
+        parts.append(MemoryPart(f"{adapters} adapters of rank {room_for(rank)}", slots))
+    return [*parts, MemoryPart("CUDA graphs and batches", _SAMPLER_RESERVE)]
+
+
+def total_of(parts: Sequence[MemoryPart]) -> float:
+    return sum(part.size for part in parts)

@@ -1,0 +1,91 @@
+"""A server by its address, in the dialect that it speaks.
+
+Rule: it is asked, not guessed from its address: both kinds name themselves in their list of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.http import Deadlines, HttpClient
+from local_gpu.sample.sglang import SglangServer
+from local_gpu.sample.vllm import VllmServer
+from local_gpu.tasks import together
+from tinker_claw.errors import ConfigError, OutageError
+
+Known = Literal["vllm", "sglang"]
+Kind = Literal["auto"] | Known
+_DIALECTS: Final[Mapping[str, type[HttpServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
+
+
+async def connect(
+    url: str,
+    kind: Kind = "auto",
+    *,
+    deadlines: Deadlines | None = None,
+    api_key: str | None = None,
+) -> HttpServer:
+    """A `Server`. With a kind that is not "auto", nothing is asked yet: it may still be starting.
+
+    Raises:
+        ConfigError: it is neither.
+        OutageError: it does not answer.
+    """
+    if kind == "auto":
+        kind = await _kind(url, deadlines or Deadlines(), api_key)
+    return _DIALECTS[kind](url, deadlines=deadlines, api_key=api_key)
+
+
+async def connect_all(
+    urls: Sequence[str], kind: Kind = "auto", api_key: str | None = None
+) -> list[HttpServer]:
+    """One that is away at the moment does not keep the others from starting.
+
+    It is taken for what the first that answers is.
+
+    Raises:
+        ConfigError: one is neither.
+        OutageError: none answers.
+    """
+    if kind != "auto":
+        return [await connect(url, kind, api_key=api_key) for url in urls]
+    asked = await together(_kind_or_away(url, api_key) for url in urls)
+    kinds: list[Known] = [found for found in asked if not isinstance(found, OutageError)]
+    if urls and not kinds:
+        raise next(away for away in asked if isinstance(away, OutageError))
+    return [
+        await connect(url, kinds[0] if isinstance(found, OutageError) else found, api_key=api_key)
+        for url, found in zip(urls, asked, strict=True)
+    ]
+
+
+async def _kind_or_away(url: str, api_key: str | None) -> Known | OutageError:
+    try:
+        return await _kind(url, Deadlines(), api_key)
+    except OutageError as error:
+        return error
+
+
+async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Known:
+    link = HttpClient(url, deadlines, api_key)
+    try:
+        answer = await link.ask("/v1/models", seconds=deadlines.answer_s)
+    finally:
+        await link.aclose()
+    if answer.away:
+        raise link.outage(answer)
+    body: Any = answer.body
+    try:
+        owner: str | None = body["data"][0]["owned_by"]
+    except (KeyError, TypeError, IndexError):
+        owner = None
+    if owner == "vllm" or owner == "sglang":
+        return owner
+    if owner == "tinker-claw":
+        raise ConfigError(f"{url} is a gateway of this project; give the address of vLLM or SGLang")
+    raise ConfigError(
+        f"{url} is neither a vLLM nor an SGLang server, as far as /v1/models says: check the "
+        "address, or say by --sampler-kind which of both it is."
+    )

@@ -1,0 +1,271 @@
+"""What the servers' dialects have in common: names, checks before asking, and completions.
+
+Rule: an answer adds up or is an error. Tokens without as many logprobs, fewer candidates than were
+asked for, an end that nobody asked for: nothing is padded, cut or guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from local_gpu.sample.http import Deadlines, HttpClient, Refusal
+from local_gpu.sample.server import NotLoaded, ServerInfo
+from tinker_claw.errors import (
+    ClawError,
+    ContextLengthError,
+    OutageError,
+    RequestError,
+    SamplerError,
+)
+from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
+
+IMPOSSIBLE: Final = -9999.0
+"""What servers write for a logprob of minus infinity, which JSON has no word for."""
+END_TOKEN: Final = "end token"
+"""For `StreamPiece.ended`: at a token that ends what this model says, though nobody asked."""
+_IDS: Final = 2**31
+"""Ids of tokens are below that, whatever the model."""
+_SEEDS: Final = 2**62
+"""Seeds are taken modulo this: servers take 64 bits, and -1 for no seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """What one completion of a request has sent since the last piece."""
+
+    index: int
+    """0 to n - 1."""
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    candidates: Sequence[Mapping[int, float]]
+    """Per token, logprobs of the likeliest ids and perhaps of the sampled one; () if not asked."""
+    ended: str | None
+    """None: it goes on. "stop", "length", "abort", `END_TOKEN`, or a word of the server's own."""
+    cached_tokens: int | None = None
+    """None: not told with this piece."""
+
+
+class HttpServer(ABC):
+    """A `Server` but for what its dialect says."""
+
+    def __init__(
+        self, url: str, *, deadlines: Deadlines | None = None, api_key: str | None = None
+    ) -> None:
+        self._link = HttpClient(url, deadlines or Deadlines(), api_key)
+        self.url = self._link.url
+        self.pulse = self._link.pulse
+        self._info: ServerInfo | None = None
+
+    async def info(self) -> ServerInfo:
+        seconds = self._link.deadlines.answer_s
+        health = await self._link.ask("/health", seconds=seconds)
+        if not health.ok:
+            raise self._link.outage(health)
+        answer = await self._link.ask("/v1/models", seconds=seconds)
+        if not answer.ok:
+            raise self._link.outage(answer)
+        try:
+            body: Any = answer.body
+            self._info = _info(body["data"])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise SamplerError(f"The server {self.url} does not say what it serves.") from error
+        return self._info
+
+    async def progress(self) -> str:
+        return ""
+
+    @abstractmethod
+    async def load(self, name: str, folder: Path) -> None: ...
+
+    @abstractmethod
+    async def unload(self, name: str) -> None: ...
+
+    async def stream(
+        self, name: str | None, prompt: Tokens, params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk]:
+        async with aclosing(self._chunks(name, prompt, params, 1)) as chunks:
+            async for _, chunk in chunks:
+                yield chunk
+
+    async def sample(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
+    ) -> list[Completion]:
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        # At temperature 0 all are the same; servers refuse to draw it twice.
+        drawn = n if params.temperature > 0 else 1
+        parts: list[list[TokenChunk]] = [[] for _ in range(drawn)]
+        async with aclosing(self._chunks(name, prompt, params, drawn)) as chunks:
+            async for index, chunk in chunks:
+                parts[index].append(chunk)
+        completions = [Completion.collect(part, _nth(params, i)) for i, part in enumerate(parts)]
+        return completions if drawn == n else completions * n
+
+    async def aclose(self) -> None:
+        await self._link.aclose()
+
+    @abstractmethod
+    def _pieces(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
+    ) -> AsyncGenerator[StreamPiece]:
+        """Ask for n completions and read what comes."""
+        ...
+
+    async def _chunks(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
+    ) -> AsyncGenerator[tuple[int, TokenChunk]]:
+        """Chunks with their completion's index; last chunks come last, with what is told late."""
+        info = self._info or await self.info()
+        _check(prompt, params, info.context_tokens)
+        readers = [_Reader(self.url, params) for _ in range(n)]
+        last: dict[int, TokenChunk] = {}
+        cached = 0
+        try:
+            async with aclosing(self._pieces(name, prompt, params, n, info)) as pieces:
+                async for piece in pieces:
+                    if type(piece.cached_tokens) is int:  # it is worth no reply
+                        cached = max(0, min(piece.cached_tokens, len(prompt)))
+                    if not piece.tokens and piece.ended is None:
+                        continue
+                    if piece.index in last or not 0 <= piece.index < n:
+                        raise _Odd("goes on after the end")
+                    chunk = readers[piece.index].chunk(piece)
+                    if chunk.stop_reason is None:
+                        yield piece.index, chunk
+                    else:
+                        last[piece.index] = chunk
+            if len(last) < n:
+                raise OutageError(f"The server {self.url} broke off a completion.")
+        except Refusal as refusal:
+            raise self._refused(refusal, name, prompt, params, info) from refusal
+        except _Odd as odd:
+            raise SamplerError(f"The server {self.url} sent a completion that {odd}.") from odd
+        except (
+            *(KeyError, TypeError, ValueError, IndexError),
+            *(AttributeError, OverflowError),
+        ) as error:
+            raise SamplerError(
+                f"The server {self.url} sent a completion that cannot be read ({error!r:.200})."
+            ) from error
+        for index, chunk in last.items():
+            yield index, replace(chunk, cached_tokens=cached)
+
+    def _refused(
+        self,
+        refusal: Refusal,
+        name: str | None,
+        prompt: Tokens,
+        params: SamplingParams,
+        info: ServerInfo,
+    ) -> ClawError:
+        told = refusal.answer.told
+        if self._means_not_loaded(refusal):
+            self._info = None  # it may have been started anew
+            what = f"the adapter {name!r}" if name else f"the model {info.model!r}"
+            return NotLoaded(f"The server {self.url} does not have {what}: {told}.")
+        if "context length" in told or "max_model_len" in told:
+            return ContextLengthError(len(prompt), params.max_tokens, info.context_tokens)
+        if "logprobs" in told and "max allowed" in told:
+            told += ". It was started with too small a --max-logprobs"
+        return RequestError(f"The server {self.url} refuses the request: {told}.")
+
+    @abstractmethod
+    def _means_not_loaded(self, refusal: Refusal) -> bool: ...
+
+
+class _Odd(Exception):
+    """What is wrong with a completion; the end of a sentence."""
+
+
+class _Reader:
+    """One completion, as it comes."""
+
+    def __init__(self, url: str, params: SamplingParams) -> None:
+        self._url = url
+        self._params = params
+        self._count = 0
+        self._token: int | None = None
+        """The last one."""
+
+    def chunk(self, piece: StreamPiece) -> TokenChunk:
+        k = self._params.student_topk
+        if len(piece.logprobs) != len(piece.tokens):
+            raise _Odd(f"has {len(piece.tokens)} tokens with {len(piece.logprobs)} logprobs")
+        if not all(type(token) is int and 0 <= token < _IDS for token in piece.tokens):
+            raise _Odd("has a token whose id is none")
+        if not all(math.isfinite(x) and x > IMPOSSIBLE for x in piece.logprobs):
+            raise _Odd("has a logprob that is not finite")
+        if k and len(piece.candidates) != len(piece.tokens):
+            raise _Odd(f"has {len(piece.tokens)} tokens with {len(piece.candidates)} candidates")
+        rows = [_likeliest(row, k) for row in piece.candidates] if k else []
+        self._count += len(piece.tokens)
+        self._token = piece.tokens[-1] if piece.tokens else self._token
+        return TokenChunk(
+            tokens=tuple(piece.tokens),
+            logprobs=tuple(piece.logprobs),
+            topk_ids=tuple(tuple(id for id, _ in row) for row in rows),
+            topk_logprobs=tuple(tuple(x for _, x in row) for row in rows),
+            stop_reason=self._reason(piece.ended),
+        )
+
+    def _reason(self, ended: str | None) -> StopReason | None:
+        if ended is None:
+            return None
+        if ended == "stop" and self._token in self._params.stop_tokens:
+            return StopReason.STOP
+        if ended == END_TOKEN:
+            return StopReason.STOP
+        if ended == "length" and self._count == self._params.max_tokens:
+            return StopReason.LENGTH
+        if ended == "abort":
+            raise OutageError(f"The server {self._url} gave up a completion.")
+        raise _Odd(f"ends ({ended}) after {self._count} tokens, where nobody asked it to")
+
+
+def absolute(folder: Path) -> str:
+    """As the server must be told it: it runs in a directory of its own."""
+    return str(folder.absolute())
+
+
+def seed_of(params: SamplingParams) -> int | None:
+    return None if params.seed is None else params.seed % _SEEDS
+
+
+def _nth(params: SamplingParams, i: int) -> SamplingParams:
+    return params if params.seed is None else replace(params, seed=params.seed + i)
+
+
+def _likeliest(row: Mapping[int, float], k: int) -> list[tuple[int, float]]:
+    if len(row) < k:
+        raise _Odd(f"has {len(row)} candidates of {k} for a token")
+    if not all(type(id) is int and 0 <= id < _IDS and math.isfinite(x) for id, x in row.items()):
+        raise _Odd("has a candidate that is none")
+    # The sampled token stands first; it is dropped where it is not among the k.
+    return sorted(row.items(), key=lambda pair: -pair[1])[:k]
+
+
+def _info(cards: Sequence[Mapping[str, Any]]) -> ServerInfo:
+    base, *_ = [card for card in cards if not card.get("parent")]
+    return ServerInfo(
+        model=str(base["id"]),
+        context_tokens=int(base["max_model_len"]),
+        adapters=frozenset(str(card["id"]) for card in cards if card.get("parent")),
+    )
+
+
+def _check(prompt: Tokens, params: SamplingParams, context_tokens: int) -> None:
+    if not prompt:
+        raise RequestError("The prompt is empty; it needs at least one token.", param="messages")
+    if params.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}, not at least 1.", param="max_tokens"
+        )
+    # They would cut the reply short instead, and say nothing.
+    if len(prompt) + params.max_tokens > context_tokens:
+        raise ContextLengthError(len(prompt), params.max_tokens, context_tokens)

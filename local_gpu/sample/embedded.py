@@ -1,0 +1,437 @@
+"""Requests in flight, between the event loop and one generation thread.
+
+Rule: a job gets exactly one terminal event, a chunk with a stop reason or an error, so that no
+consumer waits for ever. Jobs are entered, ended and fed in the event loop; the thread reads them
+and posts what it has drawn, once per forward pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
+from local_gpu.model.files import read_adapter
+from local_gpu.model.load import own_stream
+from local_gpu.model.lora import BaseModel, with_lora
+from local_gpu.sample.batching import Batcher, Scheduled, salted_id
+from local_gpu.sample.drawing import Drawn, Recipe, draw
+from local_gpu.tasks import together
+from tinker_claw.errors import (
+    BackendError,
+    ConfigError,
+    ContextLengthError,
+    RequestError,
+    SamplerError,
+)
+from tinker_claw.policy import Sampler
+from tinker_claw.types import (
+    Completion,
+    SamplingParams,
+    StopReason,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
+
+_ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
+"""For a row whose request was cancelled while it was in the batch."""
+
+
+@dataclass(slots=True)
+class SampleJob:
+    """One request."""
+
+    prompt: Tokens
+    params: SamplingParams
+    random: Random
+    """Seeded by the request; None as its seed reads the operating system."""
+    events: asyncio.Queue[TokenChunk | SamplerError] = field(
+        default_factory=asyncio.Queue[TokenChunk | SamplerError]
+    )
+    done: bool = False
+    """The terminal event is in the queue."""
+    generated: int = 0
+    prefilled: int = 0
+    """Prompt tokens that went through the model; the others came from shared blocks."""
+
+    def put(self, event: TokenChunk | SamplerError) -> None:
+        """In the event loop: hand over an event, unless the terminal one has passed."""
+        if not self.done:
+            self.done = isinstance(event, SamplerError) or event.stop_reason is not None
+            self.events.put_nowait(event)
+
+    def recipe(self) -> Recipe:
+        p = self.params
+        return Recipe(p.temperature, p.top_p, p.top_k, self.random.random(), p.student_topk)
+
+    def chunk(self, drawn: Drawn) -> TokenChunk:
+        """In the thread: count a token and wrap it. The scheduler stops by the same rules."""
+        self.generated += 1
+        stop: StopReason | None = None
+        if drawn.token in self.params.stop_tokens:
+            stop = StopReason.STOP
+        elif self.generated == self.params.max_tokens:
+            stop = StopReason.LENGTH
+        asked = self.params.student_topk > 0
+        return TokenChunk(
+            tokens=(drawn.token,),
+            logprobs=(drawn.logprob,),
+            topk_ids=(drawn.topk_ids,) if asked else (),
+            topk_logprobs=(drawn.topk_logprobs,) if asked else (),
+            stop_reason=stop,
+            cached_tokens=max(0, len(self.prompt) - self.prefilled) if stop else 0,
+        )
+
+
+class Feed:
+    """The jobs of one generation thread; implements `batching.Events` for it."""
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._cancel = cancel
+        self._jobs: dict[str, SampleJob] = {}
+
+    # In the event loop.
+
+    def enter(self, request_id: str, job: SampleJob) -> None:
+        self._jobs[request_id] = job
+
+    def leave(self, request_id: str) -> None:
+        """The consumer has gone; a request that is not finished is cancelled."""
+        if not self._jobs.pop(request_id).done:
+            self._cancel(request_id)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    # In the generation thread.
+
+    def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
+        ids: list[str] = []
+        for part in batch:
+            request_id: str = part.state.request_id
+            job = self._jobs.get(request_id)
+            if job is None:
+                # Cancelled before the scheduler had heard of it, or while it was in this batch.
+                self._cancel(request_id)
+            elif job.generated == 0:
+                job.prefilled += part.query_length
+            if part.has_new_token:
+                ids.append(request_id)
+        if not ids:
+            return []
+        jobs = [self._jobs.get(request_id) for request_id in ids]
+        recipes = [job.recipe() if job else _ABANDONED for job in jobs]
+        drawn = draw(logits[: len(ids)], recipes)
+        events: list[tuple[SampleJob, TokenChunk | SamplerError]] = []
+        for request_id, job, token in zip(ids, jobs, drawn, strict=True):
+            if job is not None and token is not None:
+                events.append((job, job.chunk(token)))
+            elif job is not None:
+                self._cancel(request_id)
+                events.append((job, SamplerError("The model's logits are not finite.")))
+        self._post(partial(_put_all, events))
+        return [token.token if token else 0 for token in drawn]
+
+    def on_failure(self, request_id: str, reason: str) -> None:
+        if job := self._jobs.get(request_id):
+            self._post(partial(job.put, SamplerError(f"The sampler failed: {reason}")))
+
+    def on_exit(self, reason: str) -> None:
+        self._post(partial(self._fail_all, f"The sampler ended: {reason}."))
+
+    def _fail_all(self, sentence: str) -> None:
+        for job in self._jobs.values():
+            job.put(SamplerError(sentence))
+
+    def _post(self, call: Callable[[], None]) -> None:
+        # The thread outlives a loop that was closed without `aclose`; nobody is listening then.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+
+def _put_all(events: Sequence[tuple[SampleJob, TokenChunk | SamplerError]]) -> None:
+    for job, event in events:
+        job.put(event)
+
+
+# The sampling engine of one version: starts with its first request, restarts when it has died.
+#
+# Rule: immutable weights. An engine never sees another version's tensors, so a request keeps its
+# own
+# version's logprobs whatever is published meanwhile.
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSize:
+    vocabulary: int
+    context_tokens: int
+    """Prompt and reply together; never more than the cache holds."""
+    kv_cache_tokens: int
+    max_batch_tokens: int
+    """Tokens per forward pass: how long a long prompt holds up other requests' tokens."""
+
+    @classmethod
+    def fit(
+        cls,
+        base: BaseModel,
+        *,
+        context_tokens: int | None,
+        kv_cache_tokens: int | None,
+        max_batch_tokens: int,
+    ) -> EngineSize:
+        """None: the model's own context, and a cache of one and a half contexts.
+
+        Raises:
+            ConfigError: this sampler would compute the model wrongly.
+        """
+        if base.obstacle is not None:
+            raise ConfigError(
+                f"The sampler in this process cannot serve {base.source!r}, which {base.obstacle}. "
+                "It learns and is scored here all the same, while vLLM samples it: run.py with "
+                "--sampler-urls http://HOST:PORT."
+            )
+        context = min(base.context_tokens, context_tokens or base.context_tokens)
+        cache = kv_cache_tokens or context * 3 // 2
+        return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    batcher: Batcher
+    feed: Feed
+
+
+class Engine:
+    """Samples from one module."""
+
+    def __init__(self, module: Any, size: EngineSize) -> None:
+        self._module = module
+        self._size = size
+        self._ids = count()
+        self._running: _Running | None = None
+        self._retired = False
+
+    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+        """Yield a chunk per token; closing the generator frees the request.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            SamplerError: the generation failed.
+        """
+        self._check(prompt, params)
+        running = self._start()
+        request_id = salted_id(next(self._ids), params.cache_salt)
+        job = SampleJob(prompt, params, Random(params.seed))
+        # Entered before it is submitted: if the thread dies in between, `on_exit` still fails it.
+        running.feed.enter(request_id, job)
+        try:
+            running.batcher.submit(request_id, prompt, params.max_tokens, params.stop_tokens)
+            while not (job.done and job.events.empty()):
+                event = await job.events.get()
+                if isinstance(event, SamplerError):
+                    raise event
+                yield event
+        finally:
+            running.feed.leave(request_id)
+            if self._retired and running is self._running and len(running.feed) == 0:
+                await self._stop()
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int) -> list[Completion]:
+        """Draw n completions at once; with a seed, completion i is drawn with seed + i.
+
+        The others start when the first has its first token, and share its prompt's blocks.
+        """
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        first = self.stream(prompt, params)
+        others = [
+            params if params.seed is None else replace(params, seed=params.seed + i)
+            for i in range(1, n)
+        ]
+        async with aclosing(first):
+            head = await anext(first)
+            return await together(
+                [
+                    _collect(first, params, head),
+                    *(_collect(self.stream(prompt, p), p) for p in others),
+                ]
+            )
+
+    async def aclose(self) -> None:
+        """End the thread when its requests have ended.
+
+        A request that comes later still, from a reader of the holder just before a swap, is served
+        all the same: it starts the thread again, which then ends with it.
+        """
+        self._retired = True
+        await self._stop()
+
+    @property
+    def held_requests(self) -> int:
+        """Requests that hold any of the cache or wait for it."""
+        return self._running.batcher.held_requests if self._running else 0
+
+    def _start(self) -> _Running:
+        if self._running is None or not self._running.batcher.accepts:
+            self._running = _run(self._module, self._size)
+        return self._running
+
+    async def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await asyncio.to_thread(running.batcher.drain)
+
+    def _check(self, prompt: Tokens, params: SamplingParams) -> None:
+        p = params
+        rules = (
+            ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
+            ("max_tokens", p.max_tokens >= 1, f"max_tokens is {p.max_tokens}, not at least 1."),
+            ("temperature", p.temperature >= 0, f"temperature is {p.temperature:g}, below 0."),
+            ("top_p", 0 < p.top_p <= 1, f"top_p is {p.top_p:g}, not in (0, 1]."),
+            ("top_k", p.top_k is None or p.top_k >= 1, f"top_k is {p.top_k}, not at least 1."),
+        )
+        for name, kept, sentence in rules:
+            if not kept:
+                raise RequestError(sentence, param=name)
+        if len(prompt) + p.max_tokens > self._size.context_tokens:
+            raise ContextLengthError(len(prompt), p.max_tokens, self._size.context_tokens)
+        if min(prompt) < 0 or max(prompt) >= self._size.vocabulary:
+            raise SamplerError(
+                f"The prompt has a token outside 0..{self._size.vocabulary - 1}: another model's "
+                "tokenizer made it."
+            )
+
+
+def _run(module: Any, size: EngineSize) -> _Running:
+    batcher = Batcher(
+        module, kv_cache_tokens=size.kv_cache_tokens, max_batch_tokens=size.max_batch_tokens
+    )
+    feed = Feed(batcher.cancel_request)
+    batcher.start_with(feed)
+    return _Running(batcher, feed)
+
+
+async def _collect(
+    stream: AsyncGenerator[TokenChunk], params: SamplingParams, *head: TokenChunk
+) -> Completion:
+    async with aclosing(stream):
+        return Completion.collect([*head, *[chunk async for chunk in stream]], params)
+
+
+# One version's sampler: streams from its engine; the half that learns scores for it.
+#
+# Rule: weights never change after construction.
+
+
+class LocalSampler:
+    """Implements `tinker_claw.policy.Sampler` on this machine."""
+
+    def __init__(
+        self,
+        ref: str,
+        module: Any,
+        size: EngineSize,
+        facts: Facts,
+        score: Score,
+        closed: Callable[[LocalSampler], None],
+    ) -> None:
+        self.ref = ref
+        self._facts = facts
+        self._score = score
+        self._closed = closed
+        self._engine = Engine(module, size)
+
+    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+        return self._engine.stream(prompt, params)
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        return await self._engine.sample(prompt, params, n)
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        return await self._score(self.ref, ScoreAsk.of(self._facts, tokens, start, targets, top_k))
+
+    async def aclose(self) -> None:
+        self._closed(self)
+        await self._engine.aclose()
+
+    @property
+    def held_requests(self) -> int:
+        """Requests that hold cache or wait for it."""
+        return self._engine.held_requests
+
+
+# The half that serves, inside this process: an engine per version over one set of base tensors.
+#
+# Rule: weights come from published folders, as any server's would.
+
+
+Run = Callable[[Callable[[], object]], Awaitable[object]]
+
+
+class EmbeddedServing:
+    """Implements `local_gpu.halves.Serving`."""
+
+    def __init__(self, base: BaseModel, size: EngineSize, score: Score, run: Run) -> None:
+        """`run`: in a thread that no training step holds; what fails there comes in words."""
+        self._base = base
+        self._size = size
+        self._score = score
+        self._run = run
+        self._open: set[LocalSampler] = set()
+
+    @property
+    def context_tokens(self) -> int:
+        return self._size.context_tokens
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """A cache is filled in other pieces than a trainer's row, and bfloat16 shows it."""
+        return self._base.dtype != torch.float32
+
+    async def open(self, ref: str, folder: Path) -> Sampler:
+        module = await self._run(lambda: self._read(folder))
+        return self._sampler(ref, module)
+
+    async def base(self) -> Sampler:
+        return self._sampler(BASE_REF, self._base.module)
+
+    def live(self) -> frozenset[str]:
+        # Asked in another thread: the copy is made in one go, while samplers open and close.
+        return frozenset([sampler.ref for sampler in tuple(self._open)])
+
+    async def aclose(self) -> None:
+        for sampler in list(self._open):
+            await sampler.aclose()
+
+    def _read(self, folder: Path) -> object:
+        saved = read_adapter(folder, self._base)
+        try:
+            with own_stream(self._base.device):
+                return with_lora(self._base, saved.shape, saved.tensors)
+        except ConfigError as error:
+            raise BackendError(str(error)) from error
+
+    def _sampler(self, ref: str, module: object) -> LocalSampler:
+        facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
+        sampler = LocalSampler(ref, module, self._size, facts, self._score, self._open.discard)
+        self._open.add(sampler)
+        return sampler

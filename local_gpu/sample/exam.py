@@ -1,0 +1,227 @@
+"""Whether a server answers with the weights that it was told to: a few tokens scored by both sides.
+
+The half that learns scores the ends of a few prompts once, as a table of the likeliest tokens at
+each place. A server is given each of those beginnings and draws a token or a few behind it; the
+logprobs that it reports must be those of the table. So one pass of the trainer serves for all
+servers, and again when one of them comes back.
+
+With d the server's logprob of a token minus the trainer's, two things are a fault:
+
+* the mean |d| is beyond a tolerance: another model, other numbers altogether;
+* the wrong weights explain d better than the right ones. Say other weights (the base, the version
+  before) would have moved the logprobs by -u, as the trainer says of both. The share of u that is
+  there, 1 + <d, u> / <u, u>, is 1 if the adapter is applied, 0 if those other weights answer (not
+  applied, or the keys of an old prefix), 1/2 or 2 if alpha is wrong. Its standard error is
+  noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen.
+  A smaller one cannot be told from rounding, and no harm is done if it is missing.
+
+Rule: only first tokens are asked for here; what follows them is compared by the learner, on every
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from statistics import fmean, pstdev
+from typing import Final
+
+from local_gpu.halves import Facts, Score, ScoreAsk
+from local_gpu.sample.server import InferenceServer
+from local_gpu.tasks import together
+from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
+
+PLACES: Final = 8
+"""At the end of each prompt."""
+_DRAWS: Final = 4
+"""At each place."""
+_LIKELIEST: Final = 256
+"""Of the table; a token beyond them counts as likely as the last of them, at most."""
+_SLACK: Final = 0.3
+"""By which the share may differ from 1 on any number of tokens: it is a first-order figure."""
+_ERRORS: Final = 6.0
+"""So many standard errors more: a publish must not fail by bad luck."""
+_LEAST_NOISE: Final = 0.005
+"""Nats. Changes below it are nobody's concern, even where both sides compute in float32."""
+_LARGEST: Final = 50.0
+"""Nats, before exp."""
+
+Row = Mapping[int, float]
+"""Logprobs of the likeliest tokens at one place, in nats."""
+Rows = tuple[tuple[Row, ...], ...]
+"""[prompt][place]"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExamResult:
+    """Figures of d, the server's logprob minus the trainer's, in nats."""
+
+    url: str
+    ref: str
+    tokens: int
+    mean: float
+    """Of |d|."""
+    sd: float
+    largest: float
+    """Of |d|."""
+    k3: float
+    """Mean of exp(-d) - 1 + d, never below 0: estimates KL(server || trainer)."""
+    applied: float | None
+    """The share of the adapter's change against the base that is there. None: of the base itself,
+    or the change is too small to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """Prompts, and what is right to answer behind them."""
+
+    ref: str
+    prompts: tuple[tuple[int, ...], ...]
+    right: Rows
+    wrong: Mapping[str, Rows]
+    """What would be answered by other weights, by their names; the base's under `BASE_REF`."""
+    advice: str
+    """What to look for where a server fails."""
+    temperature: float = 1.0
+    student_topk: int = 0
+    """Candidates to ask for with each token: servers refuse more than they were started for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExamSample:
+    """A token that a server drew behind the beginning of a prompt, and its logprob."""
+
+    prompt: int
+    place: int
+    token: int
+    logprob: float
+
+
+async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens]) -> Rows:
+    """The trainer's logprobs at the last `PLACES` of each prompt."""
+    asks = [
+        ScoreAsk.of(facts, prompt, len(prompt) - PLACES, None, _LIKELIEST) for prompt in prompts
+    ]
+    scored = await together(_score(score, ref, ask) for ask in asks)
+    return tuple(
+        tuple(
+            dict(zip(ids, logprobs, strict=True))
+            for ids, logprobs in zip(one.topk_ids, one.topk_logprobs, strict=True)
+        )
+        for one in scored
+    )
+
+
+async def sit(server: InferenceServer, name: str | None, exam: Exam) -> list[ExamSample]:
+    """Let a server answer. Raises what the server raises."""
+    params = SamplingParams(
+        max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
+    )
+
+    async def draw(prompt: int, place: int) -> list[ExamSample]:
+        tokens = exam.prompts[prompt]
+        beginning = tokens[: len(tokens) - PLACES + place]
+        drawn = await server.sample(name, beginning, params, _DRAWS)
+        return [ExamSample(prompt, place, one.tokens[0], one.logprobs[0]) for one in drawn]
+
+    async def answer(prompt: int) -> list[ExamSample]:
+        first = await draw(prompt, 0)  # computes the prompt for the others
+        rest = await together(draw(prompt, place) for place in range(1, PLACES))
+        return [*first, *(drawn for some in rest for drawn in some)]
+
+    answers = await together(answer(prompt) for prompt in range(len(exam.prompts)))
+    return [drawn for some in answers for drawn in some]
+
+
+async def keeps_apart(server: InferenceServer, exam: Exam) -> bool:
+    """Whether a prompt that the server has computed is computed again under a salt of its own.
+
+    One that tells no cached tokens at all has nothing to give away but time, and is believed.
+    """
+    params = SamplingParams(max_tokens=1, cache_salt=token_hex(16))
+    (drawn,) = await server.sample(None, exam.prompts[0], params, 1)
+    return drawn.cached_tokens == 0
+
+
+def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:
+    """The same at another temperature T below 1: softmax(log p / T).
+
+    What lies beyond the table weighs at most (1 - sum p) * p_last^(1/T - 1); half of that is added.
+    """
+
+    def one(row: Row) -> Row:
+        scaled = {token: logprob / temperature for token, logprob in row.items()}
+        total = math.fsum(map(math.exp, scaled.values()))
+        if len(row) < vocabulary:
+            beyond = max(0.0, 1 - math.fsum(map(math.exp, row.values())))
+            total += beyond * math.exp(min(row.values()) * (1 / temperature - 1)) / 2
+        return {token: value - math.log(total) for token, value in scaled.items()}
+
+    return tuple(tuple(map(one, places)) for places in rows)
+
+
+def judge(
+    exam: Exam, url: str, drawn: Sequence[ExamSample], *, base: str, noise: float, tolerance: float
+) -> tuple[ExamResult, str | None]:
+    """The figures, and what is wrong in words that follow the server's name, or None.
+
+    Args:
+        base: the name in `exam.wrong` whose share is told.
+        noise: standard deviation of d where the weights are known to be the same, in nats.
+        tolerance: of the mean |d|, in nats.
+    """
+    d = [_bounded(one.logprob - _at(exam.right, one)) for one in drawn]
+    shares = {name: _share(exam, rows, drawn, d, noise) for name, rows in exam.wrong.items()}
+    told = shares.get(base)
+    found = ExamResult(
+        url=url,
+        ref=exam.ref,
+        tokens=len(d),
+        mean=fmean(map(abs, d)),
+        sd=pstdev(d),
+        largest=max(map(abs, d)),
+        k3=fmean(math.expm1(-x) + x for x in d),
+        applied=told[0] if told and told[1] < 1 else None,
+    )
+    for name, (share, error) in shares.items():
+        if abs(share - 1) > _SLACK + _ERRORS * error:
+            return found, (
+                f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {name!r}, "
+                f"over {len(d)} tokens"
+            )
+    if found.mean > tolerance:
+        return found, (
+            f"gives logprobs for {exam.ref!r} that are {found.mean:.2g} nats from the trainer's on "
+            f"average, over {len(d)} tokens"
+        )
+    return found, None
+
+
+def _share(
+    exam: Exam, other: Rows, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
+) -> tuple[float, float]:
+    """The share of the difference to `other` that is there, and its standard error."""
+    # A token drawn twice at one place says nothing more the second time.
+    once = {(one.prompt, one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
+    pairs = [(x, _bounded(_at(exam.right, one) - _at(other, one))) for one, x in once.values()]
+    square = math.fsum(u * u for _, u in pairs)
+    if not square:
+        return 1.0, math.inf
+    share = 1 + math.fsum(x * u for x, u in pairs) / square
+    return share, max(noise, _LEAST_NOISE) / math.sqrt(square)
+
+
+def _at(rows: Rows, drawn: ExamSample) -> float:
+    row = rows[drawn.prompt][drawn.place]
+    known = row.get(drawn.token)
+    return min(drawn.logprob, min(row.values())) if known is None else known
+
+
+def _bounded(d: float) -> float:
+    return _LARGEST if math.isnan(d) else max(-_LARGEST, min(_LARGEST, d))
+
+
+async def _score(score: Score, ref: str, ask: ScoreAsk) -> TokenLogprobs:
+    return await score(ref, ask)

@@ -1,0 +1,142 @@
+"""Whether a server hangs: a GPU that does not come back, a process that stands still, a network
+that swallows what is sent. Nothing breaks off then; what is asked stays unanswered.
+
+A server that owes answers and gives none for a while is asked for one token. It hangs if nothing at
+all comes for as long as the prompts may take that it is computing, and if its engine has not done
+anything else either, where it tells that.
+
+Rule: only what an engine has computed is a sign of life: its HTTP side may answer without it.
+Silence is counted in looks and not by the clock, so that a time in which this process itself stood
+still is one look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from local_gpu.sample.server import Busy, InferenceServer
+from tinker_claw.errors import BackendError, OutageError, RequestError
+from tinker_claw.types import SamplingParams
+
+_LOOK_S: Final = 0.5
+_TOKEN_S: Final = 0.001
+"""Per token of a prompt. Slower servers are found out: see `Pulse.returned`."""
+_LONGEST_STEP: Final = 16_384
+"""Tokens that an engine computes at once: vLLM tells of progress after each such step."""
+
+
+class PendingCall:
+    """A question to a server, from when it is asked to when the answer has ended."""
+
+    def __init__(self, pulse: Pulse, tokens: int, takes_s: float) -> None:
+        self.tokens = tokens
+        """Of the prompt, while nothing has come for it."""
+        self.takes_s = takes_s
+        self.scope: asyncio.Timeout | None = None
+        """Around a wait for the server; None: whoever asks does something else."""
+        self.cut: str | None = None
+        """Why it was cut off."""
+        self._pulse = pulse
+
+    def wait_in(self, scope: asyncio.Timeout) -> None:
+        """Raises OutageError if it was cut off before."""
+        if self.cut:
+            raise OutageError(self.cut)
+        self.scope = scope
+
+    def hear(self) -> None:
+        """Its engine has computed something."""
+        self.tokens = 0
+        self._pulse.heard += 1
+
+
+class Pulse:
+    """What one server was asked and has not answered, and its signs of life."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        """Signs of life."""
+        self._calls: set[PendingCall] = set()
+        self._token_s = _TOKEN_S
+        self._computing = False
+        """It had prompts to compute when it was cut off."""
+
+    @contextmanager
+    def call(self, tokens: int = 0, takes_s: float = 0.0) -> Generator[PendingCall]:
+        """`takes_s`: for what it does besides computing a prompt of so many tokens."""
+        call = PendingCall(self, tokens, takes_s)
+        self._calls.add(call)
+        try:
+            yield call
+        finally:
+            self._calls.discard(call)
+
+    def patience_s(self, still_s: float, *, tells: bool) -> float:
+        """How long nothing may come; `tells`: other progress would be seen."""
+        tokens = sum(call.tokens for call in self._calls)
+        computes_s = self._token_s * (min(tokens, _LONGEST_STEP) if tells else tokens)
+        return still_s + computes_s + max((call.takes_s for call in self._calls), default=0.0)
+
+    async def silent(self, seconds: float) -> bool:
+        """Whether for so long an answer was owed and nothing came; tells earlier if not so."""
+        for _ in range(max(1, math.ceil(seconds / _LOOK_S))):
+            heard = self.heard
+            await asyncio.sleep(_LOOK_S)
+            if self.heard != heard or not self._calls:
+                return False
+        return True
+
+    def cut(self, why: str) -> None:
+        """End every call as an outage."""
+        self._computing = any(call.tokens for call in self._calls)
+        for call in self._calls:
+            call.cut = why
+            if call.scope is not None and not call.scope.expired():
+                call.scope.reschedule(asyncio.get_running_loop().time())
+
+    def returned(self) -> None:
+        """It is well again. If it was computing prompts, it may have been no more than slow: it is
+        given twice the time, so that no prompt is too long for ever."""
+        if self._computing:
+            self._token_s, self._computing = 2 * self._token_s, False
+
+
+async def ping(server: InferenceServer) -> None:
+    """Raises what the server raises, but a busy one is well; one that hangs answers never."""
+    with suppress(Busy):
+        await server.sample(None, (0,), SamplingParams(max_tokens=1), 1)
+
+
+async def hangs(server: InferenceServer, *, quiet_s: float, still_s: float) -> bool:
+    """Whether it does; tells in a moment while all is well.
+
+    Args:
+        quiet_s: so long it may say nothing without being asked.
+        still_s: so long it may take over one token, besides what it computes.
+    """
+    pulse = server.pulse
+    if not await pulse.silent(quiet_s):
+        return False
+    before = await _progress(server)
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(_ping(server))
+        silent = await pulse.silent(pulse.patience_s(still_s, tells=before != ""))
+        asked.cancel()
+    return silent and await _progress(server) in (None, before)
+
+
+async def _ping(server: InferenceServer) -> None:
+    with suppress(BackendError, RequestError):  # whoever waits for the server learns of it, too
+        await ping(server)
+
+
+async def _progress(server: InferenceServer) -> str | None:
+    """None: not even that is answered."""
+    try:
+        return await server.progress()
+    except (BackendError, RequestError):
+        return None

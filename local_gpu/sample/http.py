@@ -1,0 +1,251 @@
+"""HTTP to an inference server: deadlines, the events of a stream, and what went wrong.
+
+Rule: foreign exceptions become ours here and nowhere else. Whatever says that the server cannot
+serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
+handed on as an answer or a `Refusal`, for the dialect to say what it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import httpx
+
+from local_gpu.sample.hang import PendingCall, Pulse
+from local_gpu.sample.server import Busy
+from tinker_claw.errors import ConfigError, OutageError, SamplerError
+
+_KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_AWAY: Final = (
+    *_KEY,  # nothing is wrong with what was asked
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
+_IDLE_S: Final = 2.0
+"""Connections are not used again after so long: these servers close idle ones after 5 seconds, and
+a request on one that is just being closed would look like an outage."""
+_MOST_BYTES: Final = 256 * 2**20
+"""Of an answer, or of one event; the largest that was seen, of a long reply, is a tenth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a server may take before it counts as away, in seconds."""
+
+    connect_s: float = 5.0
+    answer_s: float = 30.0
+    """For a question about itself. SGLang's health check waits for a token that it samples."""
+    load_s: float = 120.0
+    """To load or unload an adapter."""
+    stall_s: float = 30.0
+    """Of that: engines do nothing else while they read an adapter's files."""
+    first_token_s: float = 300.0
+    """A long prompt may wait behind others."""
+    between_tokens_s: float = 60.0
+    request_s: float = 3600.0
+    """For a whole completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What came back, whatever the status."""
+
+    status: int
+    body: object
+    """Parsed JSON, or text where it is none."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status < HTTPStatus.BAD_REQUEST
+
+    @property
+    def away(self) -> bool:
+        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR or self.status in _AWAY
+
+    @property
+    def told(self) -> str:
+        """The server's own words in one line, shortened, without the full stop."""
+        words: object = self.body
+        for _ in range(2):  # {"error": {"message": ...}}
+            if isinstance(words, dict):
+                told = cast(dict[str, object], words)
+                names = ("error", "message", "error_message", "detail")
+                words = next((told[name] for name in names if told.get(name)), "")
+        return " ".join(str(words).split())[:300].rstrip(".")
+
+
+class Refusal(Exception):
+    """The server refuses a completion, or breaks it off and says why."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        super().__init__(answer.told)
+        self.answer = answer
+
+
+class HttpClient:
+    """The connections to one server."""
+
+    def __init__(self, url: str, deadlines: Deadlines, api_key: str | None) -> None:
+        if "@" in url:
+            raise ConfigError(
+                "The address of a server must not hold a name or a password: addresses are shown. "
+                "A key that it wants goes into --sampler-api-key."
+            )
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.deadlines = deadlines
+        self.pulse = Pulse()
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
+        # Given a transport, httpx does not look for proxies in the environment.
+        transport = httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
+        )
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=deadlines.connect_s),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        )
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        seconds: float,
+        takes_s: float = 0.0,
+    ) -> HttpAnswer:
+        """GET, or POST if there is a body. `takes_s`: so long nothing else may come meanwhile."""
+        self._check_open()
+        until = asyncio.get_running_loop().time() + seconds
+        with self.pulse.call(takes_s=takes_s) as call:
+            async with self._in_time(until, call):
+                method = "GET" if body is None else "POST"
+                async with self._client.stream(method, path, json=body) as response:
+                    return await self._answer(response)
+
+    async def events(
+        self, path: str, body: Mapping[str, object], tokens: int
+    ) -> AsyncGenerator[Mapping[str, Any]]:
+        """The JSON of each event of a stream. Closing the iterator hangs up.
+
+        Args:
+            tokens: that are computed before the first event, at most.
+
+        Raises:
+            Refusal: before the first event, or instead of the next one.
+        """
+        self._check_open()
+        with self.pulse.call(tokens) as call:
+            async with aclosing(self._events(path, body, call)) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(
+        self, path: str, body: Mapping[str, object], call: PendingCall
+    ) -> AsyncGenerator[Mapping[str, Any]]:
+        now = asyncio.get_running_loop().time
+        end = now() + self.deadlines.request_s
+        until = min(now() + self.deadlines.first_token_s, end)
+        async with self._in_time(until, call):
+            request = self._client.build_request("POST", path, json=body)
+            response = await self._client.send(request, stream=True)
+        try:
+            if response.status_code != HTTPStatus.OK:
+                async with self._in_time(until, call):
+                    answer = await self._answer(response)
+                raise self._refusal(answer)
+            rest = b""
+            pieces = cast(AsyncGenerator[bytes], response.aiter_bytes())
+            async with aclosing(pieces):
+                while True:
+                    async with self._in_time(until, call):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        raise OutageError(f"The server {self.url} broke off a completion.")
+                    # Not by `aiter_lines`: it also breaks at characters that JSON may hold.
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > _MOST_BYTES:
+                        raise self._unreadable()
+                    for line in lines:
+                        if line.strip() == b"data: [DONE]":
+                            return
+                        if line.startswith(b"data:"):
+                            call.hear()
+                            yield self._event(line)
+                            until = min(now() + self.deadlines.between_tokens_s, end)
+        finally:
+            await response.aclose()
+
+    def outage(self, answer: HttpAnswer) -> OutageError:
+        why = f": {answer.told}" if answer.told else ""
+        if answer.status in _KEY:
+            why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
+        kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
+        return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _check_open(self) -> None:
+        if self._client.is_closed:  # httpx would raise a RuntimeError
+            raise OutageError(f"The connections to the server {self.url} are closed.")
+
+    def _event(self, line: bytes) -> Mapping[str, Any]:
+        event: object = None
+        try:
+            event = json.loads(line.removeprefix(b"data:"))
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable() from error
+        if not isinstance(event, dict):
+            raise self._unreadable()
+        told = cast(dict[str, Any], event)
+        if error := told.get("error"):
+            code: object = error.get("code") if isinstance(error, dict) else None
+            status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
+            raise self._refusal(HttpAnswer(status, told))
+        return told
+
+    async def _answer(self, response: httpx.Response) -> HttpAnswer:
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise OutageError(f"The server {self.url} sends more than any answer can have.")
+        try:
+            body: object = json.loads(content)
+        except (ValueError, RecursionError):
+            body = content.decode(errors="replace")
+        return HttpAnswer(response.status_code, body)
+
+    def _refusal(self, answer: HttpAnswer) -> Exception:
+        return self.outage(answer) if answer.away else Refusal(answer)
+
+    def _unreadable(self) -> SamplerError:
+        return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
+
+    @asynccontextmanager
+    async def _in_time(self, until: float, call: PendingCall) -> AsyncGenerator[None]:
+        try:
+            async with asyncio.timeout_at(until) as scope:
+                call.wait_in(scope)
+                yield
+        except TimeoutError as error:
+            late = f"The server {self.url} has not answered in time."
+            raise OutageError(call.cut or late) from error
+        except httpx.ConnectError as error:
+            raise OutageError(f"The server {self.url} cannot be reached.") from error
+        except httpx.TimeoutException as error:
+            raise OutageError(f"The server {self.url} does not answer at all.") from error
+        except httpx.HTTPError as error:
+            raise OutageError(
+                f"The connection to the server {self.url} broke ({type(error).__name__})."
+            ) from error
+        finally:
+            call.scope = None

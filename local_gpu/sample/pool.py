@@ -1,0 +1,596 @@
+"""One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
+
+Rule: an adapter is `ready` only after the server has answered with it as the trainer does, and is
+let go only when nobody has it in use. One change at a time: loads and unloads never cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import CancelledError
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from local_gpu.halves import BASE_REF
+from local_gpu.sample.exam import Exam, ExamResult, judge, keeps_apart, sit
+from local_gpu.sample.hang import hangs, ping
+from local_gpu.sample.routing import HotPrefixes, Prefix, Routes, keys_of
+from local_gpu.sample.server import InferenceServer, ServerInfo
+from local_gpu.tasks import together
+from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
+from tinker_claw.types import SamplingParams, Tokens
+
+_log = logging.getLogger(__name__)
+
+
+def _nobody_listens() -> None:
+    """Until it is in a pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool serves."""
+
+    tolerance: float = 0.2
+    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
+    about 0.04, and another base model several."""
+    warm_prefixes: int = 4
+    """Computed for a new version before it serves, on each server; 0: none."""
+    warm_s: float = 20.0
+    """At most so long for that, on each server."""
+    steps: Callable[[], bool] = bool
+    """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
+    being compared once more: no request waits for a step."""
+    score_s: float = 30.0
+    """At most so long until the trainer has scored what a version is compared on; it may be scoring
+    for others."""
+    ready_s: float = 120.0
+    """At most so long until a server has loaded a version and answered with it, all told."""
+    first_wait_s: float = 1.0
+    """Until a server that failed is asked again; doubles each time."""
+    longest_wait_s: float = 30.0
+    student_topk: int = 0
+    """Candidates per token that requests will ask for: the most that a server must give."""
+    look_s: float = 30.0
+    """How often a server that is not busy is asked whether it is well."""
+    quiet_s: float = 5.0
+    """After so long without a sign of life, a server that owes answers is asked for one token."""
+    still_s: float = 10.0
+    """After so long more it hangs; besides what it takes to compute the prompts that it has."""
+    say: Callable[[str], None] = _log.warning
+    """Hears what befalls a server, in sentences."""
+    away: Callable[[Sequence[str]], object] = len
+    """Hears which servers are out of the rotation, and why, whenever that changes."""
+
+
+class Disagreement(BackendError):
+    """A server answers with other weights than it was told to."""
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """A published version that servers hold while somebody uses it."""
+
+    name: str
+    folder: Path
+    examine: Callable[[], Awaitable[Exam | None]]
+    users: int = 0
+    """Open samplers and requests in flight."""
+    _exam: Exam | None = None
+    _written: bool = False
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def exam(self) -> Exam | None:
+        """Written by the trainer when it is first wanted. None: it had no time."""
+        async with self._writing:
+            if not self._written:
+                self._exam, self._written = await self.examine(), True
+            return self._exam
+
+
+@dataclass(slots=True)
+class Away:
+    """A server that is not asked. Times are on the monotonic clock."""
+
+    since: float
+    error: str
+    wait_s: float
+    """Until it is asked again."""
+    asked_at: float
+
+    @property
+    def next_at(self) -> float:
+        return self.asked_at + self.wait_s
+
+
+class Member:
+    """One server of a pool."""
+
+    def __init__(
+        self,
+        number: int,
+        server: InferenceServer,
+        base_exams: tuple[Exam, Exam],
+        options: PoolOptions,
+    ) -> None:
+        """`base_exams`: at temperature 1, and at another."""
+        self.number = number
+        self.server = server
+        self._base_exams = base_exams
+        self._options = options
+        self.in_flight = 0
+        self.away: Away | None = None
+        self.epoch = 0
+        """Goes up when it comes back: what failed before then says nothing about it now."""
+        self.info: ServerInfo | None = None
+        """None: it has never answered."""
+        self.held: set[str] = set()
+        """Names that it may have loaded."""
+        self.keeps_apart = True
+        """What it has computed under one salt is not used under another."""
+        self.ready: set[str] = set()
+        """Names that it has answered with."""
+        self.agreements: dict[str, ExamResult] = {}
+        """By ref, of its last exam."""
+        self._noise = 0.0
+        """Standard deviation of its difference to the trainer on the base, in nats."""
+        self._changing = asyncio.Lock()
+        self.changed: Callable[[], None] = _nobody_listens
+        """Called when it leaves the rotation or comes back."""
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def leave(self, error: str) -> None:
+        """Out of the rotation, until it is brought back."""
+        if self.away is None:
+            self._options.say(f"The server {self.url} leaves the rotation: {error}")
+            now = time.monotonic()
+            self.away = Away(now, error, self._options.first_wait_s, now)
+            self.changed()
+
+    def failed_again(self, error: str) -> None:
+        if away := self.away:
+            away.error, away.asked_at = error, time.monotonic()
+            away.wait_s = min(2 * away.wait_s, self._options.longest_wait_s)
+
+    def come_back(self) -> None:
+        if self.away:
+            seconds = time.monotonic() - self.away.since
+            self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
+            self.away, self.epoch = None, self.epoch + 1
+            self.server.pulse.returned()
+            self.changed()
+
+    async def check(self) -> None:
+        """Ask what it holds, and whether it answers as the base model does.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+        """
+        plain, shaped = self._base_exams
+        async with self._changing:
+            self.info = await self.server.info()
+            self.held &= self.info.adapters
+            self.ready &= self.info.adapters
+            self.agreements[BASE_REF] = await self._sit(None, plain)
+            self._noise = self.agreements[BASE_REF].sd
+            await self._sit(None, shaped)
+            self.keeps_apart = await keeps_apart(self.server, plain)
+            if not self.keeps_apart:
+                self._options.say(
+                    f"The server {self.url} uses what it has computed of one user's prompts for "
+                    "all others, so that how long it takes may tell one what another has asked: "
+                    "take a newer release where not everybody may know. Cached tokens are not told."
+                )
+
+    async def look(self) -> None:
+        """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
+        before = frozenset(self.ready)
+        await ping(self.server)
+        known = (await self.server.info()).adapters
+        if lost := before & self.ready - known:
+            raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
+
+    async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
+        """Load an adapter, compute prefixes, the most useful first, and let the server prove it.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+            BackendError, RequestError: it does not load it.
+        """
+        name = adapter.name
+        if name in self.ready:
+            return
+        async with self._changing:
+            if name in self.ready:
+                return
+            await ping(self.server)  # one that hangs is found out sooner than by a load
+            self.held.add(name)  # before: nobody knows what a call that is broken off has done
+            await self.server.load(name, adapter.folder)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.warm_s):
+                    await self._warm(name, warm)
+            if (exam := await adapter.exam()) is not None:
+                self.agreements[name] = await self._sit(name, exam)
+            self.ready.add(name)
+
+    async def tidy(self, wanted: Callable[[str], bool]) -> None:
+        """Unload what nobody wants any more."""
+        for name in [name for name in self.held if not wanted(name)]:
+            async with self._changing:
+                if wanted(name):  # by now
+                    continue
+                self.ready.discard(name)
+                await self.server.unload(name)
+                self.held.discard(name)
+                self.agreements.pop(name, None)
+
+    async def _warm(self, name: str, prefixes: Sequence[Prefix]) -> None:
+        for prefix in prefixes:
+            try:
+                params = SamplingParams(max_tokens=1, cache_salt=prefix.salt)
+                await self.server.sample(name, prefix.tokens, params, 1)
+            except (BackendError, RequestError) as error:
+                if isinstance(error, OutageError):
+                    raise
+                self._options.say(f"{self.url} did not compute a prefix for {name}: {error}")
+
+    async def _sit(self, name: str | None, exam: Exam) -> ExamResult:
+        drawn = await sit(self.server, name, exam)
+        found, fault = judge(
+            exam,
+            self.url,
+            drawn,
+            base=BASE_REF,
+            noise=self._noise,
+            tolerance=self._options.tolerance,
+        )
+        if fault:
+            raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")
+        return found
+
+
+# Looks after one server in the background: brings it back, unloads what nobody uses.
+#
+# Rule: a thread that only keeps time. All that is done to the server is done in the event loop,
+# where
+# the pool lives, one call at a time; so whichever task closes the pool can end it.
+
+
+_AFTER_A_BUG_S: Final = 30.0
+
+
+class Watch:
+    """Calls `tend` in the running event loop when woken, and when it has asked to be."""
+
+    def __init__(self, name: str, tend: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
+        """`tend` returns after how many seconds it wants to be called again; None: when woken."""
+        self._name = name
+        self._tend = tend
+        self._loop = asyncio.get_running_loop()
+        self._woken = threading.Event()
+        self._ended = False
+        self._tending: asyncio.Task[Any] | None = None
+        # A daemon: it does not keep a process alive whose loop has ended without `aclose`.
+        self._thread = threading.Thread(target=self._run, name=f"watch {name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def aclose(self) -> None:
+        """Call off what is being done, and end the thread."""
+        self._ended = True
+        if self._tending is not None:
+            self._tending.cancel()
+        self.wake()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _once(self) -> float | None:
+        if self._ended:
+            return None
+        self._tending = asyncio.current_task()
+        try:
+            return await self._tend()
+        finally:
+            self._tending = None
+
+    def _run(self) -> None:
+        seconds: float | None = None
+        while not self._ended:
+            self._woken.wait(seconds)
+            self._woken.clear()
+            call = self._once()
+            try:
+                future = asyncio.run_coroutine_threadsafe(call, self._loop)
+            except RuntimeError:  # the loop is closed
+                call.close()
+                return
+            try:
+                error = future.exception()
+            except CancelledError:
+                return
+            if error is not None:
+                _log.error("Looking after %s failed.", self._name, exc_info=error)
+            seconds = _AFTER_A_BUG_S if error else future.result()
+
+
+# Several servers as one: who is in the rotation, who is asked next, who uses which adapter.
+#
+# Rule: what is wanted is written down, and servers are brought to it: an adapter that is in use
+# is on
+# every server of the rotation, and one that is not in use goes from all of them. A server that
+# fails
+# leaves the rotation at once and comes back by the same way that it came in.
+
+
+_LEAVE_S: Final = 5.0
+"""For unloading, when the pool is closed."""
+_FEEL_S: Final = 0.5
+"""Between looks whether a server hangs."""
+_NONE: Final[Mapping[Member, str]] = {}
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A place for one request on a server."""
+
+    member: Member
+    epoch: int
+    begun: bool = False
+    """A token has come: no other server can take the request over."""
+
+
+class Pool:
+    """The rotation."""
+
+    def __init__(
+        self, members: Sequence[Member], options: PoolOptions, model: str, context_tokens: int
+    ) -> None:
+        self._members = members
+        self._options = options
+        self._model = model
+        self.context_tokens = context_tokens
+        self._wanted: dict[str, Adapter] = {}
+        self._routes = Routes()
+        self.hot = HotPrefixes()
+        self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
+        self._pulses = [Watch(f"pulse {m.url}", lambda m=m: self._feel(m)) for m in members]
+        for member in members:
+            member.changed = self._tell
+            self._wake(member)
+            self._pulses[member.number].wake()
+        self._tell()
+
+    def wanted(self) -> frozenset[str]:
+        """Names in use."""
+        return frozenset(self._wanted)
+
+    def newest(self, but: str) -> str | None:
+        """The name that was opened last, of those in use."""
+        return next((name for name in reversed(self._wanted) if name != but), None)
+
+    def agreements(self, ref: str) -> tuple[ExamResult, ...]:
+        return tuple(m.agreements[ref] for m in self._members if ref in m.agreements)
+
+    def use(self, name: str, make: Callable[[], Adapter]) -> Adapter:
+        """Keep an adapter on the servers until it is released as often as it was used."""
+        adapter = self._wanted.get(name) or self._wanted.setdefault(name, make())
+        adapter.users += 1
+        return adapter
+
+    def release(self, adapter: Adapter) -> None:
+        adapter.users -= 1
+        if adapter.users == 0 and self._wanted.pop(adapter.name, None):  # else it is closed
+            self._routes.forget_name(adapter.name)
+            for member in self._members:
+                self._wake(member)
+
+    @contextmanager
+    def using(self, adapter: Adapter | None) -> Generator[Adapter | None]:
+        """For a request. None: the base, which is always there."""
+        if adapter is None:
+            yield None
+            return
+        used = self.use(adapter.name, lambda: adapter)  # closed, and perhaps opened anew since
+        try:
+            yield used
+        finally:
+            self.release(used)
+
+    async def open(self, adapter: Adapter) -> None:
+        """Bring an adapter that is in use to every server of the rotation.
+
+        A server that fails leaves the rotation, unless all do.
+
+        Raises:
+            OutageError: no server answers.
+            BackendError: no server loads it, or answers with it as the trainer does.
+        """
+        rotation = [m for m in self._members if m.away is None]
+        if not rotation:
+            raise self.nobody()
+        warm = self._warm(rotation)
+        failures = await together(self._prepare(m, adapter, warm[m]) for m in rotation)
+        refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
+        for member, failure in zip(rotation, failures, strict=True):
+            if isinstance(failure, OutageError) or (failure and None in failures):
+                self.sick(member, failure)
+        if None in failures:
+            return
+        if refused:
+            sentences = " ".join(dict.fromkeys(map(str, refused)))
+            raise BackendError(f"No server serves {adapter.name!r}: {sentences}") from refused[0]
+        raise self.nobody()
+
+    def lease(
+        self,
+        adapter: Adapter | None,
+        prompt: Tokens,
+        salt: str | None,
+        without: Mapping[Member, str],
+    ) -> Lease:
+        """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
+
+        Args:
+            salt: of the prompt, see `SamplingParams.cache_salt`.
+            without: servers that are not asked again, and why.
+
+        Raises:
+            OutageError: no server is left.
+        """
+        rotation = {
+            m.number: m.in_flight for m in self._members if m.away is None and m not in without
+        }
+        if not rotation:
+            raise self.nobody(without)
+        name, keys = (adapter.name if adapter else None), keys_of(prompt, salt)
+        if adapter:
+            # A name that was let go is on no server or on some: it is loaded where it is not.
+            ready = {n: k for n, k in rotation.items() if name in self._members[n].ready}
+            rotation = ready or rotation
+            self.hot.note(prompt, keys, salt)
+        member = self._members[self._routes.choose(name, keys, len(prompt), rotation)]
+        self._routes.note(name, keys, len(prompt), member.number)
+        member.in_flight += 1
+        return Lease(member, member.epoch)
+
+    def give_back(self, lease: Lease) -> None:
+        lease.member.in_flight -= 1
+
+    def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
+        """Out of the rotation, unless the failure is of a time before it came back."""
+        if member.away is None and epoch in (None, member.epoch):
+            member.leave(str(error))
+            self._routes.forget_server(member.number)
+            self._wake(member)
+
+    def away(self) -> tuple[tuple[str, str], ...]:
+        """(url, why) of the servers that are not in the rotation."""
+        return tuple((m.url, m.away.error) for m in self._members if m.away)
+
+    def _tell(self) -> None:
+        self._options.away([f"{url}: {why}" for url, why in self.away()])
+
+    def nobody(self, without: Mapping[Member, str] = _NONE) -> OutageError:
+        now = time.monotonic()
+        said = "; ".join(
+            f"{m.url} away for {now - m.away.since:.0f} s ({m.away.error})"
+            if m.away
+            else f"{m.url} has failed ({without.get(m, 'just now')})"
+            for m in self._members
+        )
+        return OutageError(f"No server can be asked: {said}.")
+
+    async def aclose(self) -> None:
+        """Unload what the servers hold, as far as they answer, and close the connections."""
+        await together(watch.aclose() for watch in (*self._watches, *self._pulses))
+        self._wanted.clear()
+        await together(self._leave(member) for member in self._members)
+
+    def _warm(self, members: Sequence[Member]) -> dict[Member, list[Prefix]]:
+        """The prefixes that each computes for a new version, the most useful first."""
+        most = self._options.warm_prefixes
+        hottest = self.hot.hottest(most * len(self._members))
+        hot = {prefix: keys_of(prefix.tokens, prefix.salt) for prefix in hottest}
+        return {m: self._routes.held(m.number, hot)[:most] for m in members}
+
+    async def _prepare(
+        self, member: Member, adapter: Adapter, warm: Sequence[Prefix]
+    ) -> ClawError | None:
+        try:
+            async with _in_time(member, self._options.ready_s):
+                await member.prepare(adapter, warm)
+        except (BackendError, RequestError) as error:
+            return error
+        for prefix in warm:
+            keys = keys_of(prefix.tokens, prefix.salt)
+            self._routes.note(adapter.name, keys, 0, member.number)
+        return None
+
+    async def _tend(self, member: Member) -> float | None:
+        """Bring a server to what is wanted; returns when to look again."""
+        if member.away is None:
+            try:
+                await member.tidy(self._wanted.__contains__)
+                if not member.in_flight:  # a busy one is judged by its requests
+                    await member.look()
+            except OutageError as error:
+                self.sick(member, error)
+            except (BackendError, RequestError) as error:
+                self._options.say(f"{member.url} does not do as it is told: {error}")
+        if member.away is None:
+            return self._options.look_s
+        wait_s = member.away.next_at - time.monotonic()
+        if wait_s > 0:
+            return wait_s
+        try:
+            await self._bring_back(member)
+        except (BackendError, RequestError) as error:
+            member.failed_again(str(error))
+            return member.away.wait_s
+        return 0.0  # what went out of use meanwhile is still there
+
+    async def _feel(self, member: Member) -> float:
+        """Let what a server has that hangs be done by others; returns when to look again."""
+        server, options = member.server, self._options
+        if member.away is None and await hangs(
+            server, quiet_s=options.quiet_s, still_s=options.still_s
+        ):
+            error = OutageError(f"The server {member.url} hangs: it says nothing any more.")
+            self.sick(member, error)
+            server.pulse.cut(str(error))
+        return _FEEL_S
+
+    async def _bring_back(self, member: Member) -> None:
+        async with _in_time(member, self._options.ready_s):
+            await member.check()
+        if member.info is None or member.info.model != self._model:
+            raise BackendError(f"{member.url} serves another model than {self._model!r}.")
+        if member.info.context_tokens < self.context_tokens:
+            raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
+        while missing := [a for a in self._wanted.values() if a.name not in member.ready]:
+            for adapter in missing:
+                warm = self._warm([member])
+                failure = await self._prepare(member, adapter, warm[member])
+                if failure and adapter.users:
+                    raise failure
+        member.come_back()
+
+    async def _leave(self, member: Member) -> None:
+        with suppress(BackendError, RequestError, TimeoutError):
+            if member.away is None:
+                async with asyncio.timeout(_LEAVE_S):
+                    await member.tidy(lambda _: False)
+        await member.server.aclose()
+
+    def _wake(self, member: Member) -> None:
+        self._watches[member.number].wake()
+
+
+@asynccontextmanager
+async def _in_time(member: Member, seconds: float) -> AsyncGenerator[None]:
+    """A server that hangs holds up nobody for long."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise OutageError(f"The server {member.url} was not ready in {seconds:g} s.") from error

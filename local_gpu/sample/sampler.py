@@ -1,0 +1,146 @@
+"""One version's sampler over a pool of servers.
+
+Rule: a server that fails before the first token is the pool's matter, and another one answers. What
+breaks off later is told as an outage, with the tokens that came: whoever asked goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Final, cast
+
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
+from local_gpu.sample.pool import Adapter, Lease, Member, Pool
+from local_gpu.sample.server import Busy
+from tinker_claw.errors import (
+    BackendError,
+    ContextLengthError,
+    OutageError,
+    RequestError,
+    SamplerError,
+)
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+
+_SERVERS_PER_REQUEST: Final = 3
+"""A request that three servers fail at may be what fails them: the others are spared it."""
+
+
+class PoolSampler:
+    """Implements `tinker_claw.policy.Sampler`."""
+
+    def __init__(self, pool: Pool, adapter: Adapter | None, facts: Facts, score: Score) -> None:
+        """`adapter`: in use by this sampler until it is closed. None: the base."""
+        self.ref = adapter.name if adapter else BASE_REF
+        self._pool = pool
+        self._adapter = adapter
+        self._facts = facts
+        self._score = score
+        self._closed = False
+
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk, None]:
+        self._check(prompt, params)
+        with self._pool.using(self._adapter) as adapter:
+            tried = dict[Member, str]()
+            while True:
+                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
+                    await self._load(lease.member, adapter)
+                    chunks = lease.member.server.stream(self._name, prompt, params)
+                    async with _closing(chunks):
+                        async for chunk in chunks:
+                            lease.begun = lease.begun or bool(chunk.tokens)
+                            if params.cache_salt and not lease.member.keeps_apart:
+                                chunk = replace(chunk, cached_tokens=0)
+                            yield chunk
+                            if chunk.stop_reason is not None:
+                                return
+                    raise OutageError(f"The server {lease.member.url} broke off its reply.")
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        self._check(prompt, params)
+        if n < 1:
+            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        with self._pool.using(self._adapter) as adapter:
+            tried = dict[Member, str]()
+            while True:
+                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
+                    await self._load(lease.member, adapter)
+                    return await lease.member.server.sample(self._name, prompt, params, n)
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        """Scored by the half that learns: the same numbers that training sees."""
+        return await self._score(self.ref, ScoreAsk.of(self._facts, tokens, start, targets, top_k))
+
+    async def aclose(self) -> None:
+        """Let the servers unload the adapter when nobody uses it any more; nothing is waited for.
+
+        A request that comes later loads it again, is served, and lets it go.
+        """
+        if not self._closed:
+            self._closed = True
+            if self._adapter is not None:
+                self._pool.release(self._adapter)
+
+    @property
+    def _name(self) -> str | None:
+        return self._adapter.name if self._adapter else None
+
+    @asynccontextmanager
+    async def _server(
+        self,
+        adapter: Adapter | None,
+        prompt: Tokens,
+        salt: str | None,
+        tried: dict[Member, str],
+    ) -> AsyncGenerator[Lease]:
+        """A server for one attempt; swallows its failure where another one may be tried."""
+        lease = self._pool.lease(adapter, prompt, salt, tried)
+        try:
+            yield lease
+        except OutageError as error:
+            tried[lease.member] = str(error)
+            if not isinstance(error, Busy):
+                self._pool.sick(lease.member, error, lease.epoch)
+            if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:
+                raise
+        finally:
+            self._pool.give_back(lease)
+
+    async def _load(self, member: Member, adapter: Adapter | None) -> None:
+        """Nothing to do, but for a request that comes after `aclose`."""
+        try:
+            if adapter is not None:
+                await member.prepare(adapter)
+        except OutageError:
+            raise
+        except BackendError as error:
+            raise SamplerError(f"{self.ref!r} could not be loaded again: {error}") from error
+
+    def _check(self, prompt: Tokens, params: SamplingParams) -> None:
+        if not prompt:
+            raise RequestError(
+                "The prompt is empty; it needs at least one token.", param="messages"
+            )
+        if len(prompt) + params.max_tokens > self._pool.context_tokens:
+            raise ContextLengthError(len(prompt), params.max_tokens, self._pool.context_tokens)
+        if min(prompt) < 0 or max(prompt) >= self._facts.vocabulary:
+            # Some servers die of it.
+            raise SamplerError(
+                f"The prompt has a token outside 0..{self._facts.vocabulary - 1}: another model's "
+                "tokenizer made it."
+            )
+
+
+def _closing(chunks: AsyncIterator[TokenChunk]) -> AbstractAsyncContextManager[object]:
+    """Closing a server's stream is what aborts the generation there."""
+    return aclosing(cast(AsyncGenerator[TokenChunk, None], chunks))

@@ -1,0 +1,92 @@
+"""What one inference server must offer, whatever its dialect.
+
+Rule: adapters are known by name, and a name is never loaded with other weights: these servers key
+their prefix caches on the name, and would answer from the cache of the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tinker_claw.errors import OutageError
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+
+if TYPE_CHECKING:
+    from local_gpu.sample.hang import Pulse
+
+
+NEVER_LOADED: Final = "tinker-claw-never-loaded"
+"""A name to unload: a server that does not take adapters while it runs says so."""
+
+
+class Busy(OutageError):
+    """It is well, and takes no more at the moment (429): another may, or this one later."""
+
+
+class NotLoaded(OutageError):
+    """It is well, but lacks the adapter: it was started anew. Load it there, or ask another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    model: str
+    """The base model's name, by which requests without an adapter ask for it."""
+    context_tokens: int
+    """Prompt and reply together."""
+    adapters: frozenset[str]
+    """Names that are loaded."""
+
+
+class InferenceServer(Protocol):
+    """One server. Every call has a deadline.
+
+    Raises (all calls):
+        OutageError: it does not answer, too late, or with 5xx: another server may do it.
+        NotLoaded: such an outage, of one adapter only.
+        SamplerError, RequestError: it refuses what was asked, or its answer does not add up.
+        ContextLengthError: prompt and reply do not fit.
+    """
+
+    url: str
+    pulse: Pulse
+
+    async def info(self) -> ServerInfo:
+        """Ask what is there; also the health check."""
+        ...
+
+    async def progress(self) -> str:
+        """What is another one whenever its engine has done something; "" if it does not tell."""
+        ...
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load an adapter; one that is loaded under that name already is none the worse.
+
+        Raises:
+            BackendError: it cannot be loaded; the server goes on as before.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Let it go; one that is not there is no error."""
+        ...
+
+    def stream(
+        self, name: str | None, prompt: Tokens, params: SamplingParams
+    ) -> AsyncIterator[TokenChunk]:
+        """Sample under an adapter, or the base (None); closing the iterator aborts it there."""
+        ...
+
+    async def sample(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
+    ) -> list[Completion]:
+        """n completions in one request; with a seed, completion i is drawn with seed + i."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...

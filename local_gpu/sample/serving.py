@@ -1,0 +1,224 @@
+"""What servers are examined on: written by the half that learns, once for all of them.
+
+Rule: a version is examined on two prompts that servers have cached under the version before: one
+that never changes, and the prefix that most requests share. A cache that is not keyed on the
+version shows there, and an adapter's change shows best on what people really ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from local_gpu.halves import BASE_REF, Facts, Score
+from local_gpu.sample.exam import PLACES, Exam, ExamResult, table, tempered
+from local_gpu.sample.pool import Adapter, Member, Pool, PoolOptions
+from local_gpu.sample.sampler import PoolSampler
+from local_gpu.sample.server import NEVER_LOADED, InferenceServer
+from local_gpu.tasks import together
+from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
+from tinker_claw.types import Tokens
+
+_FIXED_TOKENS: Final = 512 + PLACES
+"""Some blocks of any server's prefix cache: they are of 16 to 128 tokens."""
+_HOT_TOKENS: Final = 1024
+"""At most: the trainer scores them under three weights at each publish."""
+_TEMPERATURE: Final = 0.7
+_OTHER_MODEL: Final = (
+    "Is it another base model than the trainer's, or quantised where the trainer is not?"
+)
+_RAW: Final = (
+    "Start vLLM with --logprobs-mode processed_logprobs, and SGLang without "
+    "SGLANG_RETURN_ORIGINAL_LOGPROB: training needs the logprobs that tokens were drawn with."
+)
+_NOT_APPLIED: Final = (
+    "Was the adapter not applied, or with another alpha, or does the server answer from a prefix "
+    "cache of older weights?"
+)
+
+
+class Examiner:
+    """Writes exams."""
+
+    def __init__(self, facts: Facts, score: Score, options: PoolOptions) -> None:
+        self._facts = facts
+        self._score = score
+        self._options = options
+
+    async def base(self) -> tuple[Exam, Exam]:
+        """On the base model: at temperature 1, and at another, where raw logprobs would show."""
+        prompts = (self._fixed(),)
+        rows = await table(self._score, self._facts, BASE_REF, prompts)
+        shaped = tempered(rows, _TEMPERATURE, self._facts.vocabulary)
+        return (
+            Exam(
+                BASE_REF,
+                prompts,
+                rows,
+                {},
+                advice=_OTHER_MODEL,
+                student_topk=self._options.student_topk,
+            ),
+            Exam(
+                BASE_REF,
+                prompts,
+                shaped,
+                {"logprobs before temperature": rows},
+                advice=_RAW,
+                temperature=_TEMPERATURE,
+            ),
+        )
+
+    async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
+        """On a version, against the base and the version before, if there is one.
+
+        None: the trainer has had no time. Serving does not wait for a step that runs.
+
+        Raises:
+            BackendError: the trainer cannot score under it.
+        """
+        prompts = (self._fixed(), *(tuple(prefix[:_HOT_TOKENS]) for prefix in hot))
+        try:
+            if self._options.steps():
+                raise TimeoutError
+            async with asyncio.timeout(self._options.score_s):
+                right = await table(self._score, self._facts, ref, prompts)
+                wrong = {BASE_REF: await table(self._score, self._facts, BASE_REF, prompts)}
+                if before is not None:
+                    with suppress(BackendError):  # its files may be gone
+                        wrong[before] = await table(self._score, self._facts, before, prompts)
+        except TimeoutError:
+            self._options.say(f"{ref} serves without being compared: the trainer is busy.")
+            return None
+        return Exam(ref, prompts, right, wrong, advice=_NOT_APPLIED)
+
+    def _fixed(self) -> tuple[int, ...]:
+        """Any tokens will do. Those that control a chat mostly stand at a vocabulary's end."""
+        length = min(_FIXED_TOKENS, self._facts.context_tokens // 2)
+        half = max(2, self._facts.vocabulary // 2)
+        return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(length))
+
+
+# The half that serves, by servers over HTTP: opened together, examined, and served as one.
+#
+# Rule: `open` returns when every server of the rotation has the version, has computed what its
+# first
+# requests will start with, and has answered as the trainer does. So whoever swaps to it routes to
+# no
+# server that lacks it, and the version before serves until then.
+
+
+class PoolServing:
+    """Implements `local_gpu.halves.Serving`. Made by `start`."""
+
+    def __init__(self, pool: Pool, examiner: Examiner, facts: Facts, score: Score) -> None:
+        self._pool = pool
+        self._examiner = examiner
+        self._facts = facts
+        self._score = score
+
+    @classmethod
+    async def start(
+        cls,
+        servers: Sequence[InferenceServer],
+        facts: Facts,
+        score: Score,
+        options: PoolOptions | None = None,
+    ) -> PoolServing:
+        """Ask every server what it is, and compare its base model with the trainer's.
+
+        One that does not answer yet is asked again later, unless none does. The servers are closed
+        with the pool, or here if it does not start.
+
+        Raises:
+            ConfigError: the servers differ, serve another model, or do not take adapters.
+            OutageError: none answers.
+        """
+        options = options or PoolOptions()
+        examiner = Examiner(facts, score, options)
+        try:
+            exams = await examiner.base()
+            members = [Member(i, server, exams, options) for i, server in enumerate(servers)]
+            await together(_admit(member) for member in members)
+            model, context_tokens = _in_common(members, facts)
+        except BaseException:
+            await together(server.aclose() for server in servers)
+            raise
+        return cls(Pool(members, options, model, context_tokens), examiner, facts, score)
+
+    @property
+    def context_tokens(self) -> int:
+        return self._pool.context_tokens
+
+    @property
+    def rounds_otherwise(self) -> bool:
+        """Other kernels, whatever the number format."""
+        return True
+
+    async def open(self, ref: str, folder: Path) -> PoolSampler:
+        """Raises OutageError where no server answers, besides what `Serving` says."""
+        if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
+            raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
+        before, hot = self._pool.newest(but=ref), self._pool.hot.hottest(1)
+        texts = [prefix.tokens for prefix in hot]
+        adapter = self._pool.use(
+            ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, texts, before))
+        )
+        try:
+            await self._pool.open(adapter)
+        except BaseException:
+            self._pool.release(adapter)
+            raise
+        return self._sampler(adapter)
+
+    async def base(self) -> PoolSampler:
+        return self._sampler(None)
+
+    def live(self) -> frozenset[str]:
+        """A reply that goes on keeps its version's folder as well: servers may read it again."""
+        return self._pool.wanted()
+
+    def away(self) -> tuple[tuple[str, str], ...]:
+        """(url, why) of the servers that are not asked at present."""
+        return self._pool.away()
+
+    def agreements(self, ref: str) -> tuple[ExamResult, ...]:
+        """How the servers agreed with the trainer when last examined on a ref; () if none was."""
+        return self._pool.agreements(ref)
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+    def _sampler(self, adapter: Adapter | None) -> PoolSampler:
+        return PoolSampler(self._pool, adapter, self._facts, self._score)
+
+
+async def _admit(member: Member) -> None:
+    try:
+        await member.check()
+        await member.server.unload(NEVER_LOADED)
+    except OutageError as error:
+        member.leave(str(error))
+    except (BackendError, RequestError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
+    """The base model's name, and the shortest context.
+
+    Raises:
+        ConfigError: they serve several models.
+        OutageError: none has answered.
+    """
+    infos = {member.url: member.info for member in members if member.info and not member.away}
+    if not infos:
+        raise OutageError("; ".join(f"{m.url}: {m.away.error}" for m in members if m.away))
+    models = {info.model for info in infos.values()}
+    if len(models) > 1:
+        said = ", ".join(f"{url} serves {info.model!r}" for url, info in infos.items())
+        raise ConfigError(f"All servers must serve one model under one name; {said}.")
+    shortest = min(info.context_tokens for info in infos.values())
+    return models.pop(), min(shortest, facts.context_tokens)

@@ -1,0 +1,321 @@
+"""What a server on this machine answers to whoever started it: no event loop, and a time limit.
+
+Rule: an answer is told apart from none, and nothing is said about why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from local_gpu.sample import child
+from tinker_claw.errors import ConfigError
+
+HOST: Final = "127.0.0.1"
+_ANSWER_S: Final = 5.0
+"""For what a server says of itself."""
+
+
+def ask_health(port: int) -> int | None:
+    """The HTTP status; None where nobody answers."""
+    return _status(port, "GET", "/health", None, _ANSWER_S)
+
+
+def hangs(port: int, model: str, within_s: float) -> bool:
+    """Whether it takes so long over one token, and its engine does nothing else meanwhile.
+
+    It does not hang while nobody listens: it has ended, or is starting.
+    """
+    began, before = time.monotonic(), _progress(port)
+    status = ask_for_one_token(port, model, within_s)
+    in_time = time.monotonic() - began < within_s
+    return status is None and not in_time and _progress(port) in (None, before)
+
+
+def _progress(port: int) -> list[bytes] | None:
+    """What changes with each step of its engine. None: there is no answer."""
+    answer = _answer(port, "GET", "/metrics", None, _ANSWER_S)
+    lines = answer[1].splitlines() if answer else None
+    return None if lines is None else [line for line in lines if line.startswith(b"vllm:")]
+
+
+def ask_for_one_token(port: int, model: str, within_s: float) -> int | None:
+    body = {"model": model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
+    return _status(port, "POST", "/v1/completions", body, within_s)
+
+
+def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:
+    """The HTTP status of a request; None where nobody answers."""
+    answer = _answer(port, method, path, body, within_s)
+    return answer[0] if answer else None
+
+
+def _answer(
+    port: int, method: str, path: str, body: Any, within_s: float
+) -> tuple[int, bytes] | None:
+    """Status and body of an answer; None where there is none."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=within_s)
+    try:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        content = json.dumps(body) if body is not None else None
+        connection.request(method, path, content, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+# Inference servers that are started here, each in a process group and an environment of its own.
+#
+# Rule: a server that was ready once is started again on its port whenever it ends, and is ended
+# when
+# it hangs; one that ends before is an error with the last lines of its log. None outlives this
+# process, whatever kills it (see `child`).
+
+
+Tell = Callable[[str], None]
+"""Is told of progress and of restarts, a sentence each; also from other threads."""
+
+GRACE_S: Final = 5.0
+"""How long a server may take over SIGTERM."""
+_STOP_S: Final = GRACE_S + 5.0
+_START_S: Final = 1800.0
+_LOOK_S: Final = 0.2
+_TELL_S: Final = 10.0
+_FIRST_DELAY_S: Final = 1.0
+_LONGEST_DELAY_S: Final = 60.0
+_HEALTHY_S: Final = 300.0
+"""After so long a run the next failure counts as the first one."""
+_LAST_LINES: Final = 15
+_WARM_UP_S: Final = 300.0
+_ASK_S: Final = 30.0
+"""Between requests for one token, which tell whether it hangs."""
+_HANGS_S: Final = 120.0
+"""Without an answer, and without any progress in what its engine counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to start a server."""
+
+    name: str
+    """What it is called in sentences."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """The whole of it: nothing is inherited."""
+    port: int
+    log: Path
+    model: str
+    """Asked for one token before the server counts as ready: its first request compiles kernels."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody has at this moment."""
+    with ExitStack() as stack:
+        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind((HOST, 0))
+        return [int(each.getsockname()[1]) for each in bound]
+
+
+class Servers:
+    """Servers that run until `stop`."""
+
+    def __init__(
+        self, launches: Sequence[Launch], tell: Tell, *, first_delay_s: float = _FIRST_DELAY_S
+    ) -> None:
+        """Start all of them, and come back at once; `ready` waits."""
+        self._tell = tell
+        self._kept = [_Kept(launch, tell, first_delay_s) for launch in launches]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(kept.launch.url for kept in self._kept)
+
+    async def ready(self, *, within_s: float = _START_S) -> None:
+        """Wait until every one answers.
+
+        Raises:
+            ConfigError: one has ended, or takes too long; its last lines are quoted.
+        """
+        began = told = time.monotonic()
+        while waiting := [kept for kept in self._kept if not kept.ready]:
+            await asyncio.to_thread(_look, waiting)
+            now = time.monotonic()
+            slow = [kept for kept in waiting if not kept.ready]
+            if slow and now - began > within_s:
+                launch = slow[0].launch
+                raise ConfigError(
+                    f"{launch.name} is not ready after {within_s:.0f} s.{_quoted(launch.log)}"
+                )
+            if slow and now - told >= _TELL_S:
+                told = now
+                well = len(self._kept) - len(slow)
+                doing = "".join(_last_lines(slow[0].launch.log, 1))
+                self._tell(
+                    f"{well} of {len(self._kept)} servers are ready after {now - began:.0f} s; "
+                    f"{slow[0].launch.name}: {doing or 'no word yet'}"
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """End all of them; returns when they are gone, after some seconds at the latest."""
+        for kept in self._kept:
+            kept.release()
+        until = time.monotonic() + _STOP_S
+        for kept in self._kept:
+            kept.join(until - time.monotonic())
+
+
+class _Kept:
+    """One server, and the thread that starts it again."""
+
+    def __init__(self, launch: Launch, tell: Tell, delay_s: float) -> None:
+        self.launch = launch
+        self.ready = False
+        self.ended: int | None = None
+        """The status of a server that was never ready."""
+        self._tell = tell
+        self._first_delay_s = delay_s
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(
+            target=self._keep, name=f"tinker-claw-{launch.name}", daemon=True
+        )
+        self._thread.start()
+
+    def release(self) -> None:
+        """Close the pipe that keeps the server alive."""
+        self._stopping.set()
+        self._close_pipe()
+
+    def join(self, patience_s: float) -> None:
+        self._thread.join(max(0.0, patience_s))
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()  # the server's own process dies with it
+            self._thread.join()
+
+    def _keep(self) -> None:
+        delay_s, mode = self._first_delay_s, "wb"
+        while (process := self._start(mode)) is not None:
+            began = time.monotonic()
+            status = self._wait(process)
+            self._close_pipe()
+            if self._stopping.is_set():
+                return
+            if not self.ready:
+                self.ended = status
+                return
+            if time.monotonic() - began > _HEALTHY_S:
+                delay_s = self._first_delay_s
+            self._tell(
+                f"{self.launch.name} ended with status {status}, and is started again in "
+                f"{delay_s:.0f} s; {self.launch.log} says more"
+            )
+            if self._stopping.wait(delay_s):
+                return
+            delay_s, mode = min(2 * delay_s, _LONGEST_DELAY_S), "ab"
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Its status, when it has ended by itself or because it hung."""
+        within_s = _WARM_UP_S
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_ASK_S)
+            if not self.ready:
+                continue
+            if hangs(self.launch.port, self.launch.model, within_s):
+                self._tell(f"{self.launch.name} hangs for {within_s:.0f} s, and is ended")
+                self._close_pipe()
+                return process.wait()
+            within_s = _HANGS_S
+
+    def _close_pipe(self) -> None:
+        with self._lock:
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _start(self, mode: str) -> subprocess.Popen[bytes] | None:
+        launch = self.launch
+        with self._lock, _private(launch.log, mode) as log:
+            if self._stopping.is_set():
+                return None
+            self._process = subprocess.Popen(
+                # By its path and with -P: none of our packages need be importable there.
+                [sys.executable, "-P", child.__file__, str(GRACE_S), *launch.command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(launch.environment),
+                start_new_session=True,  # Ctrl-C reaches us, and we stop the servers last
+            )
+            return self._process
+
+
+def _private(path: Path, mode: str) -> IO[bytes]:
+    """A file for its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _look(waiting: Sequence[_Kept]) -> None:
+    """Mark those that answer as ready.
+
+    Raises:
+        ConfigError: one has ended.
+    """
+    for kept in waiting:
+        launch = kept.launch
+        if kept.ended is not None:
+            raise ConfigError(
+                f"{launch.name} ended with status {kept.ended} before it was ready."
+                f"{_quoted(launch.log)}"
+            )
+        if ask_health(launch.port) == http.HTTPStatus.OK:
+            kept.ready = _warm_up(launch)
+
+
+def _warm_up(launch: Launch) -> bool:
+    """Whether it has answered. If not, it has ended, which shows at the next look, or is slow."""
+    status = ask_for_one_token(launch.port, launch.model, _WARM_UP_S)
+    if status is not None and status != http.HTTPStatus.OK:
+        raise ConfigError(
+            f"{launch.name} is up, but answers its first request with HTTP {status}."
+            f"{_quoted(launch.log)}"
+        )
+    return status is not None
+
+
+def _quoted(log: Path) -> str:
+    lines = "\n".join(f"  {line}" for line in _last_lines(log, _LAST_LINES))
+    return f" Its last words ({log} has all of them):\n{lines or '  (none)'}"
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 16_384))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][-count:]

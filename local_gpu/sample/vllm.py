@@ -1,0 +1,144 @@
+"""vLLM's dialect, as its 0.32 speaks it: `/v1/completions` with token ids in and out.
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 4 \
+        --max-lora-rank 32 --logprobs-mode processed_logprobs --generation-config vllm \
+        --enable-prompt-tokens-details
+
+Without `processed_logprobs`, logprobs at other temperatures than 1 are not those of the
+distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are told.
+At temperature 0 they are untempered; temperatures between 0 and 0.01 are taken as 0.01. An adapter
+that is unloaded while in use goes on serving the requests in flight, and its folder may be read
+again for them. One engine per address: of several data-parallel ones, one alone would load it.
+
+Rule: every setting that bears on sampling stands in every request, so that no default of the model
+or of whoever started the server leaks in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from local_gpu.sample.dialect import HttpServer, StreamPiece, absolute, seed_of
+from local_gpu.sample.http import HttpAnswer, Refusal
+from local_gpu.sample.server import ServerInfo
+from tinker_claw.errors import BackendError
+from tinker_claw.types import SamplingParams, Tokens
+
+_ID: Final = "token_id:"
+"""Before a token's number where a text would stand."""
+_METRICS_S: Final = 3.0
+_NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+
+
+class VllmServer(HttpServer):
+    """Implements `Server` over vLLM's HTTP routes."""
+
+    async def progress(self) -> str:
+        # Its counters move with each step of the engine, also one that computes part of a prompt.
+        answer = await self._link.ask("/metrics", seconds=_METRICS_S)
+        return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
+
+    async def load(self, name: str, folder: Path) -> None:
+        body = {"lora_name": name, "lora_path": absolute(folder)}
+        deadlines = self._link.deadlines
+        answer = await self._link.ask(
+            "/v1/load_lora_adapter", body, seconds=deadlines.load_s, takes_s=deadlines.stall_s
+        )
+        if answer.ok:
+            return
+        # It answers 500 to a damaged file, too, and 400 to a name that it has: look at it.
+        if name in (await self.info()).adapters:
+            return
+        if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self._link.outage(answer)
+        self._expect_route(answer)
+        unseen = " Does it see that folder by the same path, and may it read it?"
+        raise BackendError(
+            f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
+            f"{unseen if answer.status == HTTPStatus.NOT_FOUND else ''}"
+        )
+
+    async def unload(self, name: str) -> None:
+        seconds = self._link.deadlines.load_s
+        answer = await self._link.ask(
+            "/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds
+        )
+        if answer.away:
+            raise self._link.outage(answer)
+        self._expect_route(answer)
+        if not answer.ok and answer.status != HTTPStatus.NOT_FOUND:
+            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
+
+    def _expect_route(self, answer: HttpAnswer) -> None:
+        if answer.status == HTTPStatus.NOT_FOUND and answer.told == HTTPStatus.NOT_FOUND.phrase:
+            raise BackendError(
+                f"The server {self.url} loads no adapters: start it with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            )
+
+    async def _pieces(
+        self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
+    ) -> AsyncGenerator[StreamPiece]:
+        body = _request(name or info.model, prompt, params, n)
+        async with aclosing(self._link.events("/v1/completions", body, len(prompt))) as events:
+            async for event in events:
+                for choice in event["choices"]:
+                    yield _piece(choice)
+                if usage := event.get("usage"):
+                    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                    yield StreamPiece(0, (), (), (), None, cached_tokens=cached)
+
+    def _means_not_loaded(self, refusal: Refusal) -> bool:
+        return refusal.answer.status == HTTPStatus.NOT_FOUND
+
+
+def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        "n": n,
+        "max_tokens": params.max_tokens,
+        "min_tokens": 0,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or 0,  # 0 means all
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed_of(params),
+        "ignore_eos": True,  # the model's own end tokens are among ours, or are none
+        "stop_token_ids": list(params.stop_tokens),
+        "logprobs": params.student_topk,  # and the sampled token's
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": params.cache_salt,
+    }
+
+
+def _piece(choice: Mapping[str, Any]) -> StreamPiece:
+    tokens: list[int] = choice["token_ids"] or []
+    told: Mapping[str, Any] = choice["logprobs"] or _NOTHING
+    if [_number(name) for name in told["tokens"]] != tokens:
+        raise ValueError("logprobs of other tokens")
+    return StreamPiece(
+        index=choice["index"],
+        tokens=tokens,
+        logprobs=told["token_logprobs"],
+        candidates=[
+            {_number(name): logprob for name, logprob in row.items()}
+            for row in told["top_logprobs"]
+        ],
+        ended=choice["finish_reason"],
+    )
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(_ID))

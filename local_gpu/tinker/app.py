@@ -1,0 +1,245 @@
+"""Tinker's HTTP routes.
+
+Rule: a route checks the key, reads a body, and answers with what `Service` says; it computes
+nothing. Statuses are ones that Tinker's SDK takes as final (never 409 or 5xx, which it sends again
+for minutes, and 429 only where that helps).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from local_gpu.tinker import checkpoints, requests
+from local_gpu.tinker.auth import PROTOBUF, BodyLimit, Key, Pages
+from local_gpu.tinker.checkpoints import Served
+from local_gpu.tinker.config import tokenizer_of
+from local_gpu.tinker.service import Service
+from local_gpu.tinker.training import Workshop
+from tinker_claw.errors import ClawError, RequestError
+
+routes = APIRouter(prefix="/api/v1")
+
+
+class Ascii(JSONResponse):
+    """JSON that can hold whatever JSON brought, half of a surrogate pair as well."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def create_app(shop: Workshop) -> FastAPI:
+    """The application over a loaded base model; it closes what it opened when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        async with Service.running(shop) as service:
+            app.state.service = service
+            yield
+
+    app = FastAPI(
+        title="Tinker on your own GPU",
+        lifespan=lifespan,
+        openapi_url=None,
+        default_response_class=Ascii,
+    )
+    app.add_middleware(BodyLimit, limit=shop.config.body_bytes)
+    if shop.config.api_key is not None:
+        app.add_middleware(Key, wanted=shop.config.api_key)
+    app.add_middleware(Pages, keyless=shop.config.api_key is None)
+    app.include_router(checkpoints.without_key)
+    app.include_router(checkpoints.routes)
+    app.include_router(routes)
+    app.add_exception_handler(ClawError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(HTTPStatus.NOT_FOUND, _refuse_route)
+    return app
+
+
+async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
+    sentence = f"{request.method} {request.url.path} is not served here."
+    return Ascii({"error": sentence, "category": "user"}, HTTPStatus.NOT_FOUND)
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    status = error.status if isinstance(error, RequestError) else HTTPStatus.UNPROCESSABLE_ENTITY
+    return Ascii({"error": str(error), "category": "user"}, status)
+
+
+async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+    return await _refuse(
+        request,
+        RequestError(f"{field}: {first['msg']}.", status=HTTPStatus.UNPROCESSABLE_ENTITY),
+    )
+
+
+@routes.post("/client/config")
+async def client_config(response: Response, service: Service = Served) -> dict[str, Any]:
+    # The SDK asks over a connection that it never closes.
+    response.headers["Connection"] = "close"
+    config = service.shop.config
+    return {
+        "parallel_fwdbwd_chunks": True,
+        "fwdbwd_max_chunk_len": config.chunk_datums,
+        "fwdbwd_max_chunk_bytes_count": config.chunk_bytes,
+    }
+
+
+@routes.post("/client/dynamic_config")
+async def client_dynamic_config() -> dict[str, Any]:
+    return {"sample_cancel_enabled": True}
+
+
+@routes.post("/telemetry")
+async def telemetry() -> dict[str, str]:
+    return {"status": "accepted"}
+
+
+@routes.get("/get_server_capabilities")
+async def get_server_capabilities(service: Service = Served) -> dict[str, Any]:
+    model = {
+        "model_name": service.shop.config.offered,
+        "max_context_length": service.shop.size.context_tokens,
+        "trainable": True,
+        "sampleable": True,
+    }
+    return {"supported_models": [model]}
+
+
+@routes.post("/create_session")
+async def create_session(ask: requests.CreateSession, service: Service = Served) -> dict[str, str]:
+    told = "This server runs on your own hardware; telemetry sent to it is dropped, not kept."
+    session = service.sessions.create()
+    return {"type": "create_session", "session_id": session.id, "info_message": told}
+
+
+@routes.post("/session_heartbeat")
+async def session_heartbeat(ask: requests.OfSession, service: Service = Served) -> dict[str, str]:
+    try:
+        service.sessions.get(ask.session_id)
+    except RequestError as error:
+        # 410 ends the SDK's heartbeats; a restarted server does not know the session either.
+        raise RequestError(str(error), status=HTTPStatus.GONE) from error
+    return {"type": "session_heartbeat"}
+
+
+@routes.post("/sessions/{session_id}/finish")
+async def finish(session_id: str, service: Service = Served) -> Response:
+    await service.end_session(session_id, "has finished")
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@routes.post("/create_model")
+async def create_model(ask: requests.CreateModel, service: Service = Served) -> dict[str, str]:
+    model_id = f"{ask.session_id}:train:{ask.model_seq_id}"
+    return {"request_id": service.models.create(ask), "model_id": model_id}
+
+
+@routes.post("/get_info")
+async def get_info(ask: requests.OfModel, service: Service = Served) -> dict[str, Any]:
+    run = service.sessions.run(ask.model_id)
+    offered = service.shop.config.offered
+    data = {
+        "arch": service.shop.base.module.config.model_type,
+        "model_name": offered,
+        "tokenizer_id": tokenizer_of(service.shop.base.source),
+    }
+    return {
+        "type": "get_info",
+        "model_id": run.id,
+        "model_data": data,
+        "model_name": offered,
+        "is_lora": True,
+        "lora_rank": run.rank,
+        "optimizer_config": {"type": "adamw"},
+    }
+
+
+@routes.post("/forward_backward")
+async def forward_backward(request: Request, service: Service = Served) -> dict[str, str]:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise RequestError(
+            "Compressed bodies are not read here.", status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        )
+    return {"request_id": service.models.forward_backward(await request.body())}
+
+
+@routes.post("/optim_step")
+async def optim_step(ask: requests.OptimStep, service: Service = Served) -> dict[str, str]:
+    return {"request_id": service.models.optim_step(ask)}
+
+
+@routes.post("/save_weights")
+async def save_weights(ask: requests.SaveWeights, service: Service = Served) -> dict[str, str]:
+    return {"request_id": service.models.save_weights(ask)}
+
+
+@routes.post("/save_weights_for_sampler")
+async def save_for_sampler(
+    ask: requests.SaveForSampler, service: Service = Served
+) -> dict[str, str]:
+    return {"request_id": service.models.save_weights_for_sampler(ask)}
+
+
+@routes.post("/save_weights_external")
+async def save_external(ask: requests.SaveExternal, service: Service = Served) -> dict[str, str]:
+    return {"request_id": service.models.save_weights_external(ask)}
+
+
+@routes.post("/load_weights")
+async def load_weights(ask: requests.LoadWeights, service: Service = Served) -> dict[str, str]:
+    return {"request_id": service.models.load_weights(ask)}
+
+
+@routes.post("/create_sampling_session")
+async def create_sampling_session(
+    ask: requests.CreateSamplingSession, service: Service = Served
+) -> dict[str, str]:
+    sampler_id = service.create_sampling_session(ask)
+    return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+
+@routes.get("/samplers/{sampler_id}")
+async def get_sampler(sampler_id: str, service: Service = Served) -> dict[str, str | None]:
+    sampler = service.sessions.sampler(sampler_id)
+    path = sampler.model_path
+    return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": path}
+
+
+@routes.post("/asample")
+async def asample(ask: requests.SampleAsk, service: Service = Served) -> dict[str, Any]:
+    request_id, sequence_ids = service.sample(ask)
+    return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
+
+
+@routes.post("/retrieve_future")
+async def retrieve_future(ask: requests.OfRequest, service: Service = Served) -> Response:
+    try:
+        answer = await service.promises.wait(ask.request_id, service.shop.config.poll_s)
+    except KeyError as error:
+        raise RequestError(
+            f"There is no request {ask.request_id}, or its answer is no longer kept.",
+            status=HTTPStatus.GONE,
+        ) from error
+    if answer is None:
+        pending = {"type": "try_again", "request_id": ask.request_id, "queue_state": "active"}
+        return Ascii(pending)
+    if isinstance(answer, bytes):
+        return Response(answer, media_type=PROTOBUF)
+    return Ascii(dict(answer))
+
+
+@routes.post("/cancel_future")
+async def cancel_future(ask: requests.OfRequest, service: Service = Served) -> Response:
+    service.promises.cancel(ask.request_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -1,0 +1,219 @@
+"""The routes of Tinker's REST client and command line for runs and checkpoints.
+
+Rule: a download link carries its own signature; everything else here that touches the store needs
+the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import FileResponse
+
+from local_gpu.tinker import requests
+from local_gpu.tinker.models import check_ttl
+from local_gpu.tinker.service import Service
+from local_gpu.tinker.store import KINDS, Place, Record, expires_in
+from tinker_claw.errors import RequestError
+
+routes = APIRouter(prefix="/api/v1")
+without_key = APIRouter(prefix="/api/v1")
+OPEN_PATHS = ("/api/v1/healthz", "/api/v1/downloads/")
+"""Of the routes without a key."""
+_EXTERNAL = "external_weights"
+_OWNER = "local"
+Limit = Annotated[int, Query(ge=0, le=1000)]
+Offset = Annotated[int, Query(ge=0, lt=1 << 53)]
+Json: TypeAlias = dict[str, Any]
+
+
+def _service(request: Request) -> Service:
+    return request.app.state.service
+
+
+Served = Depends(_service)
+
+
+@without_key.get("/healthz")
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@routes.post("/weights_info")
+async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
+    record = service.shop.store.read(Place.at(ask.tinker_path))
+    return {
+        "base_model": record.base_model,
+        "optimizer_config": {"type": "adamw"},
+        "is_lora": True,
+        "lora_rank": record.rank,
+        "train_unembed": False,
+        "train_mlp": True,
+        "train_attn": True,
+    }
+
+
+@routes.get("/training_runs")
+async def list_runs(limit: Limit = 20, offset: Offset = 0, service: Service = Served) -> Json:
+    runs = await service.shop.torch.run(lambda: _runs(service))
+    return {
+        "training_runs": [_run_json(service, run) for run in runs[offset : offset + limit]],
+        "cursor": {"offset": offset, "limit": limit, "total_count": len(runs)},
+    }
+
+
+@routes.get("/training_runs/{run_id}")
+async def training_run(run_id: str, service: Service = Served) -> Json:
+    runs = await service.shop.torch.run(lambda: _runs(service))
+    for run in runs:
+        if run.id == run_id:
+            return _run_json(service, run)
+    raise RequestError(f"There is no training run {run_id}.", status=HTTPStatus.NOT_FOUND)
+
+
+@routes.get("/training_runs/{run}/checkpoints")
+async def list_checkpoints(run: str, service: Service = Served) -> Json:
+    found = await service.shop.torch.run(partial(service.shop.store.of_run, run))
+    return {"checkpoints": [_json(service, *one) for one in found if _kept(one)]}
+
+
+@routes.get("/checkpoints")
+async def list_all_checkpoints(
+    limit: Limit = 100, offset: Offset = 0, service: Service = Served
+) -> Json:
+    kept = [one for one in await service.shop.torch.run(service.shop.store.all) if _kept(one)]
+    return {
+        "checkpoints": [_json(service, *one) for one in kept[offset : offset + limit]],
+        "cursor": {"offset": offset, "limit": limit, "total_count": len(kept)},
+    }
+
+
+@routes.post("/training_runs/{run}/checkpoints/{kind}/{name}/publish")
+async def publish(run: str, kind: str, name: str, service: Service = Served) -> Response:
+    return await _amend(service, Place.of(run, kind, name), public=True)
+
+
+@routes.delete("/training_runs/{run}/checkpoints/{kind}/{name}/publish")
+async def unpublish(run: str, kind: str, name: str, service: Service = Served) -> Response:
+    return await _amend(service, Place.of(run, kind, name), public=False)
+
+
+@routes.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl")
+async def set_ttl(
+    run: str, kind: str, name: str, ask: requests.Lifetime, service: Service = Served
+) -> Response:
+    expires_at = expires_in(check_ttl(ask.ttl_seconds))
+    return await _amend(service, Place.of(run, kind, name), expires_at=expires_at)
+
+
+async def _amend(service: Service, place: Place, **facts: Any) -> Response:
+    await service.shop.torch.run(partial(service.shop.store.amend, place, **facts))
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@routes.delete("/training_runs/{run}/checkpoints/{kind}/{name}")
+async def delete_checkpoint(run: str, kind: str, name: str, service: Service = Served) -> Response:
+    place = Place.of(run, kind, name)
+    service.shop.store.read(place)
+    await service.delete(place)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@routes.get(f"/training_runs/{{run}}/checkpoints/{_EXTERNAL}/{{name}}/external_weights_urls")
+async def external_weights_urls(
+    run: str, name: str, request: Request, service: Service = Served
+) -> Json:
+    files = service.shop.store.files(Place.of(run, _EXTERNAL, name))
+    root = f"{request.base_url}api/v1/downloads"
+    expires = datetime.fromtimestamp(service.links.until(), UTC)
+    urls = {file: service.links.link(root, run, name, file) for file in files}
+    return {"urls": urls, "expires": expires.isoformat()}
+
+
+@without_key.get("/downloads/{run}/{name}/{file}")
+async def download(
+    run: str, name: str, file: str, until: int, signature: str, service: Service = Served
+) -> Response:
+    if not service.links.good(run, name, file, until, signature):
+        raise RequestError(
+            "This link is not signed by this server, or its hour is over.",
+            status=HTTPStatus.FORBIDDEN,
+        )
+    files = service.shop.store.files(Place.of(run, _EXTERNAL, name))
+    if file not in files:
+        raise RequestError(f"There is no file {file}.", status=HTTPStatus.NOT_FOUND)
+    return FileResponse(files[file])
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainingRun:
+    """A run that is being trained, or of which there are checkpoints."""
+
+    id: str
+    base_model: str
+    rank: int | None
+    asked_at: str
+    """ISO 8601, UTC."""
+    metadata: dict[str, str] | None
+    checkpoints: list[tuple[Place, Record]]
+    """Newest first."""
+
+
+def _runs(service: Service) -> list[_TrainingRun]:
+    """The last one that was worked with first. All are the caller's: there is one key, or none."""
+    stored: dict[str, list[tuple[Place, Record]]] = {}
+    for one in service.shop.store.all():
+        stored.setdefault(one[0].run, []).extend([one] if _kept(one) else [])
+    runs: dict[str, _TrainingRun] = {}
+    for run_id, found in stored.items():
+        if found:
+            _, newest = found[0]
+            runs[run_id] = _TrainingRun(
+                run_id, newest.base_model, newest.rank, newest.time, newest.run_metadata, found
+            )
+    offered = service.shop.config.offered
+    for run in [run for session in service.sessions for run in session.runs.values()]:
+        if run.rank is not None:
+            at, found = run.asked_at.isoformat(), stored.get(run.id, [])
+            runs[run.id] = _TrainingRun(run.id, offered, run.rank, at, run.metadata, found)
+    return sorted(runs.values(), key=lambda run: run.asked_at, reverse=True)
+
+
+def _run_json(service: Service, run: _TrainingRun) -> Json:
+    newest = {place.kind: (place, record) for place, record in reversed(run.checkpoints)}
+    state, sampler = newest.get("weights"), newest.get("sampler_weights")
+    return {
+        "training_run_id": run.id,
+        "base_model": run.base_model,
+        "model_owner": _OWNER,
+        "is_lora": True,
+        "corrupted": False,
+        "lora_rank": run.rank,
+        "last_request_time": run.asked_at,
+        "last_checkpoint": _json(service, *state) if state else None,
+        "last_sampler_checkpoint": _json(service, *sampler) if sampler else None,
+        "user_metadata": run.metadata,
+    }
+
+
+def _json(service: Service, place: Place, record: Record) -> Json:
+    return {
+        "checkpoint_id": f"{place.kind}/{place.name}",
+        "checkpoint_type": KINDS[place.kind],
+        "time": record.time,
+        "tinker_path": place.path,
+        "size_bytes": service.shop.store.size_bytes(place),
+        "public": record.public,
+        "expires_at": record.expires_at,
+        "user_metadata": record.user_metadata,
+    }
+
+
+def _kept(one: tuple[Place, Record]) -> bool:
+    """What a client has named; the rest belongs to its session."""
+    return not one[1].ephemeral

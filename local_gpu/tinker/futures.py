@@ -1,0 +1,293 @@
+"""Answers that are asked for later: a request gets an id at once, and its result by long poll.
+
+Rule: every promise ends in an answer or in a sentence. A fault of ours answers the one client and
+is logged; it does not end the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from tinker_claw.errors import AlignmentError, ClawError, RequestError, StepError
+
+Answer: TypeAlias = bytes | Mapping[str, Any]
+"""Protobuf, or what becomes JSON."""
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+_PROMISE_BYTES = 4096
+"""Of the promise itself, with its task."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Promise:
+    id: str
+    owner: str
+    """The session; its end cancels what it waits for."""
+    cancellable: bool
+    """By its client; what changes weights is not."""
+    task: asyncio.Task[None] | None = None
+    answer: Answer | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    forget_at: float = float("inf")
+    """On the monotonic clock."""
+    asked: int = 0
+    """Bytes of its request, while the answer is not there."""
+
+    @property
+    def size(self) -> int:
+        return len(self.answer) if isinstance(self.answer, bytes) else 200
+
+
+class Promises:
+    """All requests in flight and the answers that may still be asked for."""
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        *,
+        keep_s: float,
+        keep_retrieved_s: float,
+        keep_bytes: int,
+        pending_bytes: int,
+    ) -> None:
+        self._spawn = spawn
+        self._keep_s = keep_s
+        self._keep_retrieved_s = keep_retrieved_s
+        self._keep_bytes = keep_bytes
+        self._promises: dict[str, Promise] = {}
+        self._held_bytes = 0
+        self._pending_bytes = pending_bytes
+        self._asked_bytes = 0
+
+    def start(
+        self,
+        owner: str,
+        begin: Callable[[], Coroutine[Any, Any, Answer]],
+        *,
+        size: int,
+        cancellable: bool = False,
+    ) -> str:
+        """Begin the work of a request of so many bytes; the promise's id.
+
+        Raises:
+            RequestError: 429, too much is waiting already. Later it is not: the SDK asks again.
+        """
+        size += _PROMISE_BYTES
+        if self._asked_bytes + size > self._pending_bytes:
+            raise RequestError(
+                "Too many requests wait for their answers; send this one again later.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+            )
+        self._asked_bytes += size
+        promise, work = Promise(uuid4().hex, owner, cancellable, asked=size), begin()
+        self._promises[promise.id] = promise
+        promise.task = self._spawn(self._settle(promise, work))
+        # Not in the task: one that is cancelled before it begins runs none of its code.
+        promise.task.add_done_callback(lambda _: self._settled(promise, work))
+        return promise.id
+
+    async def wait(self, request_id: str, at_most_s: float) -> Answer | None:
+        """The answer, or None while it is not there.
+
+        Raises:
+            KeyError: there is no such promise, or its answer is too old.
+        """
+        promise = self._promises[request_id]
+        try:
+            async with asyncio.timeout(at_most_s):
+                await promise.ready.wait()
+        except TimeoutError:
+            return None
+        forget_at = time.monotonic() + self._keep_retrieved_s
+        promise.forget_at = min(promise.forget_at, forget_at)
+        return promise.answer
+
+    def cancel(self, request_id: str) -> None:
+        promise = self._promises.get(request_id)
+        if promise is not None and promise.task is not None and promise.cancellable:
+            promise.task.cancel()
+
+    def cancel_all(self, owner: str | None = None) -> None:
+        """Those of one session, or every one; who polls for them is told."""
+        for promise in self._promises.values():
+            if owner in (None, promise.owner) and promise.task is not None:
+                promise.task.cancel()
+
+    def sweep(self) -> None:
+        """Forget answers that are old, and the oldest of too many."""
+        now = time.monotonic()
+        finished = [p for p in self._promises.values() if p.answer is not None]
+        for promise in sorted(finished, key=lambda p: p.forget_at):
+            if promise.forget_at <= now or self._held_bytes > self._keep_bytes:
+                self._held_bytes -= promise.size
+                del self._promises[promise.id]
+
+    def __len__(self) -> int:
+        return len(self._promises)
+
+    async def _settle(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+        promise.answer = await guarded(work)
+
+    def _settled(self, promise: Promise, work: Coroutine[Any, Any, Answer]) -> None:
+        work.close()  # one that never began would warn
+        if promise.answer is None:
+            sentence = "The request was cancelled: its session or the server ended."
+            promise.answer = failure(sentence, by_user=False)  # nothing was wrong with it
+        promise.task = None
+        self._asked_bytes -= promise.asked
+        promise.forget_at = time.monotonic() + self._keep_s
+        promise.ready.set()
+        self._held_bytes += promise.size
+        if self._held_bytes > self._keep_bytes:
+            self.sweep()
+
+
+async def guarded(work: Awaitable[Answer]) -> Answer:
+    """The answer, or the failure as the SDK reads it. The one broad `except` of this room."""
+    try:
+        return await work
+    except ClawError as error:
+        return failure(str(error), by_user=_is_users(error))
+    except Exception as error:
+        _log.exception("request_failed")
+        return failure(f"The server failed: {type(error).__name__}.", by_user=False)
+
+
+def failure(sentence: str, *, by_user: bool = True) -> Mapping[str, Any]:
+    return {"error": sentence, "category": "user" if by_user else "server"}
+
+
+def _is_users(error: ClawError) -> bool:
+    # A step that torch could not compute (out of memory) is not the client's mistake.
+    torch_failed = isinstance(error.__cause__, RuntimeError)
+    return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed
+
+
+# The requests of one model, one after the other.
+#
+# Rule: in the order of their seq_id, whatever the order of their arrival. A number that never
+# comes
+# fails those that wait for it, after a limit.
+
+
+CREATION = 0
+"""The turn in which a model comes to be; the SDK counts its requests from 1."""
+_REMEMBERED = 4096
+
+
+class Room:
+    """So much of something for all; who finds too little left waits, in the order of arrival."""
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._freed = asyncio.Event()
+        self._door = asyncio.Lock()
+
+    @asynccontextmanager
+    async def room(self, needs: int) -> AsyncGenerator[None]:
+        """`needs` is at most the whole."""
+        async with self._door:
+            while needs > self._left:
+                self._freed.clear()
+                await self._freed.wait()
+            self._left -= needs
+        try:
+            yield
+        finally:
+            self._left += needs
+            self._freed.set()
+
+
+class Lane:
+    """Gives out turns by number, and remembers which request took which number."""
+
+    def __init__(self, hole_s: float, on_hole: Callable[[str], None]) -> None:
+        self._hole_s = hole_s
+        self._on_hole = on_hole
+        self._next = CREATION
+        self._busy = False
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests: dict[int, str] = {}
+
+    def known(self, seq_id: int) -> str | None:
+        """The request id that a re-sent request gets again."""
+        return self._requests.get(seq_id)
+
+    def remember(self, seq_id: int, request_id: str) -> str:
+        self._requests[seq_id] = request_id
+        if len(self._requests) > _REMEMBERED:
+            del self._requests[min(self._requests)]
+        return request_id
+
+    def unnumbered(self) -> int:
+        """A number for a request that came without one: after all that have come."""
+        return max([self._next - 1, *self._requests]) + 1
+
+    @asynccontextmanager
+    async def turn(self, seq_id: int) -> AsyncGenerator[None]:
+        """Wait for one's turn and hold it.
+
+        Raises:
+            RequestError: it has passed, or a lower number never came.
+        """
+        if seq_id < self._next or seq_id in self._waiting or (self._busy and seq_id == self._next):
+            raise RequestError(f"seq_id {seq_id} is too late: {self._next} is next.")
+        if seq_id != self._next:
+            await self._wait(seq_id)
+        self._stop_timer()
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+            self._advance(seq_id + 1)
+
+    async def _wait(self, seq_id: int) -> None:
+        self._waiting[seq_id] = asyncio.get_running_loop().create_future()
+        self._watch_for_hole()
+        try:
+            await self._waiting[seq_id]
+        finally:
+            self._waiting.pop(seq_id, None)
+
+    def _advance(self, following: int) -> None:
+        self._next = following
+        if (waiter := self._waiting.get(following)) and not waiter.done():
+            self._busy = True  # nobody may slip in before it wakes
+            waiter.set_result(None)
+        else:
+            self._watch_for_hole()
+
+    def _watch_for_hole(self) -> None:
+        if self._waiting and not self._busy and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._hole_s, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        if not self._waiting:
+            return
+        sentence = (
+            f"seq_id {self._next} did not come within {self._hole_s:g} s, so the later requests "
+            "of this model cannot be carried out."
+        )
+        self._on_hole(sentence)
+        self._next = max(self._waiting) + 1
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(RequestError(sentence))

@@ -1,0 +1,81 @@
+"""How much memory there is for models in training, and what each of them takes of it.
+
+Rule: a model that would not fit is refused before it is made, with figures; torch is never asked to
+try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from tinker_claw.errors import RequestError
+
+_MASTER_BYTES = 16
+"""Of an adapter's parameter: float32 weight, gradient and two moments."""
+_SHARE = 0.5
+"""Of what is free after loading; the rest is for samplers and for passes."""
+_UNSAID = 8 << 30
+"""Taken for what is free on a system that does not say."""
+_MIB = 1 << 20
+
+
+class Adapters:
+    """The memory of all models in training."""
+
+    def __init__(self, base: BaseModel, limit: int | None) -> None:
+        self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
+        self.taken: dict[str, int] = {}
+        """Bytes, by model."""
+        one = fresh_adapter(base, LoraShape(1, 1), seed=0).values()
+        # The copy that computes has its gradient, too.
+        width = _MASTER_BYTES + 2 * base.module.dtype.itemsize
+        self._rank_bytes = width * sum(tensor.numel() for tensor in one)
+
+    @contextmanager
+    def room(self, model_id: str, rank: int) -> Generator[None]:
+        """Note a model of this rank, which is made meanwhile, in place of what it was before.
+
+        Raises:
+            RequestError: there is no room for it.
+        """
+        needs = rank * self._rank_bytes
+        others = sum(size for other, size in self.taken.items() if other != model_id)
+        if others + needs > self._limit:
+            raise RequestError(
+                f"A model of rank {rank} takes {needs / _MIB:.1f} MiB, and of the "
+                f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
+                f"taken by {len(self.taken.keys() - {model_id})}: close a session that is not "
+                "used, or take a lower rank."
+            )
+        self.taken[model_id] = needs
+        try:
+            yield
+        except BaseException:
+            self.give_back(model_id)  # it was not made
+            raise
+
+    def give_back(self, model_id: str) -> None:
+        self.taken.pop(model_id, None)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a process may still take there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_free_here(), default=_UNSAID)
+
+
+def _free_here() -> Iterator[int]:
+    """Of the machine, and of the group of processes that this one is in, as far as they say."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # no such group, or one without an end
+        group = Path("/sys/fs/cgroup")
+        most = int((group / "memory.max").read_text())
+        yield max(0, most - int((group / "memory.current").read_text()))

@@ -1,0 +1,213 @@
+"""What clients do with models in training, each request once and in its turn.
+
+Rule: a request that was sent twice is carried out once; its model and seq_id (or session and
+model_seq_id) decide that, and the second one gets the id of the first. Whatever is wrong with a
+numbered request is said by its future, in its turn: its number is used up all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from local_gpu.tinker import requests
+from local_gpu.tinker.futures import CREATION, Answer, Promises
+from local_gpu.tinker.sampling import Samplers
+from local_gpu.tinker.sessions import Session, Sessions
+from local_gpu.tinker.store import Place
+from local_gpu.tinker.training import TrainingRun, Workshop
+from local_gpu.tinker.wire import parse_forward_backward
+from tinker_claw.errors import RequestError
+
+Work: TypeAlias = Callable[[], Awaitable[Answer]]
+_UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
+_METADATA = 1 << 16
+"""Characters: every listing reads them."""
+_LONGEST_S = 10 * 365 * 86_400
+_ANSWER_TYPES = {
+    "weights": "save_weights",
+    "sampler_weights": "save_weights_for_sampler",
+    "external_weights": "save_weights_external",
+}
+
+
+class Models:
+    """Every method returns the id under which `retrieve_future` gives the result."""
+
+    def __init__(
+        self, shop: Workshop, sessions: Sessions, samplers: Samplers, promises: Promises
+    ) -> None:
+        self._shop = shop
+        self._sessions = sessions
+        self._samplers = samplers
+        self._promises = promises
+
+    def create(self, ask: requests.CreateModel) -> str:
+        """Raises RequestError, by HTTP: there is no model yet whose turn could say it."""
+        session = self._sessions.get(ask.session_id)
+        lora = ask.lora_config or requests.Lora()
+        check_base(self._shop, ask.base_model)
+        _check_lora(lora, self._shop.config.max_rank)
+        _check_optimizer(ask.optimizer_config)
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
+        return self._in_turn(run, CREATION, lambda: run.create(lora))
+
+    def load_weights(self, ask: requests.LoadWeights) -> str:
+        if ask.model_id is not None:
+            there = self._sessions.run(ask.model_id)
+            return self._in_turn(
+                there, ask.seq_id, lambda: there.load(ask.path, with_optimizer=ask.optimizer)
+            )
+        if ask.session_id is None or ask.model_seq_id is None:
+            raise RequestError("load_weights needs model_id, or session_id with model_seq_id.")
+        session = self._sessions.get(ask.session_id)
+        if ask.base_model is not None:
+            check_base(self._shop, ask.base_model)
+        _check_optimizer(ask.optimizer_config or requests.Optimizer())
+        run = self._run(session, ask.model_seq_id, ask.user_metadata)
+        return self._in_turn(
+            run, CREATION, lambda: run.create_from(ask.path, with_optimizer=ask.optimizer)
+        )
+
+    def forward_backward(self, body: bytes) -> str:
+        message = parse_forward_backward(body)
+        run = self._sessions.run(message.model_id)
+        return self._in_turn(
+            run, message.seq_id or None, lambda: run.forward_backward(message), size=len(body)
+        )
+
+    def optim_step(self, ask: requests.OptimStep) -> str:
+        run = self._sessions.run(ask.model_id)
+        return self._in_turn(run, ask.seq_id, lambda: run.optim_step(ask))
+
+    def save_weights(self, ask: requests.SaveWeights) -> str:
+        run = self._sessions.run(ask.model_id)
+        return self._in_turn(run, ask.seq_id, lambda: self._save(run, "weights", ask))
+
+    def save_weights_external(self, ask: requests.SaveExternal) -> str:
+        run = self._sessions.run(ask.model_id)
+
+        async def save() -> Answer:
+            if ask.age_encryption_recipients:
+                raise RequestError("age_encryption_recipients: nothing is encrypted here.")
+            return await self._save(run, "external_weights", ask)
+
+        return self._in_turn(run, ask.seq_id, save)
+
+    def save_weights_for_sampler(self, ask: requests.SaveForSampler) -> str:
+        run = self._sessions.run(ask.model_id)
+        if ask.path is not None:
+            return self._in_turn(run, ask.seq_id, lambda: self._save(run, "sampler_weights", ask))
+        return self._in_turn(run, ask.seq_id, lambda: self._save_nameless(run, ask))
+
+    def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work, *, size: int = 0) -> str:
+        number = run.lane.unnumbered() if seq_id is None else seq_id
+        run.asked_at = datetime.now(UTC)
+        if known := run.lane.known(number):
+            return known
+
+        async def numbered() -> Answer:
+            async with run.lane.turn(number):
+                return await work()
+
+        return run.lane.remember(number, self._promises.start(run.session_id, numbered, size=size))
+
+    def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> TrainingRun:
+        if number not in session.runs:
+            self._sessions.check_room(len(session.runs), "models in this session")
+            told = {key: str(value) for key, value in (metadata or {}).items()}
+            check_metadata(told)
+            session.runs[number] = TrainingRun(session.id, number, self._shop)
+            session.runs[number].metadata = told or None
+        return session.runs[number]
+
+    async def _save(self, run: TrainingRun, kind: str, ask: requests.SaveWeights) -> Answer:
+        if ask.path is None:
+            raise RequestError("A checkpoint needs a name.")
+        place = Place.of(run.id, kind, ask.path)
+        await run.save(
+            place,
+            overwrite=ask.overwrite,
+            moments=kind == "weights",
+            facts=_facts(ask),
+        )
+        await self._samplers.close(place)  # of what stood there before, overwritten or expired
+        return {"type": _ANSWER_TYPES[kind], "path": place.path}
+
+    async def _save_nameless(self, run: TrainingRun, ask: requests.SaveForSampler) -> Answer:
+        """Weights that only this session's sampling client will use."""
+        session = self._sessions.get(run.session_id)
+        number = ask.sampling_session_seq_id
+        if number is None:
+            number = max(session.samplers, default=-1) + 1
+        place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
+        facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "ephemeral": True}
+        await run.save(place, overwrite=True, moments=False, facts=facts)
+        for old in run.retire_ephemeral(place):
+            await self._shop.torch.run(lambda old=old: self._shop.store.remove(old))
+            await self._samplers.close(old)
+        sampler = session.add_sampler(number, self._shop.config.offered, place.path)
+        return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
+
+
+def check_base(shop: Workshop, name: str) -> None:
+    if name != shop.config.offered:
+        raise RequestError(
+            f"base_model {name!r} is not served here; this server serves {shop.config.offered}.",
+            status=HTTPStatus.NOT_FOUND,
+        )
+
+
+def _facts(ask: requests.SaveWeights) -> dict[str, Any]:
+    """Of a checkpoint's record, checked."""
+    check_metadata(ask.user_metadata or {})
+    return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    if sum(len(key) + len(value) for key, value in metadata.items()) > _METADATA:
+        raise RequestError(f"user_metadata has more than {_METADATA} characters.")
+
+
+def check_ttl(seconds: int | None) -> int | None:
+    """None never ends."""
+    if seconds is not None and not 1 <= seconds <= _LONGEST_S:
+        raise RequestError(f"ttl_seconds is {seconds}, not in 1..{_LONGEST_S}.")
+    return seconds
+
+
+def _check_lora(lora: requests.Lora, max_rank: int) -> None:
+    if lora.unknown is not None:
+        raise RequestError(
+            f"lora_config has a field {lora.unknown!r}, which is not served here: it takes rank, "
+            "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha.",
+            status=_UNPROCESSABLE,
+        )
+    rules = (
+        (not lora.train_unembed, "train_unembed=True", "set train_unembed=False"),
+        (lora.train_mlp, "train_mlp=False", "leave train_mlp=True"),
+        (lora.train_attn, "train_attn=False", "leave train_attn=True"),
+        (1 <= lora.rank <= max_rank, f"rank {lora.rank}", f"take one in 1..{max_rank}"),
+    )
+    for kept, asked, remedy in rules:
+        if not kept:
+            raise RequestError(
+                f"{asked} is not trained here, where LoRA is on attention and MLP layers: "
+                f"{remedy} in create_lora_training_client.",
+                status=_UNPROCESSABLE,
+            )
+
+
+def _check_optimizer(optimizer: requests.Optimizer) -> None:
+    if optimizer.type == "adamw" and optimizer.unknown is not None:
+        raise RequestError(
+            f"optimizer_config has a field {optimizer.unknown!r}, which is not served here.",
+            status=_UNPROCESSABLE,
+        )
+    if optimizer.type != "adamw":
+        raise RequestError(
+            f"optimizer {optimizer.type!r} is not served here; use adamw (AdamOptimizerConfig).",
+            status=_UNPROCESSABLE,
+        )

@@ -1,0 +1,139 @@
+"""Who is connected: sessions with their models in training and their sampling sessions.
+
+Rule: a session that has ended, or has been silent for too long, holds no memory. What comes for it
+later is answered 410, and for one that was never here 404: the SDK takes both as final.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from uuid import uuid4
+
+from local_gpu.tinker.training import TrainingRun
+from tinker_claw.errors import RequestError
+
+_REMEMBERED = 10_000
+"""Ended sessions that are told apart from unknown ones; sample requests that may be re-sent."""
+
+
+@dataclass(slots=True)
+class SamplingSession:
+    id: str
+    session_id: str
+    base_model: str
+    model_path: str | None
+    """None samples from the base."""
+    requests: dict[int, tuple[str, list[str]]] = field(
+        default_factory=dict[int, tuple[str, list[str]]]
+    )
+    """seq_id: the request id and sequence ids that a re-sent request gets again."""
+
+    def remember(self, seq_id: int, ids: tuple[str, list[str]]) -> None:
+        self.requests[seq_id] = ids
+        while len(self.requests) > _REMEMBERED:
+            del self.requests[next(iter(self.requests))]
+
+
+@dataclass(slots=True)
+class Session:
+    id: str
+    seen_at: float
+    """On the monotonic clock."""
+    runs: dict[int, TrainingRun] = field(default_factory=dict[int, TrainingRun])
+    """By model_seq_id."""
+    samplers: dict[int, SamplingSession] = field(default_factory=dict[int, SamplingSession])
+    """By sampling_session_seq_id."""
+
+    def add_sampler(self, number: int, base_model: str, path: str | None) -> SamplingSession:
+        sampler = SamplingSession(f"{self.id}:sample:{number}", self.id, base_model, path)
+        self.samplers[number] = sampler
+        return sampler
+
+
+class Sessions:
+    def __init__(self, silence_s: float, most: int) -> None:
+        self._silence_s = silence_s
+        self._most = most
+        self._open: dict[str, Session] = {}
+        self._ended: dict[str, str] = {}
+
+    def create(self) -> Session:
+        """Raises RequestError: there are too many."""
+        self.check_room(len(self._open), "sessions, which end when they are silent")
+        session = Session(str(uuid4()), time.monotonic())
+        self._open[session.id] = session
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """The session, which has just shown a sign of life.
+
+        Raises:
+            RequestError: 410 if it has ended, 404 if it was never here.
+        """
+        if (session := self._open.get(session_id)) is not None:
+            session.seen_at = time.monotonic()
+            return session
+        if (why := self._ended.get(session_id)) is not None:
+            raise RequestError(
+                f"Session {session_id} {why}; open a new ServiceClient and load a checkpoint.",
+                status=HTTPStatus.GONE,
+            )
+        raise RequestError(
+            f"There is no session {session_id} on this server, which may have been restarted; "
+            "open a new ServiceClient and load a checkpoint.",
+            status=HTTPStatus.NOT_FOUND,
+        )
+
+    def check_room(self, there: int, of_what: str) -> None:
+        """Raises RequestError if there cannot be one more."""
+        if there >= self._most:
+            raise RequestError(
+                f"There are {there} {of_what}; close what is not used, and try again.",
+                status=HTTPStatus.UNPROCESSABLE_ENTITY,
+            )
+
+    def run(self, model_id: str) -> TrainingRun:
+        session_id, _, number = model_id.partition(":train:")
+        session = self.get(session_id)
+        run = session.runs.get(_number(number))
+        if run is None:
+            raise RequestError(f"There is no model {model_id}.", status=HTTPStatus.NOT_FOUND)
+        return run
+
+    def sampler(self, sampler_id: str) -> SamplingSession:
+        session_id, _, number = sampler_id.partition(":sample:")
+        session = self.get(session_id)
+        sampler = session.samplers.get(_number(number))
+        if sampler is None:
+            raise RequestError(f"There is no sampler {sampler_id}.", status=HTTPStatus.NOT_FOUND)
+        return sampler
+
+    def end(self, session_id: str, why: str) -> Session | None:
+        """Take a session out; None if it was not open."""
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            self._ended[session_id] = why
+            while len(self._ended) > _REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        return session
+
+    def silent(self) -> list[str]:
+        limit = time.monotonic() - self._silence_s
+        return [session.id for session in self._open.values() if session.seen_at < limit]
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._open
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+
+def _number(text: str) -> int:
+    """The number at the end of an id; -1, which nobody has, where there is none."""
+    return int(text) if text.isdecimal() and len(text) < 20 else -1

@@ -1,0 +1,222 @@
+"""Checkpoints on disk, by their tinker:// paths.
+
+    root/<run>/weights/<name>/            adapter, optimizer.safetensors, checkpoint.json
+    root/<run>/sampler_weights/<name>/    adapter, checkpoint.json
+    root/<run>/external_weights/<name>/   the same; its files can be downloaded
+
+Rule: a checkpoint is there whole or not at all, and no name leads out of the root. Blocking; the
+torch thread calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from local_gpu.model.files import new_folder, sweep
+from tinker_claw.errors import RequestError
+
+KINDS: Final[Mapping[str, str]] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+_SCHEME: Final = "tinker://"
+_RECORD: Final = "checkpoint.json"
+_REPLACED: Final = ".replaced-"
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
+_RUN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint is, checked: no part of it can be a path."""
+
+    run: str
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, run: str, kind: str, name: str) -> Place:
+        """Raises RequestError for what cannot name a checkpoint."""
+        if kind not in KINDS or not _RUN.fullmatch(run):
+            raise RequestError(
+                f"{run}/{kind} holds no checkpoints; a path is tinker://<run>/<kind>/<name> with "
+                f"one of {', '.join(KINDS)}."
+            )
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{name!r} cannot name a checkpoint: use up to 200 letters, digits, '.', '_', "
+                "'=', '+' and '-', not beginning with '.', '=', '+' or '-'."
+            )
+        return cls(run, kind, name)
+
+    @classmethod
+    def at(cls, path: str) -> Place:
+        parts = path.removeprefix(_SCHEME).split("/")
+        if not path.startswith(_SCHEME) or len(parts) != 3:
+            raise RequestError(f"{path!r} is not a path of the form tinker://<run>/<kind>/<name>.")
+        return cls.of(*parts)
+
+    @property
+    def path(self) -> str:
+        return f"{_SCHEME}{self.run}/{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is written beside the tensors."""
+
+    base_model: str
+    rank: int
+    time: str
+    """ISO 8601, UTC."""
+    expires_at: str | None = None
+    """None: never."""
+    ephemeral: bool = False
+    """Belongs to a session of this server; a later server sweeps it."""
+    user_metadata: dict[str, str] | None = None
+    run_metadata: dict[str, str] | None = None
+    """Of the run that wrote it."""
+    public: bool = False
+    """Only a mark: whoever may ask this server may have everything that is in it."""
+
+    def __post_init__(self) -> None:
+        if self.expires_at is not None:
+            datetime.fromisoformat(self.expires_at)  # so that a record that is there can be read
+
+    @classmethod
+    def now(cls, base_model: str, rank: int, ttl_seconds: int | None, **more: Any) -> Record:
+        return cls(base_model, rank, datetime.now(UTC).isoformat(), expires_in(ttl_seconds), **more)
+
+    @property
+    def expired(self) -> bool:
+        return self.expires_at is not None and datetime.fromisoformat(
+            self.expires_at
+        ) <= datetime.now(UTC)
+
+
+def expires_in(seconds: int | None) -> str | None:
+    """From now, as a record has it."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+
+
+class Store:
+    """All checkpoints under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, place: Place) -> Path:
+        return self.root / quote(place.run, safe="") / place.kind / place.name
+
+    def write(
+        self, place: Place, record: Record, fill: Callable[[Path], None], *, overwrite: bool = False
+    ) -> None:
+        """Raises RequestError if the name is taken and may not be overwritten."""
+        folder = self.folder(place)
+        taken = folder.exists() and not (self._record(place) or record).expired
+        if taken and not overwrite:
+            raise RequestError(
+                f"{place.path} exists already: choose another name, delete it, or give save_state "
+                "overwrite=True."
+            )
+        replaced = folder.with_name(_REPLACED + place.name)
+        with new_folder(folder) as draft:
+            fill(draft)
+            (draft / _RECORD).write_text(json.dumps(asdict(record)))
+            if folder.exists():
+                # `recover` puts it back if the process dies before the draft takes its place.
+                shutil.rmtree(replaced, ignore_errors=True)
+                folder.rename(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def read(self, place: Place) -> Record:
+        """Raises RequestError if there is no such checkpoint, or its time is over."""
+        record = self._record(place)
+        if record is None or record.expired:
+            raise RequestError(f"There is no checkpoint {place.path}.", status=HTTPStatus.NOT_FOUND)
+        return record
+
+    def amend(self, place: Place, **facts: Any) -> None:
+        """Change fields of a record. Raises like `read`."""
+        record = replace(self.read(place), **facts)
+        draft = self.folder(place) / f"{_RECORD}.draft"
+        draft.write_text(json.dumps(asdict(record)))
+        draft.replace(self.folder(place) / _RECORD)
+
+    def files(self, place: Place) -> dict[str, Path]:
+        """The files of a checkpoint that a client may have, by name."""
+        self.read(place)
+        found = sorted(self.folder(place).iterdir())
+        return {file.name: file for file in found if not file.name.startswith(_RECORD)}
+
+    def of_run(self, run: str) -> list[tuple[Place, Record]]:
+        """The checkpoints of a run that have not expired, by kind and name."""
+        folder = self.folder(Place.of(run, "weights", "x")).parent.parent
+        return [(place, record) for place, record in self._all(folder) if not record.expired]
+
+    def all(self) -> list[tuple[Place, Record]]:
+        """Every checkpoint that has not expired, newest first."""
+        found = [
+            (place, record)
+            for folder in self.root.glob("*")
+            for place, record in self._all(folder)
+            if not record.expired
+        ]
+        return sorted(found, key=lambda one: one[1].time, reverse=True)
+
+    def size_bytes(self, place: Place) -> int:
+        return sum(file.stat().st_size for file in self.folder(place).iterdir())
+
+    def remove(self, place: Place) -> None:
+        shutil.rmtree(self.folder(place), ignore_errors=True)
+
+    def sweep(self, alive: Callable[[str], bool]) -> list[Place]:
+        """Remove what has expired, and ephemera of runs that are not `alive`; what it was."""
+        gone = [
+            place
+            for folder in self.root.glob("*")
+            for place, record in self._all(folder)
+            if record.expired or (record.ephemeral and not alive(place.run))
+        ]
+        for place in gone:
+            self.remove(place)
+        return gone
+
+    def recover(self) -> None:
+        """After a start: finish or undo what a killed server left, and drop its ephemera."""
+        for parent in self.root.glob("*/*"):
+            sweep(parent)
+            for replaced in parent.glob(f"{_REPLACED}*"):
+                folder = parent / replaced.name.removeprefix(_REPLACED)
+                if folder.exists():
+                    shutil.rmtree(replaced, ignore_errors=True)
+                else:
+                    replaced.rename(folder)
+        self.sweep(lambda run: False)
+
+    def _all(self, run_folder: Path) -> list[tuple[Place, Record]]:
+        found: list[tuple[Place, Record]] = []
+        for file in sorted(run_folder.glob(f"*/*/{_RECORD}")):
+            kind, name = file.parent.parts[-2:]
+            if kind in KINDS and _NAME.fullmatch(name):
+                place = Place(unquote(run_folder.name), kind, name)
+                if (record := self._record(place)) is not None:
+                    found.append((place, record))
+        return found
+
+    def _record(self, place: Place) -> Record | None:
+        """None where there is none, or none that can be read."""
+        try:
+            return Record(**json.loads((self.folder(place) / _RECORD).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None

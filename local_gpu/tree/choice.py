@@ -1,0 +1,237 @@
+"""Which kernel attends in training and scoring: the fastest that agrees with the reference here.
+
+Rule: nothing is believed about a kernel on a GPU. Each is run forward and backward on a small tree
+before the first step, and one that raises, or is further from the truth than rounding explains, is
+left out with a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from subprocess import SubprocessError
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from local_gpu.tree.fused import FlexKernel, VarlenKernel
+from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
+from local_gpu.tree.prefix_tree import PrefixTree, grow
+from tinker_claw.errors import ClawError, ConfigError
+
+Setting = Literal["auto", "sdpa", "merged", "flex", "varlen"]
+
+_SLACK = 4.0
+"""How many times PyTorch's own rounding error in the same number format a kernel may have."""
+_TIMES = 3
+"""Timed runs, after those that warm up; the shortest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What attention in one layer of the model looks like."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A tree with random tensors of the model's shapes, the same each time."""
+
+    tree: PrefixTree
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor]
+    """query, key, value, and what the output's gradient is."""
+
+    @classmethod
+    def of(cls, shared: int, own: int, leaves: int, heads: Heads, at: torch.device) -> Trial:
+        """`leaves` sequences, all of which share a beginning and every two a piece more."""
+        draw = torch.Generator().manual_seed(0)
+        half = max(1, own // 2)
+        stem = torch.arange(shared)
+        pieces = torch.arange(shared, shared + 2 * leaves).repeat_interleave(half).split(half)
+        tree = grow(
+            [torch.cat([stem, pieces[i // 2], pieces[leaves + i]]) for i in range(leaves)], least=1
+        )
+        rows = len(tree.tokens)
+
+        def random(count: int) -> Tensor:
+            # As a model's projections leave them: heads next to one another in a row.
+            drawn = torch.randn(1, rows, count, heads.width, generator=draw)
+            return drawn.to(at).transpose(1, 2)
+
+        counts = (heads.queries, heads.keys, heads.keys, heads.queries)
+        query, key, value, grad = (random(count) for count in counts)
+        return cls(tree, (query, key, value, grad))
+
+    def run(self, kernel: Kernel, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The output, and the gradients of query, key and value."""
+        *inputs, grad = (t.to(dtype) for t in self.tensors)
+        query, key, value = (t.requires_grad_() for t in inputs)
+        attend = kernel.prepare(self.tree, query.device)
+        with torch.enable_grad():
+            out = attend(query, key, value, query.shape[3] ** -0.5)
+        return out.detach(), *torch.autograd.grad(out, (query, key, value), grad)
+
+    def seconds(self, kernel: Kernel, dtype: torch.dtype) -> float:
+        """The shortest of some runs; the first warms up and does not count."""
+        taken: list[float] = []
+        for _ in range(1 + _TIMES):
+            self._wait()
+            began = time.perf_counter()
+            self.run(kernel, dtype)
+            self._wait()
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+
+    def _wait(self) -> None:
+        if self.tensors[0].device.type == "cuda":
+            torch.cuda.synchronize(self.tensors[0].device)
+
+
+def choose(
+    setting: Setting,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: Heads,
+    say: Callable[[str], None],
+    kernels: Sequence[Kernel] | None = None,
+) -> Kernel:
+    """The kernel of a setting, tried out; auto on the CPU needs no trial.
+
+    Args:
+        dtype: what queries, keys and values are computed in.
+        say: is told, in sentences, which kernels are left out and which is taken.
+        kernels: to choose from; None takes those for the device.
+
+    Raises:
+        ConfigError: the kernel that was asked for does not work here.
+    """
+    if setting == "auto" and kernels is None and device.type == "cpu":
+        return MergedKernel()
+    if setting == "sdpa":
+        return SdpaKernel()
+    if kernels is None:
+        kernels = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel())
+    try:
+        if setting == "auto":
+            return _fastest(kernels, device, dtype, heads, say)
+        kernel = next(k for k in kernels if k.name == setting)
+        if problem := _judge(device, dtype, heads).problem(kernel):
+            raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
+        return kernel
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # a sampler may share the GPU
+
+
+def _fastest(
+    kernels: Sequence[Kernel],
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: Heads,
+    say: Callable[[str], None],
+) -> Kernel:
+    judge = _judge(device, dtype, heads)
+    sizes = (8192, 1024, 8) if device.type == "cuda" else (256, 48, 4)
+    timed = Trial.of(*sizes, heads, device)
+    taken: list[tuple[float, Kernel]] = []
+    problems: list[str] = []
+    for kernel in kernels:
+        problem = judge.problem(kernel)
+        if problem is None:
+            try:
+                taken.append((timed.seconds(kernel, dtype), kernel))
+                continue
+            except _failures() as error:
+                problem = _sentence(error)
+        problems.append(f"Attention by {kernel.name} is left out: {problem}")
+        say(problems[-1])
+    if not taken:
+        raise ConfigError(f"No attention kernel works on {device}. {' '.join(problems)}")
+    taken.sort(key=lambda each: each[0])
+    times = ", ".join(f"{kernel.name} {1000 * seconds:.2f} ms" for seconds, kernel in taken)
+    say(f"Attention is by {taken[0][1].name}; a layer took, forward and backward: {times}.")
+    return taken[0][1]
+
+
+def _judge(device: torch.device, dtype: torch.dtype, heads: Heads) -> _Judge:
+    try:
+        return _Judge(device, dtype, heads)
+    except _failures() as error:
+        raise ConfigError(
+            f"No attention can be computed on {device}: {_sentence(error)}"
+        ) from error
+
+
+class _Judge:
+    """Knows the right numbers of a trial, and how far PyTorch's own attention is from them."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, heads: Heads) -> None:
+        sizes = (2048, 256, 4) if device.type == "cuda" else (256, 48, 4)
+        self._trial = Trial.of(*sizes, heads, device)
+        self._dtype = dtype
+        wide = torch.float64 if dtype == torch.float32 else torch.float32
+        # What the kernel will be given, computed in a wider format.
+        rounded = tuple(t.to(dtype) for t in self._trial.tensors)
+        query, key, value, grad = (t.to(wide) for t in rounded)
+        exact = Trial(self._trial.tree, (query, key, value, grad))
+        self._truth = exact.run(SdpaKernel(), wide)
+        own = self._trial.run(SdpaKernel(), dtype)
+        floor = 64 * torch.finfo(torch.float32).eps
+        self._limits = [
+            _SLACK * _distance(a, b) + floor for a, b in zip(own, self._truth, strict=True)
+        ]
+
+    def problem(self, kernel: Kernel) -> str | None:
+        """Why a kernel cannot be used, as a sentence; None: it can."""
+        try:
+            found = self._trial.run(kernel, self._dtype)
+        except _failures() as error:
+            return _sentence(error)
+        names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
+        for name, got, right, limit in zip(names, found, self._truth, self._limits, strict=True):
+            if not (far := _distance(got, right)) <= limit:
+                return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
+        return None
+
+
+def _distance(got: Tensor, right: Tensor) -> float:
+    """Of the worst row: |got - right| over |right| and the usual |right|, as vectors. NaN: NaN."""
+    right = right.double()
+    lengths = right.norm(dim=-1)
+    usual = lengths.square().mean().sqrt()
+    rows = (got.double() - right).norm(dim=-1) / (lengths + usual)
+    worst = float(rows.max())
+    return worst if math.isfinite(worst) else math.nan
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a kernel that is not for this machine raises: from PyTorch, compilers or Triton."""
+    known = (
+        ClawError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+        ImportError,
+        OSError,
+        SubprocessError,
+    )
+    try:
+        from triton.errors import TritonError  # pyright: ignore
+    except ImportError:
+        return known
+    return (*known, TritonError)  # pyright: ignore
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}."

@@ -1,0 +1,101 @@
+"""How a batch is cut: among the ranks that learn, and into passes that fit in memory.
+
+Rule: pure, and the same on every rank. A cut never changes a result, because losses are sums; it
+only decides how often a shared prefix is computed: once in every pass that holds a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from torch import Tensor
+
+from local_gpu.tree.prefix_tree import Ids, in_order, shared
+
+_ATTENTION_TOKENS = 40_000
+"""Keys at which attention costs a token as much as all the rest does (8B shapes, arithmetic)."""
+
+Batches = list[list[int]]
+"""Passes of one rank: indices of sequences, neighbours in prefix order."""
+
+
+def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int) -> list[Batches]:
+    """Cut sequences into passes, per rank.
+
+    Neighbours in lexicographic order share the longest prefixes, so every rank and every pass gets
+    a run of that order. Ranks get runs of about equal work; there may be fewer runs than ranks.
+
+    Args:
+        sequences: each (n_i,) int64 on the CPU.
+        ranks: how many share the work.
+        tokens: most distinct tokens of one pass; a longer sequence is a pass of its own.
+    """
+    ids = [s.numpy().astype(np.int32) for s in sequences]
+    order = in_order(ids)
+    common = [0] + [shared(ids[a], ids[b]) for a, b in pairwise(order)]
+    runs = _balanced([_work(ids[i], 0) for i in order], _further(ids, order, common), ranks)
+    parts = [_passes(ids, order, common, first, last, tokens) for first, last in runs]
+    return parts + [[] for _ in range(ranks - len(parts))]
+
+
+def _work(sequence: Ids, known: int) -> float:
+    """Of its tokens behind the first `known`, in tokens at position 0."""
+    n = len(sequence)
+    return (n - known) * (1 + (n + known) / 2 / _ATTENTION_TOKENS)
+
+
+def _further(ids: Sequence[Ids], order: Sequence[int], common: Sequence[int]) -> list[float]:
+    """Work of each in the order when its neighbour before it is in the same pass."""
+    return [_work(ids[i], known) for i, known in zip(order, common, strict=True)]
+
+
+def _balanced(
+    alone: Sequence[float], further: Sequence[float], ranks: int
+) -> list[tuple[int, int]]:
+    """At most `ranks` runs whose largest is as small as can be, to one part in a thousand."""
+    low, high = max(alone), sum(alone)
+    best = [(0, len(alone))]
+    while high - low > high / 1000:
+        middle = (low + high) / 2
+        runs = _fill(alone, further, middle)
+        if len(runs) <= ranks:
+            best, high = runs, middle
+        else:
+            low = middle
+    return best
+
+
+def _fill(alone: Sequence[float], further: Sequence[float], most: float) -> list[tuple[int, int]]:
+    """Runs from the left, each as long as its work stays within `most`."""
+    runs: list[tuple[int, int]] = []
+    first, work = 0, alone[0]
+    for i in range(1, len(alone)):
+        if work + further[i] > most:
+            runs.append((first, i))
+            first, work = i, alone[i]
+        else:
+            work += further[i]
+    return [*runs, (first, len(alone))]
+
+
+def _passes(
+    ids: Sequence[Ids],
+    order: Sequence[int],
+    common: Sequence[int],
+    first: int,
+    last: int,
+    tokens: int,
+) -> Batches:
+    passes: Batches = []
+    used = 0
+    for i in range(first, last):
+        new = len(ids[order[i]]) - common[i]
+        if passes and used + new <= tokens:
+            passes[-1].append(order[i])
+            used += new
+        else:
+            passes.append([order[i]])
+            used = len(ids[order[i]])
+    return passes

@@ -1,0 +1,212 @@
+"""Attention over a tree by FlexAttention: one fused call that skips the blocks nobody sees.
+
+Row k is seen by query row q if and only if k <= q < end of k's subtree. Which blocks of rows see
+which follows from the segments alone, so no T x T mask is ever made; within a block that is seen
+in part the kernel asks for the ends of the subtrees.
+
+Rule: forward and backward on CUDA, where the call is compiled; PyTorch has no backward on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from itertools import accumulate
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+
+from local_gpu.tree.kernels import Attend, MergedKernel, SdpaKernel
+from local_gpu.tree.prefix_tree import PrefixTree, Rows
+from tinker_claw.errors import BackendError, ConfigError
+
+BLOCK = 128
+"""Rows of a block, of queries as of keys."""
+_VARIANTS: Final = 64
+
+
+class FlexKernel:
+    """`compiled` False computes all scores, forward only: for tests of the mask."""
+
+    name = "flex"
+
+    def __init__(self, *, compiled: bool = True) -> None:
+        self._compiled = compiled
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        if self._compiled and device.type == "cpu":
+            raise ConfigError("FlexAttention has no backward pass on the CPU; use auto there.")
+        if self._compiled and len(tree.tokens) <= BLOCK:
+            # A mask of one block has shapes of its own to compile for, and nothing to skip.
+            return SdpaKernel().prepare(tree, device)
+        mask = block_mask(tree, device)
+        flex: Any = compiled() if self._compiled else flex_attention
+
+        def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+            gqa = query.shape[1] != key.shape[1]
+            try:
+                return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
+            except FailOnRecompileLimitHit as error:
+                raise BackendError(
+                    f"FlexAttention has been compiled {_VARIANTS} times for this model's shapes: "
+                    "start again with --attention merged."
+                ) from error
+
+        return over_tree
+
+
+def block_mask(tree: PrefixTree, device: torch.device, block: int = BLOCK) -> BlockMask:
+    """What `create_block_mask` would find, from (T / block)^2 comparisons instead of T^2."""
+    ends = subtree_ends(tree).to(device)
+    rows = len(ends)
+    blocks = -(-rows // block)
+    padded = ends.new_zeros(blocks * block)
+    padded[:rows] = ends
+    by_block = padded.reshape(blocks, block)
+    first = torch.arange(0, blocks * block, block, device=device)[:, None]
+    below = torch.ones(blocks, blocks, dtype=torch.bool, device=device).tril(-1)
+    # Every row of an earlier block stands before every query, so only its subtree's end decides.
+    # The last block's padding ends nothing, and no end is behind T: a block that reaches beyond T
+    # is never whole.
+    seen = below & (by_block.amax(1) > first)
+    whole = below & (by_block.amin(1) >= first + block)
+    diagonal = torch.eye(blocks, dtype=torch.bool, device=device)
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[key])
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(seen & ~whole | diagonal),
+        *_ordered(whole),
+        BLOCK_SIZE=block,
+        mask_mod=visible,
+        seq_lengths=(rows, rows),
+    )
+
+
+def subtree_ends(tree: PrefixTree) -> Tensor:
+    """(T,) int32: the row behind the last that may see this one."""
+    ends = torch.tensor([s.subtree for s in tree.segments], dtype=torch.int32)
+    return ends.repeat_interleave(torch.tensor([s.last - s.first for s in tree.segments]))
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a square of booleans: per row how many are set, and their columns before the others."""
+    columns = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
+
+
+@cache
+def compiled(backend: Any = "inductor") -> Any:
+    """Once for the process, for rows of any number.
+
+    A variant is compiled with and without gradients, and again where sizes that were equal by
+    chance, heads and blocks say, no longer are. Past PyTorch's limit of eight it would compute all
+    T x T scores from then on, and say so in a warning alone: the limit is raised, and past it, as
+    where something cannot be compiled, it raises.
+    """
+    settings: Any = import_module("torch._dynamo.config")
+    settings.recompile_limit = max(settings.recompile_limit, _VARIANTS)
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+
+
+# Attention over a tree by flash attention for sequences of unequal lengths.
+#
+# One call: every segment is a sequence whose queries are its own rows and whose keys are its
+# ancestors' rows and its own, spelt out. Where there are fewer queries than keys the kernel
+# aligns
+# them at the end, which is what a segment needs.
+#
+# Rule: CUDA, in half precision. The keys' gradients are summed in float32, segment after segment:
+# indexing rows instead would add in bfloat16, in an order that changes from run to run.
+#
+# Memory: a copy of keys and values of as many rows as all segments see, a layer at a time. A tree
+# of
+# so many segments that this would be many GB is attended to by merging instead.
+
+
+CAUSAL = (-1, 0)
+"""As a window: everything to the left, nothing to the right."""
+_MOST_ROWS: Final = 1 << 20
+"""Of keys spelt out: 4 GB with the values, where a row has eight heads of 128 in half precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tree as sequences, end to end."""
+
+    pieces: tuple[Rows, ...]
+    """Rows of the tree, in the order in which the segments' keys are spelt out."""
+    query_cuts: tuple[int, ...]
+    key_cuts: tuple[int, ...]
+    """Where each segment's rows begin, and the end behind them."""
+
+
+def layout_of(tree: PrefixTree) -> Layout:
+    segments = tree.segments
+    own = [s.last - s.first for s in segments]
+    seen = [s.position + rows for s, rows in zip(segments, own, strict=True)]
+    return Layout(
+        pieces=tuple(rows for s in segments for rows in (*s.ancestors, (s.first, s.last))),
+        query_cuts=(0, *accumulate(own)),
+        key_cuts=(0, *accumulate(seen)),
+    )
+
+
+class VarlenKernel:
+    name = "varlen"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        layout = layout_of(tree)
+        if layout.key_cuts[-1] > _MOST_ROWS:
+            return MergedKernel().prepare(tree, device)
+        query_cuts = torch.tensor(layout.query_cuts, dtype=torch.int32, device=device)
+        key_cuts = torch.tensor(layout.key_cuts, dtype=torch.int32, device=device)
+        longest = max(s.last - s.first for s in tree.segments)
+        longest_seen = max(s.position + s.last - s.first for s in tree.segments)
+
+        def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+            out: Any = varlen_attn(
+                query[0].transpose(0, 1),
+                spelt(key[0].transpose(0, 1), layout.pieces),
+                spelt(value[0].transpose(0, 1), layout.pieces),
+                query_cuts,
+                key_cuts,
+                longest,
+                longest_seen,
+                scale=scale,
+                window_size=CAUSAL,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            return out.transpose(0, 1)[None]
+
+        return over_tree
+
+
+def spelt(rows: Tensor, pieces: tuple[Rows, ...]) -> Tensor:
+    """[T, G, D] -> the rows of all pieces, end to end."""
+    return cast(Tensor, _Spelt.apply(rows, pieces))
+
+
+class _Spelt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, pieces: tuple[Rows, ...]) -> Tensor:
+        ctx.pieces, ctx.shape = pieces, rows.shape
+        return torch.cat([rows[first:last] for first, last in pieces])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        total = grad.new_zeros(ctx.shape, dtype=wide)
+        at = 0
+        for first, last in ctx.pieces:
+            total[first:last] += grad[at : at + last - first]
+            at += last - first
+        return total.to(grad.dtype), None

@@ -1,0 +1,354 @@
+"""Attention that trainer and sampler share: causal, per sequence, without a mask over the batch.
+
+transformers' own SDPA path for continuous batching attends with one dense mask over all queries
+and all keys of a batch; here each sequence meets its own keys only. Registered under a name of its
+own, so that switching between training, scoring and paged sampling changes nothing in a model.
+
+Rule: no padding and no attention mask exist here. A sequence is whole, and causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from local_gpu.tree.prefix_tree import PrefixTree
+
+ATTENTION = "tinker_claw_causal"
+_QUERY_ROWS = 256
+"""Query rows per masked call: bounds the mask to this many rows times the keys of a sequence."""
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """Causal attention of one sequence whose queries are its last n positions.
+
+    query [1, H, n, D], key and value [1, G, m, D] with m >= n and G dividing H; returns
+    [1, H, n, D]: softmax(q k^T * scale) v, where query i sees keys 0 .. m - n + i.
+    """
+    heads, n = query.shape[1], query.shape[2]
+    groups, m = key.shape[1], key.shape[2]
+    if n == 1:
+        # One query sees every key, so the heads that share a key head can be its query rows.
+        packed = query.reshape(1, groups, heads // groups, query.shape[3])
+        out = scaled_dot_product_attention(packed, key, value, scale=scale)
+        return out.reshape(1, heads, 1, value.shape[3])
+    gqa = heads != groups
+    if gqa and query.is_cuda and (n != m or query.dtype not in _HALF):
+        # With fewer key heads the fused kernels there take neither a mask nor float32, and PyTorch
+        # would compute all scores instead, without a word.
+        key, value = (t.repeat_interleave(heads // groups, dim=1) for t in (key, value))
+        gqa = False
+    if n == m:
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=gqa
+        )
+    parts: list[Tensor] = []
+    for first in range(0, n, _QUERY_ROWS):
+        rows = query[:, :, first : first + _QUERY_ROWS]
+        seen = m - n + first + rows.shape[2]
+        mask = torch.ones(rows.shape[2], seen, dtype=torch.bool, device=query.device)
+        parts.append(
+            scaled_dot_product_attention(
+                rows,
+                key[:, :, :seen],
+                value[:, :, :seen],
+                attn_mask=mask.tril_(seen - rows.shape[2]),
+                scale=scale,
+                enable_gqa=gqa,
+            )
+        )
+    return torch.cat(parts, dim=2)
+
+
+def causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    cache: Any = None,
+    over_tree: Callable[[Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every attention layer: [B, H, n, D] -> [B, n, H, D].
+
+    With `over_tree` (a prepared kernel, `local_gpu.tree.kernels`) the batch is one row that
+    holds a tree of shared prefixes. With a paged cache (transformers' PagedAttentionCache) it is
+    one row, all sequences end to end, cut by cu_seq_lens.
+    """
+    if over_tree is not None:
+        return over_tree(query, key, value, scaling).transpose(1, 2).contiguous(), None
+    if cache is None:
+        rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
+        out = torch.cat([attend(q, k, v, scaling) for q, k, v in rows])
+        return out.transpose(1, 2).contiguous(), None
+    key, value = cache.update(key, value, layer_idx=module.layer_idx, kwargs=kwargs)
+    out = torch.empty_like(query)
+    cuts_q, cuts_k = kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"].tolist()
+    for (q0, q1), (k0, k1) in zip(pairwise(cuts_q), pairwise(cuts_k), strict=True):
+        out[:, :, q0:q1] = attend(query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, causal_attention)
+
+
+# Attention over a `PrefixTree`, by kernels that can be exchanged.
+#
+# Rule: every kernel computes what `SdpaKernel` computes, to rounding, forward and backward. That
+# one
+# is the reference: it is short, runs everywhere, and is neither the fastest nor the leanest.
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
+"""query [1, H, T, D], key and value [1, G, T, D] with G dividing H, scale -> [1, H, T, D]."""
+
+
+class Kernel(Protocol):
+    """A way to compute attention over a tree."""
+
+    name: str
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        """Once per tree; what comes back is called in every layer, forward and backward."""
+        ...
+
+
+class SdpaKernel:
+    """PyTorch's own attention per segment, over its ancestors' rows and its own."""
+
+    name = "sdpa"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        segments = tree.segments
+        lengths = [s.last - s.first for s in segments]
+        at = {(s.first, s.last): i for i, s in enumerate(segments)}
+        seen = [[*(at[rows] for rows in s.ancestors), i] for i, s in enumerate(segments)]
+
+        def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+            # Split once: the gradient of a slice is a row of zeros as long as the whole batch.
+            keys, values = key.split(lengths, 2), value.split(lengths, 2)
+            parts = [
+                attend(rows, _together(keys, ids), _together(values, ids), scale)
+                for rows, ids in zip(query.split(lengths, 2), seen, strict=True)
+            ]
+            return torch.cat(parts, dim=2)
+
+        return over_tree
+
+
+def _together(pieces: tuple[Tensor, ...], ids: list[int]) -> Tensor:
+    return torch.cat([pieces[i] for i in ids], dim=2) if len(ids) > 1 else pieces[ids[0]]
+
+
+# Attention over a tree without gathering keys and without masks: pieces, merged by their weights.
+#
+# A segment's rows attend causally among themselves; and because a subtree is one range of rows,
+# all
+# rows below a segment attend to that segment in one dense call. A query row that has met its keys
+# in several pieces merges them by the log of each piece's sum of exponentials. The backward pass
+# needs no merging: with the merged output and log-sum, the gradient of a piece is the gradient of
+# the whole with respect to that piece's keys.
+#
+# Rule: nothing is stored for the backward pass but query, key, value, output and one number per
+# row
+# and head; sums over pieces are made in float32 at least.
+#
+# Shapes: query [1, H, n, D], key and value [1, G, m, D] with G dividing H; log-sums [1, H, n].
+
+
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPiece:
+    """Query rows, and key rows which they see whole or, where both are the same, causally."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+class MergedKernel:
+    """PyTorch's flash attention on the CPU, or on CUDA in half precision."""
+
+    name = "merged"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        pieces = pieces_of(tree)
+        flash = _Cpu() if device.type == "cpu" else _Cuda()
+
+        def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            return cast(Tensor, _Merged.apply(query, key, value, pieces, flash, scale))
+
+        return over_tree
+
+
+def pieces_of(tree: PrefixTree) -> list[AttentionPiece]:
+    """Every query row meets every key row that it sees, once; its own segment comes first."""
+    own = [slice(s.first, s.last) for s in tree.segments]
+    below = [slice(s.last, s.subtree) for s in tree.segments]
+    return [
+        *(AttentionPiece(rows, rows, causal=True) for rows in own),
+        *(
+            AttentionPiece(q, k, causal=False)
+            for q, k in zip(below, own, strict=True)
+            if q.stop > q.start
+        ),
+    ]
+
+
+class _Flash(Protocol):
+    """A device's flash attention that gives, and takes, the log-sums."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsum: Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class _Cpu:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        forward = _aten._scaled_dot_product_flash_attention_for_cpu
+        return forward(query, key, value, 0.0, causal, scale=scale)
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsum: Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return backward(grad, query, key, value, out, logsum, 0.0, causal, scale=scale)
+
+
+class _Cuda:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        forward = _aten._scaled_dot_product_flash_attention
+        out, logsum, *_ = forward(query, key, value, 0.0, causal, False, scale=scale)
+        return out, logsum
+
+    def backward(
+        self,
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsum: Tensor,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # No cumulative lengths: dense. Without dropout the random state is not read.
+        unread = torch.zeros(2, dtype=torch.uint64, device=query.device)
+        return _aten._scaled_dot_product_flash_attention_backward(
+            grad,
+            query,
+            key,
+            value,
+            out,
+            logsum,
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            0.0,
+            causal,
+            unread,
+            unread,
+            scale=scale,
+        )
+
+
+class _Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pieces: list[AttentionPiece],
+        flash: _Flash,
+        scale: float,
+    ) -> Tensor:
+        merged = torch.empty_like(query, dtype=_summed(query))
+        logsums = merged.new_empty(query.shape[:3])
+        for piece in pieces:
+            rows, keys = piece.queries, piece.keys
+            out, logsum = flash.forward(
+                query[:, :, rows], key[:, :, keys], value[:, :, keys], piece.causal, scale
+            )
+            if piece.causal:  # the first that these rows meet
+                merged[:, :, rows] = out
+                logsums[:, :, rows] = logsum
+            else:
+                before = logsums[:, :, rows]
+                both = torch.logaddexp(before, logsum)
+                merged[:, :, rows].mul_((before - both).exp_()[..., None])
+                merged[:, :, rows].addcmul_(out, (logsum - both).exp_()[..., None])
+                before.copy_(both)
+        output = merged.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, logsums)
+        ctx.pieces, ctx.flash, ctx.scale = pieces, flash, scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, output, logsums = ctx.saved_tensors
+        sums = [torch.empty_like(t, dtype=_summed(query)) for t in (query, key, value)]
+        for piece in ctx.pieces:
+            rows, keys = piece.queries, piece.keys
+            found = ctx.flash.backward(
+                grad[:, :, rows],
+                query[:, :, rows],
+                key[:, :, keys],
+                value[:, :, keys],
+                output[:, :, rows],
+                logsums[:, :, rows].contiguous(),
+                piece.causal,
+                ctx.scale,
+            )
+            for total, where, part in zip(sums, (rows, keys, keys), found, strict=True):
+                if piece.causal:
+                    total[:, :, where] = part
+                else:
+                    total[:, :, where] += part
+        return *(t.to(query.dtype) for t in sums), None, None, None
+
+
+def _summed(query: Tensor) -> torch.dtype:
+    return torch.promote_types(query.dtype, torch.float32)

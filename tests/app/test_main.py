@@ -1,0 +1,153 @@
+"""Wiring: what a failing part does to the rest, versions by name, rates and sources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from local_gpu.demo import MODEL_DIR
+from tests.fakes import FakeSampler, FakeTrainer
+from tinker_claw.app.main import guarded
+from tinker_claw.app.wiring import MOST_OPEN, Versions
+from tinker_claw.backends.model_files import Source, source
+from tinker_claw.backends.open import learning_rate
+from tinker_claw.config.load import load
+from tinker_claw.errors import ConfigError, DisagreementError
+from tinker_claw.learner.health import PartHealth
+from tinker_claw.learner.recovery import restore
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.retry import Backoff
+
+SOON = Backoff(first_s=0.001, longest_s=0.002)
+
+
+async def test_part_that_ends_by_accident_starts_again_and_says_so_meanwhile() -> None:
+    part, seen, starts = PartHealth("waiting"), list[tuple[str, str | None, bool]](), 0
+
+    async def fails_twice() -> None:
+        nonlocal starts
+        starts += 1
+        seen.append((part.state, part.error, part.next_try_s is not None))
+        if starts < 3:
+            raise ExceptionGroup("tasks", [ExceptionGroup("more", [OSError(f"no {starts}")])])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(guarded("a part", fails_twice, part, SOON))
+        while part.state != "failed":  # noqa: ASYNC110 - an observer
+            await asyncio.sleep(0)
+        assert part.error == "OSError: no 1"
+        assert part.next_try_s is not None
+    assert seen == [("waiting", None, False)] * 3
+    assert part.state == "waiting"
+
+
+async def test_part_that_ends_on_purpose_stays_ended() -> None:
+    part, starts = PartHealth(), 0
+
+    async def gives_up() -> None:
+        nonlocal starts
+        starts += 1
+        raise ExceptionGroup("tasks", [DisagreementError("they do not agree")])
+
+    await guarded("a part", gives_up, part, SOON)
+    assert (starts, part.state, part.ended) == (1, "failed", True)
+    assert part.error == "DisagreementError: they do not agree"
+
+
+async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
+    tmp_path: Path,
+) -> None:
+    ledger, trainer = Ledger(tmp_path), FakeTrainer()
+    version = (await restore(ledger, trainer)).version
+    for _ in range(MOST_OPEN):
+        sampler = await trainer.publish()
+        step = ledger.steps.begin(version.id, [])
+        version = ledger.steps.commit(
+            step, version, state_ref="s", sampler_ref=sampler.ref, metrics={}
+        )
+    versions = Versions(ledger, trainer)
+    opened = [await versions.open(number) for number in range(MOST_OPEN)]
+    assert await versions.open(0) is opened[0]
+    await versions.open(MOST_OPEN)
+    closed = [sampler.closed for sampler in opened if isinstance(sampler, FakeSampler)]
+    assert closed == [False, True, False, False]
+    with pytest.raises(LookupError):
+        await versions.open(99)
+    await versions.aclose()
+    ledger.close()
+
+
+def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
+    automatic = load(["--learning-rate", "auto"])
+    assert learning_rate(automatic, str(MODEL_DIR)) == pytest.approx(6.327e-4, rel=1e-3)
+    assert learning_rate(load([]), "anywhere") == 1e-4
+    for said in (
+        {"model_type": "llama", "hidden_size": 4096},
+        {"model_type": "llava", "text_config": {"model_type": "llama", "hidden_size": 4096}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        assert learning_rate(automatic, str(tmp_path)) == pytest.approx(2.857e-4, rel=1e-3)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 2000}')
+    assert learning_rate(automatic, str(tmp_path)) == pytest.approx(5e-4)
+
+
+def test_sources() -> None:
+    demo = source(load(["--model-name", "demo"]))
+    assert (demo.tokenizer, demo.family) == (str(MODEL_DIR), "qwen3")
+    mine = source(load(["--model-name", str(MODEL_DIR), "--renderer", "qwen3"]))
+    assert (mine.tokenizer, mine.weights, mine.family) == (str(MODEL_DIR), str(MODEL_DIR), "qwen3")
+    for nowhere in ("/nowhere/model", "./nowhere", "~/nowhere"):
+        with pytest.raises(ConfigError, match="there is no such folder"):
+            source(load(["--model-name", nowhere]))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("Qwen3-8B", "qwen3"), ("qwen3-0.6b", "qwen3"), ("my-model", "auto")]
+)
+def test_a_folder_named_like_a_known_model_speaks_its_format(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(MODEL_DIR, folder)
+    assert mine(folder).family == family
+    assert mine(folder, "--renderer", "default").family == "default"
+
+
+def mine(folder: Path, *flags: str) -> Source:
+    return source(load(["--backend", "local", "--model-name", str(folder), *flags]))
+
+
+def test_a_tokenizer_from_elsewhere_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODEL_DIR / name, tmp_path)
+    with pytest.raises(ConfigError, match=r"has no tokenizer .*--tokenizer"):
+        mine(tmp_path)
+    found = mine(tmp_path, "--tokenizer", str(MODEL_DIR))
+    assert (found.tokenizer, found.weights) == (str(MODEL_DIR), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "has no config.json; name a model in the form of the Hugging Face hub"),
+        ({"qwen3-8b-q4.gguf": ""}, "has no config.json; .*GGUF files are not read"),
+        (
+            {"adapter_config.json": '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'},
+            r"is an adapter, no model; name its base \(Qwen/Qwen3-8B\)",
+        ),
+        ({"config.json": "{}", "adapter_config.json": "[]"}, "is an adapter, no model"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(
+    files: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    for name, text in {**files, "tokenizer.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        mine(tmp_path)
+    with pytest.raises(ConfigError, match="is a file, no folder"):
+        mine(tmp_path / "tokenizer.json")

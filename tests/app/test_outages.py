@@ -1,0 +1,335 @@
+"""A service that goes away and comes back: learning and judging wait, blame nobody and go on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.fakes import UNTIL_TOLD, FakeTrainer
+from tests.learner.test_loop import SHORT, World, has_token, world
+from tinker_claw.errors import OutageError, SamplerError
+from tinker_claw.retry import Backoff, Outages
+from tinker_claw.telemetry import configure
+from tinker_claw.types import LossPass
+
+Events = Callable[[], Counter[str]]
+
+
+@pytest.fixture
+def events() -> Iterator[Events]:
+    """The names of all events so far."""
+    stream = io.StringIO()
+    configure("json", stream)
+    yield lambda: Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
+    structlog.reset_defaults()
+
+
+def void_steps(w: World) -> list[tuple[int, str]]:
+    rows = w.ledger._db.rows("SELECT outage, error FROM steps WHERE status = 'void' ORDER BY id")
+    return [(row["outage"], row["error"]) for row in rows]
+
+
+def batch(w: World, *said: str) -> None:
+    for text in said or ("YES", "NO", "YES", "NO"):
+        w.turn(text)
+
+
+@pytest.mark.parametrize("what", ["scoring", "train_step", "save_state", "publish"])
+async def test_outage_anywhere_in_a_step_is_waited_out(
+    tmp_path: Path, what: str, events: Events
+) -> None:
+    async with world(tmp_path, kl_beta=0.1) as w:  # scores under the base, too
+        if what == "scoring":
+            w.base.away = 9  # four ask at once, three times
+        else:
+            w.trainer.away[what] = 3
+        batch(w)
+        await w.version(1)
+        assert [outage for outage, _ in void_steps(w)] == [1, 1, 1]
+        assert all("away" in error for _, error in void_steps(w))
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (4, 0)
+        tried = 1 if what == "scoring" else 4
+        assert w.trainer.asked["train_step"] == tried, "nobody was looked for"
+        assert w.trainer.asked["load_state"] == 3
+        assert w.trainer.weights == 1, "the void steps left nothing in the weights"
+        await w.until(lambda: w.health.learner.state == "waiting")
+        assert w.health.backend.error is None
+        seen = events()
+        assert (seen["backend.away"], seen["backend.back"], seen["step.void"]) == (1, 1, 0)
+
+
+async def test_state_is_loaded_again_and_again_until_the_service_answers(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.away |= {"train_step": 1, "load_state": 5}
+        batch(w)
+        await w.version(1)
+        assert w.trainer.asked["load_state"] == 6
+        assert len(void_steps(w)) == 1, "one step failed; loading a state is none"
+        assert w.trainer.weights == 1
+
+
+async def test_outage_while_going_back_over_unsaved_steps_loses_neither(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        batch(w)
+        await w.version(1)
+        w.trainer.away |= {"train_step": 1, "open": 2}
+        batch(w)
+        await w.until(lambda: w.ledger.samples.counts()["trained"] == 8)
+        version = w.policy.current.version
+        assert (version.id, version.step, w.trainer.weights) == (4, 2, 2)
+        rows = w.ledger._db.rows("SELECT id, parent, step FROM versions ORDER BY id")
+        assert [tuple(row) for row in rows] == [
+            (0, None, 0),
+            (1, 0, 1),  # not saved, void with the outage
+            (2, 0, 0),
+            (3, 2, 1),
+            (4, 3, 2),
+        ]
+
+
+async def test_batch_whose_unsaved_step_went_void_is_under_no_suspicion(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        batch(w)
+        await w.version(1)
+        w.trainer.away["train_step"] = 1
+        w.trainer.refuse = lambda passes: w.trainer.asked["train_step"] == 3
+        batch(w)
+        await w.until(lambda: w.ledger.samples.counts()["trained"] == 8)
+        # Batch one, batch two away, batch one failing once, and both of them.
+        assert w.trainer.asked["train_step"] == 5
+
+
+async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it_means(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, waits=Backoff(0.005, 0.01)) as w:
+        w.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
+        batch(w)
+        await w.until(lambda: w.trainer.asked["load_state"] >= 5)
+        seen = w.health.snapshot(version=0, waiting=w.ledger.samples.waiting(), batch_size=4)
+        assert (seen["status"], seen["backend"], seen["learner"]) == ("degraded", "away", "stalled")
+        assert seen["backend_error"] == "the service is away for load_state, as told"
+        assert seen["learner_since"] >= seen["backend_since"] > 0
+        assert seen["learner_attempts"] >= 5
+        assert seen["meaning"] == (
+            "Replies come from policy v0 as before; learning waits; 4 samples are queued, "
+            "none is lost."
+        )
+        w.trainer.away.clear()
+        await w.version(1)
+        await w.until(lambda: w.health.learner.state == "waiting")
+        seen = w.health.snapshot(version=1, waiting=0, batch_size=4)
+        assert (seen["status"], seen["backend"], seen["learner_attempts"]) == ("ok", "ok", 0)
+        assert seen["learner_next_try_s"] is None
+
+
+async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_path: Path) -> None:
+    async with asyncio.timeout(240), world(tmp_path, waits=Backoff(600, 3000)) as w:
+        w.trainer.away["publish"] = 1
+        batch(w)
+        await w.until(lambda: w.health.learner.state == "stalled")
+        seen = w.health.snapshot(version=0, waiting=4, batch_size=4)
+        assert 300 < seen["learner_next_try_s"] <= 600
+        assert w.ledger.steps.counts()["intent"] == 0
+
+
+async def test_waits_grow_until_a_step_succeeds_not_until_a_state_is_loaded(
+    tmp_path: Path,
+) -> None:
+    attempts: list[int] = []
+
+    class Waits(Backoff):
+        def after(self, attempts_so_far: int) -> float:
+            attempts.append(attempts_so_far)
+            return 0.0
+
+    async with world(tmp_path, waits=Waits(0, 0)) as w:
+        w.trainer.away |= {"train_step": 3, "load_state": 2}
+        batch(w)
+        await w.version(1)
+        w.trainer.away["train_step"] = 1
+        batch(w)
+        await w.version(2)
+    assert attempts == [1, 2, 3, 4, 5, 1]
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    waits = Backoff(first_s=5, longest_s=300)
+    assert [waits.after(n) for n in (1, 2, 3, 7, 8, 10_000)] == [5, 10, 20, 300, 300, 300]
+
+
+async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.away["train_step"] = 2
+        w.trainer.fail["train_step"] = 1
+        batch(w)
+        await w.version(1)
+        assert [outage for outage, _ in void_steps(w)] == [1, 1, 0]
+        assert w.trainer.asked["train_step"] == 4, "one failure alone looks for no culprit"
+        assert w.ledger.samples.counts()["quarantined"] == 0
+
+
+async def test_culprit_is_still_found_after_an_outage(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=FakeTrainer(refuse=has_token(666))) as w:
+        w.trainer.away["train_step"] = 1
+        w.turn("NO", tokens=(666,))
+        batch(w)
+        await w.version(1)
+        assert [outage for outage, _ in void_steps(w)] == [1, 0, 0]
+        assert w.ledger.samples.counts()["quarantined"] == 1
+
+
+async def test_outage_of_a_batch_that_failed_twice_before_a_restart_looks_for_nobody(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, running=False) as w:
+        for turn_id in [w.turn("YES") for _ in range(4)]:
+            w.ledger.samples.add(turn_id, 1, None)
+        ids = [sample.id for sample in w.ledger.samples.oldest(4)]
+        for _ in range(2):
+            w.ledger.steps.void(w.ledger.steps.begin(0, ids), "the process ended")
+        trainer = w.trainer
+    trainer.away["train_step"] = 2
+    async with world(tmp_path, trainer=trainer) as w:
+        await w.version(1)
+        assert trainer.asked["train_step"] == 3
+
+
+@pytest.mark.parametrize("what", ["train_step", "load_state"])
+async def test_outage_while_looking_for_the_culprit_blames_nobody_else(
+    tmp_path: Path, what: str
+) -> None:
+    trainer = FakeTrainer()
+
+    def refuse(passes: Sequence[LossPass]) -> bool:
+        if trainer.asked["train_step"] == 2:  # from here on halves are tried
+            trainer.away[what] = 2
+        return has_token(666)(passes)
+
+    trainer.refuse = refuse
+    async with world(tmp_path, trainer=trainer) as w:
+        batch(w, "YES", "YES", "YES")
+        await w.settled()
+        guilty = w.turn("NO", tokens=(666,))
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+        rows = w.ledger._db.rows("SELECT turn_id FROM samples WHERE state = 'quarantined'")
+        assert [row["turn_id"] for row in rows] == [guilty]
+        w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events: Events) -> None:
+    async with world(tmp_path, judge_waits=SHORT) as w:
+        w.says.away = UNTIL_TOLD
+        turn = w.turn("YES")
+        await w.until(lambda: w.health.backend.attempts("judging") > 2)
+        assert w.health.judge.state == "stalled"
+        assert w.ledger.turns.judgeable() == [turn]
+        assert w.why_refused(turn) is None
+        seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
+        assert seen["status"] == "degraded"
+        assert (
+            seen["meaning"]
+            == "Replies come from policy v0 as before; judging waits; nothing is lost."
+        )
+        w.says.away = 0
+        await w.settled()
+        verdict = w.ledger.judgements.verdict(turn)
+        assert verdict is not None
+        assert verdict.value == 1
+        await w.until(lambda: w.health.judge.state == "ok")
+        assert w.health.backend.away == frozenset()
+        names = events()
+        assert (names["backend.away"], names["backend.back"], names["judge.failing"]) == (1, 1, 0)
+
+
+async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=Backoff(600, 600)) as w:  # a turn rests for so long
+        w.says.away = 4  # verdict and hint of two turns
+        batch(w, "YES", "YES")
+        await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
+        w.turn("YES")
+        await w.settled()
+        assert w.ledger.samples.waiting() == 3
+
+
+async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=SHORT) as w:
+        w.base.away = UNTIL_TOLD
+        turn = w.turn("NO, HOW it should be")
+        await w.until(lambda: w.health.backend.attempts("teaching") > 2)
+        w.turn("YES")  # no hint, so no teacher
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        assert w.health.backend.away == {"teaching"}, "the judge's answer says nothing of it"
+        assert w.ledger.turns.judgeable() == [turn]
+        asked = w.says.asked
+        w.base.away = 0
+        await w.settled()
+        assert w.ledger.samples.waiting() == 2
+        assert w.why_refused(turn) is None
+        assert w.says.asked == asked, "the verdict was in the ledger"
+        assert w.health.backend.away == frozenset()
+
+
+async def test_judge_that_answers_does_not_hurry_the_teacher(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:  # a turn rests for five seconds and longer
+        w.base.away = UNTIL_TOLD
+        w.turn("NO, HOW it should be")
+        await w.until(lambda: w.health.backend.attempts("teaching") == 1)
+        w.turn("YES")
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await asyncio.sleep(0.1)
+        assert w.health.backend.attempts("teaching") == 1
+
+
+def test_outage_has_one_event_for_its_beginning_and_one_for_its_end(events: Events) -> None:
+    now = [100.0]
+    outages = Outages(clock=lambda: now[0])
+    assert (outages.since, outages.error) == (100.0, None)
+    now[0] = 130.0
+    for asking in ("serving", "learning", "learning"):
+        outages.seen(asking, OutageError(f"{asking} gets no answer"))  # type: ignore[arg-type]
+        now[0] += 10
+    outages.over("serving")
+    assert (outages.away, outages.since) == ({"learning"}, 140.0)
+    assert outages.error == "learning gets no answer"
+    assert (outages.attempts("learning"), outages.attempts("serving")) == (2, 0)
+    outages.over("judging")
+    assert outages.away == {"learning"}, "another kind of request says nothing of this one"
+    outages.over("learning")
+    assert (outages.away, outages.since) == (frozenset(), 160.0)
+    assert events() == {"backend.away": 1, "backend.back": 1}
+
+
+async def test_answer_of_whatever_kind_ends_an_outage_and_a_rest() -> None:
+    outages = Outages()
+
+    def ask(answer: Exception | None) -> Any:
+        with outages.watching("serving"):
+            if answer:
+                raise answer
+
+    for answer in (None, SamplerError("refused")):
+        with pytest.raises(OutageError):
+            ask(OutageError("away"))
+        assert outages.away == {"serving"}
+        resting = asyncio.create_task(outages.rest("serving", 600))
+        await asyncio.sleep(0.01)
+        assert not resting.done()
+        if answer:
+            with pytest.raises(SamplerError):
+                ask(answer)
+        else:
+            ask(None)
+        assert outages.away == frozenset()
+        await asyncio.wait_for(resting, 60)

@@ -1,0 +1,110 @@
+"""The product against a server that bills: what it foretells, counts, and stops at."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_product import run
+from tests.processes import Running, product
+from tests.talk import HELLO, ask, converse, rows
+from tests.wire_servers import wire_process
+
+PRICES = """\
+as_of = 2026-01-01
+[models.demo]
+prefill = 1.0
+cached = 0.2
+sample = 2.0
+train = 3.0
+"""
+ENV = {"TINKER_API_KEY": "tml-test"}
+
+
+def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]:
+    """/healthz, once this entry says something."""
+    deadline = time.monotonic() + seconds
+    while not (health := running.health())[key]:
+        assert time.monotonic() < deadline, health
+        time.sleep(0.2)
+    return health
+
+
+def events(running: Running, name: str) -> list[dict[str, Any]]:
+    return [event for event in running.events() if event["event"] == name]
+
+
+@pytest.mark.slow
+def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) -> None:
+    data, table = tmp_path / "data", tmp_path / "prices.toml"
+    table.write_text(PRICES)
+    with wire_process(tmp_path / "served") as wire:
+        flags = ("--backend", "tinker", "--base-url", wire.url, "--prices", str(table))
+        flags += ("--batch-size", "4", "--lora-rank", "8")
+        with product(data, *flags, env=ENV) as running:
+            (told,) = events(running, "spend.estimate")
+            assert (told["prices_of"], told["note"]) == ("2026-01-01", None)
+            assert told["step_usd"] > 0
+            assert running.health()["spent_usd"] == 0, "told before anything was spent"
+            for seed in range(6):
+                converse(running, seed)
+            wait_for(running, "policy_version")
+            assert running.stop() == 0
+            step = events(running, "step")[0]
+            assert step["usd"] == pytest.approx(
+                (step["billed"]["trained"] * 3 + step["billed"]["prefill"]
+                 + step["billed"]["sampled"] * 2) / 1e6
+            )  # fmt: skip
+            assert all(turn["usd"] > 0 for turn in events(running, "turn.captured"))
+        unserved = "SELECT COUNT(*) FROM turns WHERE id NOT IN (SELECT turn_id FROM spend "
+        assert rows(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
+
+        ((spent,),) = rows(data, "SELECT SUM(usd) FROM spend")  # type: ignore[misc]
+        limit = ("--budget-usd", f"{spent + 1e-6:.9f}")
+        learned = "SELECT COUNT(*), SUM(usd) FROM spend WHERE purpose <> 'serve'"
+        before = rows(data, learned)
+        with product(data, *flags, *limit, env=ENV) as running:
+            for seed in range(100, 103):
+                converse(running, seed)
+            health = wait_for(running, "spending_paused")
+            assert (health["status"], health["learner"], health["judge"]) == ("paused",) * 3
+            assert "higher --budget-usd" in health["spending_paused"]
+            assert ask(running, "after", [HELLO])
+            assert running.stop() == 0
+        with product(data, *flags, *limit, env=ENV) as running:
+            wait_for(running, "spending_paused")
+            assert running.stop() == 0
+        assert rows(data, learned) == before
+        with product(data, *flags, "--budget-usd", "1", env=ENV) as running:
+            version = running.health()["policy_version"]
+            for seed in range(200, 206):
+                converse(running, seed)
+            deadline = time.monotonic() + 180
+            while running.health()["policy_version"] == version:
+                assert time.monotonic() < deadline, running.health()
+                time.sleep(0.2)
+            assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ("--model-name", "demo", "--base-url", "http://127.0.0.1:9"),
+            "--budget-usd 1 cannot be kept: of demo the price per million tokens is not known "
+            "(prefill, cached, sample, train). Give a table with --prices FILE",
+        ),
+        (("--backend", "local", "--model-name", "demo"), "--backend local bills nothing"),
+        (("--prices", "nowhere.toml"), "--prices nowhere.toml cannot be read"),
+    ],
+)
+def test_budget_that_cannot_be_kept_is_refused_before_anything_is_made(
+    flags: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    done = run("--budget-usd", "1", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []

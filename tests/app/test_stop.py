@@ -1,0 +1,144 @@
+"""SIGTERM and Ctrl-C: what is in flight ends, nothing is half, and every wait has a bound."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.lives import BOUNDS, Fate, Life, life, until
+from tests.talkers import Talkers, talking
+from tests.truths import check, one, read
+
+FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
+STEP = "local_gpu.learn.step:LoraOptimizer.step"
+
+
+@contextmanager
+def busy(data: Path, *flags: str, fate: Fate | None = None) -> Iterator[tuple[Life, Talkers]]:
+    with life(data, *FLAGS, *flags, fate=fate) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        yield running, who
+        who.over.set()
+
+
+def listens(running: Life) -> bool:
+    try:
+        running.health()
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def steps(data: Path) -> list[tuple[str, str | None]]:
+    return [tuple(row) for row in read(data, "SELECT status, error FROM steps ORDER BY id")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_replies_in_flight_end_and_the_last_step_is_whole(tmp_path: Path, number: int) -> None:
+    data = tmp_path / "data"
+    with busy(data) as (running, who):
+        until(lambda: running.health()["policy_version"] >= 1)
+        before = who.broken
+        running.signal(number)
+        assert running.ends() == 0
+        who.over.set()
+    assert who.broken - before <= 3, "of each client, the connection that was kept for the next"
+    check(data, who.seen, batch_size=2)
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason = 'abort'") == 0
+    assert ("intent", None) not in steps(data)
+    assert running.said().count('"stopped"') == 1
+    assert "Traceback" not in running.said()
+
+
+def test_step_that_does_not_end_is_void_and_taken_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with busy(data, fate=Fate(slow={STEP: 600}, constants=BOUNDS)) as (running, who):
+        until(lambda: running.health()["learner"] == "training")
+        started = time.monotonic()
+        running.signal(signal.SIGTERM)
+        assert running.ends() == 0
+        assert time.monotonic() - started >= 2
+    assert steps(data) == [("void", "the gateway was stopped")]
+    check(data, who.seen, batch_size=2)
+    with busy(data) as (running, who):
+        until(lambda: running.health()["policy_version"] >= 1)
+        assert running.stop() == 0
+    check(data, who.seen, batch_size=2)
+
+
+def test_step_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with busy(data, fate=Fate(slow={STEP: 2})) as (running, _):
+        until(lambda: running.health()["learner"] == "training")
+        assert running.stop() == 0
+    assert steps(data) == [("committed", None)]
+
+
+def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    slow = Fate(slow={"local_gpu.sample.embedded:draw": 1.0}, constants=BOUNDS)
+    with busy(data, fate=slow) as (running, who):
+        until(lambda: running.health()["status"] == "ok")
+        time.sleep(1.5)
+        running.signal(signal.SIGTERM)
+        assert running.ends() == 0
+    assert who.seen == []
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason <> 'abort'") == 0
+
+
+def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
+    data, seldom = tmp_path / "data", ("--save-interval", "1000")
+    with busy(data, *seldom) as (running, who):
+        until(lambda: running.health()["policy_version"] >= 2)
+        assert running.stop() == 0
+    version = one(data, "SELECT MAX(id) FROM versions")
+    saved = one(data, "SELECT MAX(id) FROM versions WHERE state_ref IS NOT NULL")
+    assert saved == version
+    assert running.events("state.saved")[0]["version"] == version
+    with life(data, *FLAGS, *seldom) as again:
+        assert again.serves()
+        assert again.events("resumed")[0]["version"] == version
+        assert again.events("steps.void") == []
+        assert again.stop() == 0
+    check(data, who.seen, batch_size=2)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2])
+def test_stop_while_the_model_loads(tmp_path: Path, numbers: Sequence[int]) -> None:
+    data = tmp_path / "data"
+    bounds = BOUNDS if len(numbers) == 1 else {}  # the second signal comes before they are reached
+    loads = Fate(slow={"local_gpu.trainer:_learning": 600}, constants=bounds)
+    with life(data, *FLAGS, fate=loads) as running:
+        until(lambda: (data / "ledger.sqlite3").exists())
+        time.sleep(0.2)
+        for number in numbers:
+            running.signal(number)
+            time.sleep(0.2)
+        assert running.ends() == (0 if len(numbers) == 1 else 130)
+    assert "Traceback" not in running.said()
+    with life(data, *FLAGS) as running:
+        assert running.serves()
+        assert running.stop() == 0
+
+
+def test_second_ctrl_c_ends_at_once_whatever_is_under_way(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with busy(data, fate=Fate(slow={STEP: 600})) as (running, who):
+        until(lambda: running.health()["learner"] == "training")
+        running.signal(signal.SIGINT)
+        until(lambda: not listens(running))
+        assert running.ended is None
+        running.signal(signal.SIGINT)
+        assert running.ends() == 130
+    with life(data, *FLAGS) as again:
+        assert again.serves()
+        check(data, who.seen, batch_size=2)
+        assert steps(data)[0] == ("void", "the process ended before the step was committed")
+        assert again.stop() == 0

@@ -1,0 +1,187 @@
+"""Opening and scoring versions of the local trainer while others want something of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import VOCABULARY, start_local, tiny_model
+from local_reference import WARM, rl_datum
+
+from local_gpu.model.files import read_adapter
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
+from local_gpu.sample import embedded
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import BackendError, OutageError, SamplerError
+from tinker_claw.types import LossPass, SamplingParams, TokenLogprobs
+
+STEP = [LossPass("ppo", (rl_datum(30, 10, 1),))]
+PROMPT = (1, 5, 9, 33)
+AT_MOST_S = 120
+"""So that what waits for the step ends; it would wait for twice as long."""
+
+
+class Gate:
+    """Holds a thread up where it passes."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any) -> None:
+        self._reached.set()
+        self._open.wait(2 * AT_MOST_S)
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, AT_MOST_S)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        try:
+            yield
+        finally:
+            self._open.set()
+
+
+def layer_of(trainer: LocalTrainer) -> Any:
+    learning: Any = trainer._learning
+    return learning._optimizer.module.model.layers[0]
+
+
+async def test_a_version_is_opened_and_answers_while_a_step_runs(tmp_path: Path) -> None:
+    trainer, gate = await start_local(tmp_path), Gate()
+    ref = (await trainer.publish()).ref
+    layer_of(trainer).register_forward_pre_hook(gate)
+    async with asyncio.TaskGroup() as group:
+        with gate.held():
+            step = group.create_task(trainer.train_step(STEP, WARM))
+            await gate.reached()
+            async with asyncio.timeout(AT_MOST_S):
+                again = await trainer.open(ref)
+                (done,) = await again.sample(PROMPT, SamplingParams(max_tokens=3))
+            assert len(done.tokens) == 3
+            assert not step.done()
+    await trainer.aclose()
+    with pytest.raises(BackendError, match="closed"):
+        await trainer.open(ref)
+
+
+async def test_a_version_that_is_being_opened_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, gate = await start_local(tmp_path, keep_adapters=1), Gate()
+    old = await trainer.publish()
+    expected = await old.logprobs(PROMPT, start=1)
+    await old.aclose()
+    read = read_adapter
+
+    def slowly(*args: Any) -> Any:
+        found = read(*args)
+        gate()
+        return found
+
+    async with asyncio.TaskGroup() as group:
+        with gate.held(), monkeypatch.context() as around:
+            around.setattr(embedded, "read_adapter", slowly)
+            opening = group.create_task(trainer.open(old.ref))
+            await gate.reached()
+            around.undo()
+            async with asyncio.timeout(AT_MOST_S):
+                await trainer.train_step(STEP, WARM)
+                await trainer.publish()
+    opened = opening.result()
+    assert (await opened.logprobs(PROMPT, start=1)).logprobs == pytest.approx(expected.logprobs)
+    await trainer.aclose()
+
+
+async def test_versions_that_no_server_takes_leave_those_to_go_back_to(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, keep_states=4, keep_adapters=4)
+    kept: list[tuple[str, str]] = []
+    for _ in range(3):
+        await trainer.train_step(STEP, WARM)
+        kept.append((await trainer.save_state("one"), (await trainer.publish()).ref))
+    there: Any = trainer._serving
+    open_there = there.open
+    for _ in range(6):
+        there.open = away
+        await trainer.train_step(STEP, WARM)
+        await trainer.save_state("void")
+        with pytest.raises(OutageError):
+            await trainer.publish()
+        there.open = open_there
+        await trainer.load_state(kept[-1][0])
+    states, adapters = (
+        {p.name for p in (tmp_path / "run" / kind).iterdir()} for kind in ("states", "adapters")
+    )
+    assert states == {state for state, _ in kept}
+    assert adapters == {adapter for _, adapter in kept}
+    await trainer.load_state(kept[0][0])
+    await trainer.load_state(kept[2][0])
+    await trainer.aclose()
+
+
+async def away(ref: str, folder: Path) -> Any:
+    raise OutageError("No server answers.")
+
+
+def test_modules_that_several_threads_build_at_once_are_whole(tmp_path: Path) -> None:
+    base = open_base(str(tiny_model(tmp_path)), device="cpu", dtype="float32", threads=1)
+    shape = LoraShape(4, 8)
+    adapter = fresh_adapter(base, shape, seed=0)
+    hollow: list[str] = []
+
+    def build() -> None:
+        for _ in range(4):
+            module = with_lora(base, shape, adapter)
+            hollow.extend(name for name, p in module.named_parameters() if p.is_meta)
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    often, usual = 1e-4, sys.getswitchinterval()
+    sys.setswitchinterval(often)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(usual)
+    assert hollow == []
+    assert not torch.nn.Linear(1, 1).weight.is_meta, "torch is as it was"
+
+
+async def test_what_cannot_be_scored_fails_alone_and_not_those_who_asked_with_it(
+    tmp_path: Path,
+) -> None:
+    trainer = await start_local(tmp_path)
+    base = await trainer.base()
+    learning: Any = trainer._learning
+
+    def too_long(module: Any, arguments: Any) -> None:
+        if arguments[0].shape[1] > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory, say")
+
+    learning._base.module.model.layers[0].register_forward_pre_hook(too_long)
+    lengths = (40, 50, 400, 60, 70)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(settled(base.logprobs(tokens_of(n), start=1))) for n in lengths]
+    failed = [isinstance(one.result(), SamplerError) for one in asked]
+    assert failed == [n > 300 for n in lengths]
+    await trainer.aclose()
+
+
+def tokens_of(length: int) -> tuple[int, ...]:
+    return tuple((i * i + length) % VOCABULARY for i in range(length))
+
+
+async def settled(asking: Awaitable[TokenLogprobs]) -> TokenLogprobs | SamplerError:
+    try:
+        return await asking
+    except SamplerError as error:
+        return error

@@ -1,0 +1,351 @@
+"""The first five minutes with Tinker: whatever is wrong is one sentence that says what to do.
+
+Over real HTTP; where a server has to be strange, it is Python's own HTTP server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from backends import CONTEXT
+from faults import Fault
+from tinker import TinkerError
+from tinker_dialects import Flattened, OtherPaths
+from tinkers import KEY, NAME, served, start_tinker
+
+from tests.ports import deaf_port
+from tinker_claw.backends.tinker import failures
+from tinker_claw.backends.tinker.access import ServedModel, choose
+from tinker_claw.backends.tinker.sdk import check_sdk
+from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer, offered
+from tinker_claw.config.settings import Training
+from tinker_claw.errors import BackendError, ConfigError, OutageError, SamplerError
+from tinker_claw.methods import build
+from tinker_claw.methods.base import require
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def config(**settings: Any) -> TinkerConfig:
+    return TinkerConfig(**({"model": NAME, "key": KEY, "start_timeout_s": 20.0} | settings))
+
+
+async def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        await TinkerTrainer.start(config(**settings))
+    return str(caught.value)
+
+
+async def test_missing_key_says_where_to_get_one() -> None:
+    said = await refusal(key=None)
+    assert "TINKER_API_KEY is not set" in said
+    assert "tinker-console.thinkingmachines.ai" in said
+    assert "--backend local" in said
+
+
+async def test_missing_key_for_a_server_of_ones_own_does_not_send_to_the_console() -> None:
+    said = await refusal(key=None, base_url="http://box:8000")
+    assert "console" not in said
+    assert "export TINKER_API_KEY=tml-" in said
+
+
+async def test_thing_that_is_no_key_is_refused_before_it_is_sent() -> None:
+    said = await refusal(key="sk-proj-1234")
+    assert said == "TINKER_API_KEY holds no Tinker key: those begin with 'tml-'"
+    assert "sk-proj" not in said
+
+
+async def test_wrong_key_is_named(tmp_path: Path) -> None:
+    there = served(tmp_path, root=tmp_path / "served", api_key="tml-right")
+    said = await refusal(base_url=there.url)
+    assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
+    assert KEY not in said
+    trainer = await TinkerTrainer.start(config(base_url=there.url, key="tml-right"))
+    await trainer.aclose()
+
+
+async def test_model_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    there = served(tmp_path, root=tmp_path / "served")
+    said = await refusal(base_url=there.url, model="Qwen/Qwen3-9B")
+    assert said == (
+        f"--model-name Qwen/Qwen3-9B is not among the models that {there.url} trains: {NAME}"
+    )
+
+
+def test_model_that_can_only_be_sampled_is_told_apart() -> None:
+    models = [ServedModel("a", None, trainable=False), ServedModel("b", 100, trainable=True)]
+    with pytest.raises(ConfigError, match=r"can be sampled at http://x but not trained.*: b"):
+        choose("a", models, "http://x")
+    assert choose("b", models, "http://x").context_tokens == 100
+    assert choose("c", [], "http://x").name == "c", "a server that lists nothing is believed"
+
+
+async def test_no_network_is_told_at_once() -> None:
+    with deaf_port() as port:
+        said = await refusal(base_url=f"http://127.0.0.1:{port}")
+    assert f"http://127.0.0.1:{port} cannot be reached" in said
+    assert "--base-url" in said
+    assert "no address" in await refusal(base_url="box:8000")
+
+
+class Strange(BaseHTTPRequestHandler):
+    status = 404
+    body: Any = "nothing here"
+
+    def answer(self) -> None:
+        body = json.dumps(self.body).encode()
+        self.send_response(self.status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = answer
+    do_POST = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def strange(status: int) -> Iterator[str]:
+    """A server that answers everything with one status."""
+    answering = type("Answering", (Strange,), {"status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), answering) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_web_server_that_is_not_tinker_is_told_apart() -> None:
+    with strange(404) as url:
+        assert f"{url} is no Tinker server (HTTP 404): check --base-url" == await refusal(
+            base_url=url
+        )
+
+
+async def test_account_without_credit_is_sent_to_the_console() -> None:
+    with strange(402) as url:
+        said = await refusal(base_url=url)
+    assert "billing is not in order (HTTP 402)" in said
+
+
+async def test_service_that_is_down_is_said_to_be() -> None:
+    with strange(503) as url:
+        assert "it answers HTTP 503" in await refusal(base_url=url)
+
+
+@pytest.mark.parametrize("release", ["0.25.0", None])
+def test_another_release_of_the_sdk_or_none_is_one_sentence(
+    tmp_path: Path, release: str | None
+) -> None:
+    """With the real old release in front of the right one; and with one that cannot be found."""
+    check_sdk()
+    where = ["--no-deps", "--quiet", "--target", str(tmp_path / "old")]
+    if release is not None:
+        pip = [sys.executable, "-m", "pip", "install", *where, f"tinker=={release}"]
+        if subprocess.run(pip, capture_output=True).returncode != 0:
+            pytest.skip("the old release cannot be had from the package index now")
+    hide = (
+        "import importlib.metadata as m, sys; sys.modules['tinker'] = None; found = m.version\n"
+        "def version(name):\n"
+        "    if name == 'tinker': raise m.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "m.version = version\n"
+    )
+    start = "from tinker_claw.cli.main import main; raise SystemExit(main(['--port', '0']))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", start if release else hide + start],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "old"), "TINKER_API_KEY": KEY},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert f"the tinker package is {release or 'missing'}, and" in done.stderr
+    assert "pip install tinker==0.38.0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_credentials_that_ran_out_are_no_lost_session() -> None:
+    expired = TinkerError("The api_key JWT has expired.")
+    assert failures.fault_of(expired) is failures.Fault.AWAY
+
+
+async def test_telemetry_of_the_sdk_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
+    trainer = await start_tinker(tmp_path)
+    await trainer.capabilities()
+    await trainer.aclose()
+    assert served(tmp_path).faulty.seen["asample"] > 0
+    assert served(tmp_path).faulty.seen["telemetry"] == 0
+
+
+@pytest.mark.parametrize("speaking", [lambda app: app, OtherPaths()], ids=["paths", "other paths"])
+async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(
+    tmp_path: Path, speaking: Any
+) -> None:
+    server = {"speaking": speaking}
+    trainer = await start_tinker(tmp_path, server=server, keep_states=2, keep_samplers=2)
+    first = await trainer.save_state("first")
+    await trainer.load_state(first)
+    states = [await trainer.save_state("more") for _ in range(3)]
+    serving = await trainer.publish()
+    closed = [await trainer.publish() for _ in range(4)]
+    for sampler in closed:
+        await sampler.aclose()
+    newest = await trainer.publish()
+    for path in (first, *states[1:]):
+        await trainer.load_state(path)
+    with pytest.raises(BackendError, match="no checkpoint"):
+        await trainer.load_state(states[0])
+    for sampler in (serving, closed[-1], newest):
+        await trainer.open(sampler.ref)
+    with pytest.raises(BackendError):
+        await trainer.open(closed[0].ref)
+    await trainer.aclose()
+
+
+async def test_context_is_what_the_service_says_unless_less_is_asked_for(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    assert (await trainer.capabilities()).context_tokens == CONTEXT
+    await trainer.aclose()
+    _, found = await offered(config(base_url=served(tmp_path).url))
+    assert found.context_tokens == CONTEXT
+    smaller = await start_tinker(tmp_path, context_tokens=100)
+    assert (await smaller.capabilities()).context_tokens == 100
+    await smaller.aclose()
+
+
+async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    full = await trainer.capabilities()
+    require(build("combine"), Training(), full)
+    await trainer.aclose()
+
+    poor = await start_tinker(tmp_path)
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Sample"))
+    lacks = await poor.capabilities()
+    await poor.aclose()
+    assert not lacks.student_topk
+    assert not lacks.target_logprobs
+    assert lacks.losses == full.losses
+    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-mode token"):
+        require(build("combine"), Training(), lacks)
+    require(build("combine"), Training(opd_mode="token"), lacks)
+
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Forward"))
+    poor = await start_tinker(tmp_path)
+    with pytest.raises(ConfigError, match="no ppo loss"):
+        require(build("binary"), Training(), await poor.capabilities())
+    await poor.aclose()
+
+
+async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, server={"speaking": Flattened()})
+    has = await trainer.capabilities()
+    assert has.losses == {"ppo", "importance_sampling", "cispo", "cross_entropy"}
+    assert not has.two_d_targets
+    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-mode token works"):
+        require(build("combine"), Training(), has)
+    require(build("combine"), Training(opd_mode="token"), has)
+    await trainer.aclose()
+
+
+async def test_paths_of_any_shape_are_trained_published_and_opened_again(tmp_path: Path) -> None:
+    server = {"speaking": OtherPaths()}
+    trainer = await start_tinker(tmp_path, server=server)
+    first = await trainer.publish()
+    state = await trainer.save_state("one")
+    params = SamplingParams(max_tokens=8, seed=3)
+    (before,) = await first.sample((1, 2, 3), params)
+    advantages = (1.0,) * len(before.tokens)
+    told = Datum(
+        (1, 2, 3, *before.tokens), start=3, logprobs=before.logprobs, advantages=advantages
+    )
+    step = (LossPass("importance_sampling", (told,)),)
+    await trainer.train_step(step, Adam(learning_rate=0.01))
+    second = await trainer.publish()
+    assert "/sampler_weights/" not in first.ref + second.ref
+    assert "/weights/" not in state
+    score = (1, 2, 3, *before.tokens)
+    scores = [await one.logprobs(score, start=3) for one in (first, second)]
+    assert scores[0] != scores[1]
+    await trainer.aclose()
+
+    await asyncio.to_thread(served(tmp_path).restart)
+    again = await start_tinker(tmp_path)
+    opened = [await again.open(ref) for ref in (first.ref, second.ref)]
+    assert [await one.logprobs(score, start=3) for one in opened] == scores
+    await again.load_state(state)
+    await again.train_step(step, Adam(learning_rate=0.01))
+    rolled_back = await again.publish()
+    assert (await rolled_back.logprobs(score, start=3)).logprobs == pytest.approx(
+        scores[1].logprobs, abs=1e-5
+    )
+    with pytest.raises(BackendError, match="cannot open the sampler 'tinker://model_x/v-1'"):
+        await again.open("tinker://model_x/v-1")
+    with pytest.raises(BackendError, match="cannot load 'what is this'"):
+        await again.load_state("what is this")
+    await again.aclose()
+
+
+async def test_rehearsal_leaves_nothing_behind_and_says_what_it_cannot_delete(
+    tmp_path: Path,
+) -> None:
+    trainer = await start_tinker(tmp_path)
+    there = served(tmp_path)
+    assert await trainer.rehearse(student_topk=2) == []
+    assert not list((tmp_path / "served").glob("*/*/*"))
+    there.faulty.spoil(Fault("checkpoints", status=404))
+    assert len(left := await trainer.rehearse(student_topk=0)) == 2
+    assert all(path.startswith("tinker://") for path in left)
+    there.faulty.spoil(Fault("retrieve_future", "fail", of="Sample", category="user"))
+    with pytest.raises(SamplerError, match=r"could not sample from v-.*the test says so"):
+        await trainer.rehearse(student_topk=0)
+    assert len(list((tmp_path / "served").glob("*/*/*"))) == 2, "what could not be deleted before"
+    await trainer.aclose()
+
+
+async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Path) -> None:
+    from tinker_claw.backends.tinker.probe import Abilities
+
+    trainer = await start_tinker(tmp_path)
+    await trainer.capabilities()
+    found = trainer._abilities
+    assert isinstance(found, Abilities)
+    assert found.sparse_targets
+    assert found.scoring.sparse
+    assert found.scoring.last_n
+    await trainer.aclose()
+
+
+async def test_outage_during_the_probe_is_no_missing_ability(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    patient = trainer._config
+    trainer._config = replace(patient, sample_timeout_s=1.0)
+    served(tmp_path).faulty.spoil(Fault("retrieve_future", "again", of="Forward"))
+    with pytest.raises(OutageError, match="probe"):
+        await trainer.capabilities()
+    served(tmp_path).faulty.behave()
+    trainer._config = patient
+    assert "ppo" in (await trainer.capabilities()).losses
+    await trainer.aclose()

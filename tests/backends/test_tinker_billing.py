@@ -1,0 +1,74 @@
+"""What the adapter bills: counted at the wire, request by request, as the service counts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from backends import start_tinker
+
+from tinker_claw.billing.meter import charged
+from tinker_claw.policy import Trainer
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage
+
+PROMPT = tuple(range(40))
+
+
+@pytest.fixture
+async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
+    made = await start_tinker(tmp_path)
+    await made.capabilities()
+    yield made
+    await made.aclose()
+
+
+async def test_votes_pay_the_prompt_once(trainer: Trainer) -> None:
+    base = await trainer.base()
+    with charged() as account:
+        votes = await base.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), n=3)
+    sampled = sum(len(vote.tokens) for vote in votes)
+    assert account.usage == Usage(prefill=40, cached=2 * 40, sampled=sampled)
+
+
+async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
+    trainer: Trainer,
+) -> None:
+    sampler = await trainer.publish()
+    long = tuple(i % 60 for i in range(400))
+    with charged() as first:
+        (done,) = await sampler.sample(long, SamplingParams(max_tokens=4, seed=1))
+    assert (first.usage.prefill, first.usage.cached) == (400, 0)
+    with charged() as second:
+        (again,) = await sampler.sample(
+            (*long, *done.tokens, 7), SamplingParams(max_tokens=4, seed=1)
+        )
+    assert again.cached_tokens == second.usage.cached > 300
+    assert second.usage.prefill + second.usage.cached == 405
+
+
+async def test_scores_are_a_prefill_and_one_token(trainer: Trainer) -> None:
+    base = await trainer.base()
+    with charged() as account:
+        await base.logprobs(PROMPT, start=30, targets=[(1, 2)] * 10)
+    assert account.usage.prefill + account.usage.cached == 40
+    assert account.usage.sampled == 1
+
+
+async def test_step_bills_the_tokens_of_every_pass(trainer: Trainer) -> None:
+    rl = Datum(PROMPT, 35, logprobs=(-1.0,) * 5, advantages=(0.1,) * 5)
+    told = Datum(PROMPT, 35, targets=((1, 2),) * 5, weights=((0.1, -0.1),) * 5)
+    with charged() as account:
+        report = await trainer.train_step(
+            [LossPass("ppo", (rl, rl)), LossPass("cross_entropy", (told,))],
+            Adam(learning_rate=1e-3),
+        )
+    assert account.usage == Usage(trained=3 * 39)
+    assert report.tokens == account.usage.trained
+
+
+async def test_saving_and_publishing_cost_no_tokens(trainer: Trainer) -> None:
+    with charged() as account:
+        await trainer.save_state("one")
+        await trainer.publish()
+    assert account.usage == Usage()

@@ -1,0 +1,130 @@
+"""The gateway's benchmark, tiny: it runs, prints its tables, and compares every prompt."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import gateway, vocabulary
+from benchmarks.agent_requests import MIX, Conversation, Reply, read_reply, unseen
+from benchmarks.gateway_check import check
+from benchmarks.gateway_rows import Size
+from tinker_claw.conversation.openclaw import without_volatile
+from tinker_claw.formats.chat import parse_chat
+from tinker_claw.ledger.ledger import Ledger
+
+IDS = 3000
+TINY = Size(
+    alone=4,
+    together=4,
+    further=2,
+    crowd=6,
+    long=12,
+    streams=(1, 2),
+    steps=1,
+    memory=4,
+    prompts=3,
+    idle=(0, 9),
+)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
+async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
+    cache: Path,
+) -> None:
+    said: list[str] = []
+    figures = await gateway.measure(cache, TINY, said.append, ids=IDS)
+    assert [row.what for row in figures.ours] == [
+        "first request of the process",
+        "first turn of a session",
+        "further turn",
+        "first turn, system prompt never seen",
+        "turn 4 of a session",
+        "turn 12 of a session",
+        "a relayed token, 1 streams",
+        "a relayed token, 2 streams",
+        "first token, idle",
+        "first token, during a step",
+        "first token, during a publish",
+        "6 in flight, prompts seen",
+        "6 in flight, prompts unseen",
+        "first turn, one system prompt",
+        "first turn, 3 system prompts in turn",
+        "0 idle connections",
+        "9 idle connections",
+        "1.2 MB of prose, beyond the context",
+        "1.2 MB of signs without blanks, beyond the context",
+    ]
+    assert figures.failures == []
+    assert sum(row.errors for row in [*figures.bare, *figures.ours]) == 0
+    assert sum(row.cpu_ms for row in figures.ours) > 0
+    asked = [row.what for row in figures.ours if row.health_ms is not None]
+    assert len(asked) == 6
+    # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 2 never seen; one turn
+    # in ten of two long sessions; 6; 6; 4 times 3; twice 4.
+    requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 2 + 2 * 1 + 6 + 6 + 4 * 3 + 8
+    assert (figures.check.requests, figures.check.equal) == (requests, requests)
+    assert figures.check.stored > requests  # those whose replies came one by one, for example
+    assert [point.requests for point in figures.memory[1:]] == [2, 4, 2, 4]
+    text = io.StringIO()
+    gateway.show(Console(file=text, width=140), figures)
+    assert f"verified {requests} of {requests}" in text.getvalue()
+    for shown in ("bare route: first", "ours: further turn", "ours / bare, median", "sessions"):
+        assert shown in text.getvalue()
+    assert json.loads(json.dumps(gateway.document(figures)))["check"]["equal"] == requests
+
+
+def test_a_prompt_that_is_not_in_the_ledger_is_not_taken_for_equal(
+    cache: Path,
+) -> None:
+    conversation = Conversation(MIX[1], "never sent")
+    conversation.open()
+    Ledger(cache / "empty").close()
+    found = check(cache / "empty", vocabulary.load(IDS), [conversation.body()], 1)
+    assert (found.requests, found.equal, found.stored) == (1, 0, 0)
+
+
+def test_requests_have_the_shape_of_openclaw_s() -> None:
+    conversation = Conversation(MIX[0], "a")
+    conversation.open()
+    first = parse_chat(conversation.body())
+    conversation.answer(Reply("Yes.", ()))
+    second = parse_chat(conversation.body())
+    kept = without_volatile(first.messages)
+    assert len(kept) == len(first.messages) - 1
+    assert without_volatile(second.messages)[: len(kept)] == kept
+    assert [m["role"] for m in second.messages] == ["system", "user", "assistant", "user", "user"]
+    call = {"id": "c1", "type": "function", "function": {"name": "tool_1", "arguments": "{}"}}
+    conversation.answer(Reply("", [call]))
+    assert parse_chat(conversation.body()).messages[-2]["role"] == "tool"
+    systems = {parse_chat(Conversation(s, "b").body()).messages[0]["content"] for s in unseen(9)}
+    assert len(systems) == 9
+
+
+def test_what_a_user_says_is_new_in_every_session() -> None:
+    said = set[bytes]()
+    for key in ("a", "b"):
+        conversation = Conversation(MIX[0], key)
+        conversation.open()
+        for _ in range(3):
+            conversation.answer(Reply("Yes.", ()))
+        said |= {m for m in conversation.messages if b"assistant" not in m}
+    assert len(said) == 8
+
+
+def test_an_answer_that_broke_off_is_not_taken_for_a_reply() -> None:
+    piece = b'data: {"choices":[{"delta":{"content":"Yes"},"finish_reason":null}]}\n\n'
+    with pytest.raises(ValueError, match="without a finish_reason"):
+        read_reply(piece)

@@ -1,0 +1,254 @@
+"""A budget stops judging and steps, over HTTP and over restarts; it never stops serving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeSampler, FakeTrainer, Script
+from tests.gateways import MODEL, World, chat, gateway, spell
+from tests.learner.test_loop import Says
+from tinker_claw.billing.budget import Budget, Spending
+from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
+from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.judging import Judging, JudgingDeps
+from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods import build
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import Usage
+
+DOLLAR = 1e6
+"""USD per million tokens at which a token costs a dollar."""
+PRICE = Price(prefill=0.0, cached=0.0, sample=DOLLAR, train=DOLLAR)
+"""Sampled and trained tokens cost a dollar each; prompts nothing."""
+VERDICT = Usage(sampled=10)
+SETTINGS = Settings(run=Run(method="binary"), training=Training(batch_size=2, max_staleness=50))
+
+
+@dataclass
+class Life:
+    """One process: a gateway, and the loop behind it."""
+
+    world: World
+    trainer: FakeTrainer
+    says: Says
+
+    async def converse(self, number: int) -> None:
+        """A turn, and the message that judges it; the second reply is the next session's."""
+        first = await self.ask(number, "hi")
+        await self.ask(number, "hi", first, "YES")
+
+    async def ask(self, number: int, *said: str) -> str:
+        response = await self.world.ask(*said, headers={"X-Session-Id": str(number)})
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["message"]["content"]
+
+    async def health(self) -> dict[str, Any]:
+        response = await self.world.http.get(self.world.url.removesuffix("/v1") + "/healthz")
+        return response.json()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not happened():  # noqa: ASYNC110 - an observer
+                await asyncio.sleep(0.005)
+
+    async def paused(self) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while not (health := await self.health())["spending_paused"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return health
+
+
+@asynccontextmanager
+async def life(
+    path: Path, renderer: Renderer, budget_usd: float | None, trainer: FakeTrainer | None = None
+) -> AsyncGenerator[Life]:
+    def spending(ledger: Ledger) -> Spending:
+        limit = (
+            Budget(budget_usd, lambda: forecast(SETTINGS, PRICE, ledger)) if budget_usd else None
+        )
+        return Spending(PRICE, ledger.spend, Telemetry(None), limit)
+
+    fine = spell(renderer, "fine")
+    trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
+    serving = FakeSampler(fine, bills=True)
+    async with gateway(path, renderer, serving, spending=spending) as world:
+        telemetry, health, says = Telemetry(None), Health(), Says(billed=VERDICT)
+        method, base = build("binary"), FakeSampler()
+        shared = (world.policy, telemetry, health, world.spending)
+        cfg = SETTINGS.training
+        learner = Learner(
+            LearnerDeps(world.ledger, trainer, base, method, *shared, cfg, learning_rate=1e-3)
+        )
+        judged = Judging(
+            JudgingDeps(
+                world.ledger,
+                Judge(says, JudgeSettings(), hint_candidates=0),
+                HintScorer(base, renderer, method, cfg),
+                method,
+                *shared,
+                on_sample=learner.wake,
+                concurrency=4,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part.run()) for part in (judged, learner)]
+            watch = group.create_task(_wake(world, judged))
+            yield Life(world, trainer, says)
+            for task in (*tasks, watch):
+                task.cancel()
+
+
+async def _wake(world: World, judging: Judging) -> None:
+    """What the wirer connects: a next state wakes judging."""
+    while True:
+        if world.woken:
+            world.woken.clear()
+            judging.wake()
+        await asyncio.sleep(0.005)
+
+
+def sums(world: World) -> tuple[float, float, float]:
+    """Dollars for serving, judging and training."""
+    spent = world.ledger.spend.by_purpose()
+    return spent["serve"].usd, spent["judge"].usd, spent["train"].usd
+
+
+async def test_without_a_budget_it_goes_on_and_says_what_was_spent(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with life(tmp_path, renderer, None) as it:
+        for number in range(2):
+            await it.converse(number)
+        await it.until(lambda: it.world.policy.current.version.id == 1)
+        health = await it.health()
+        assert health["budget_usd"] is None
+        assert health["spent_usd"] == pytest.approx(sum(sums(it.world)))
+        assert health["spent_tokens"]["sampled"] == 4 * len(spell(renderer, "fine")) + 2 * 10
+
+
+async def test_budget_stops_judging_and_steps_and_serving_goes_on(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with life(tmp_path, renderer, None) as it:
+        for number in range(2):
+            await it.converse(number)
+        await it.until(lambda: it.world.policy.current.version.id == 1)
+        served, judged, trained = sums(it.world)
+    # Room for serving two more conversations and judging both, not for another step.
+    budget = served + judged + trained + served + judged + trained / 2
+    async with life(tmp_path, renderer, budget, it.trainer) as it:
+        for number in (2, 3):
+            await it.converse(number)
+        health = await it.paused()
+        assert (health["status"], health["judge"], health["learner"]) == ("paused",) * 3
+        assert health["learner_since"] > 0
+        assert health["budget_usd"] == pytest.approx(budget)
+        for words in ("of the budget of", "turns are answered", "higher --budget-usd"):
+            assert words in health["spending_paused"]
+        before = sums(it.world)
+        await it.converse(4)  # the gateway answers
+        after = sums(it.world)
+        assert after[0] > before[0], "which is billed, and counted"
+        assert after[1:] == before[1:]
+        assert len(it.trainer.steps) == 1
+        assert it.world.ledger.turns.judgeable(), "kept for later"
+        assert [r for r in it.world.column("untrained_because") if r] == [], "nothing refused"
+        paused_at = (await it.health())["spent_usd"]
+
+    async with life(tmp_path, renderer, budget, it.trainer) as it:
+        assert (await it.paused())["spent_usd"] == paused_at, "a restart keeps the pause"
+        await asyncio.sleep(0.1)
+        assert sums(it.world)[1:] == before[1:]
+        await it.ask(9, "still there?")
+
+    async with life(tmp_path, renderer, budget * 10, it.trainer) as it:
+        await it.until(lambda: not it.world.ledger.turns.judgeable())
+        await it.until(lambda: len(it.trainer.steps) == 2)
+        health = await it.health()
+        assert (health["status"], health["spending_paused"]) == ("ok", None)
+
+
+async def test_budget_is_not_overrun_by_what_is_judged_at_the_same_time(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with life(tmp_path, renderer, None) as it:
+        await it.converse(0)
+        await it.until(lambda: sums(it.world)[1] > 0)
+        step = forecast(SETTINGS, PRICE, it.world.ledger).train_usd or 0.0
+        spent = sum(sums(it.world))
+    serving = 4 * 2 * len(spell(renderer, "fine"))
+    budget = spent + serving + step + 2.5 * 10
+    async with life(tmp_path, renderer, budget, it.trainer) as it:
+        await asyncio.gather(*(it.converse(number) for number in range(1, 5)))
+        await it.paused()
+        assert sums(it.world)[1] <= 4 * 10
+        assert sum(sums(it.world)) <= budget
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reply_that_nobody_waited_for_is_billed(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    words = Script(spell(renderer, "one two three four five six seven"), holds_after=3)
+    sampler = FakeSampler(words, bills=True)
+
+    def spending(ledger: Ledger) -> Spending:
+        return Spending(PRICE, ledger.spend, Telemetry(None))
+
+    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+        body = {"model": MODEL, "messages": chat("hi"), "stream": stream}
+        asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
+        async with asyncio.timeout(60):
+            await sampler.holding.wait()
+            asking.cancel()
+            while not world.observer.seen:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (turn,) = world.turns()
+        billed = world.ledger.spend.of_turn(turn.id).usage
+        assert billed == Usage(prefill=len(turn.prompt), sampled=len(turn.completion.tokens))
+        (seen,) = world.observer.seen
+        assert seen["usd"] == billed.sampled
+
+
+async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    good = spell(renderer, "fine")
+    broken = Script(good, fail_after=0)
+    sampler = FakeSampler(broken, Script(good), bills=True)
+
+    def spending(ledger: Ledger) -> Spending:
+        return Spending(PRICE, ledger.spend, Telemetry(None))
+
+    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+        await world.ask("hi")
+        (turn,) = world.turns()
+        served = world.ledger.spend.of_turn(turn.id).usage
+        assert served == Usage(prefill=2 * len(turn.prompt), sampled=len(good))
+        sampler.say(broken)
+        assert (await world.ask("hi")).status_code == 503
+        total = world.ledger.spend.total().usage
+        assert total.prefill == 5 * len(turn.prompt), "three more attempts, and no turn"
+        rows = world.ledger._db.rows("SELECT turn_id, usd FROM spend ORDER BY id")
+        assert [row["turn_id"] for row in rows] == [turn.id, None]
+        sampler.say(Script(good, holds_after=0))
+        asking = asyncio.create_task(world.ask("hi"))
+        async with asyncio.timeout(60):
+            await sampler.holding.wait()
+            asking.cancel()
+            while world.ledger.spend.total().usage.prefill == total.prefill:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert len(world.turns()) == 1

@@ -1,0 +1,320 @@
+"""What is billed is charged to the turn or step that caused it; estimates count the same way."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.fakes import FakeTrainer
+from tests.learner.test_loop import world
+from tinker_claw.billing.budget import Budget, Spending
+from tinker_claw.billing.estimate import (
+    TrafficProfile,
+    announce,
+    assumed,
+    estimate,
+    forecast,
+    measured,
+)
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.spend import Bill, Means, Spent
+from tinker_claw.telemetry import Telemetry, configure
+from tinker_claw.types import Usage
+
+PRICE = Price(prefill=1.0, cached=0.25, sample=2.0, train=0.5)
+QUESTION = Usage(prefill=100, cached=200, sampled=30)
+BATCH = ("YES", "NO", "YES", "NO, HOW it should be")
+SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4))
+
+
+def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
+    return lambda ledger, telemetry: Spending(price, ledger.spend, telemetry)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a scripted run left behind."""
+
+    purposes: Mapping[str, Spent]
+    turns: list[Usage]
+    step: Spent
+    means: Means
+    figures: str
+    health: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+async def scripted(path: Path, price: Price = PRICE) -> Found:
+    """One batch, judged, taught and trained on what bills like a service."""
+    async with world(path, trainer=FakeTrainer(bills=True), spending=priced(price)) as w:
+        w.says.billed = QUESTION
+        for said in BATCH:
+            w.turn(said)
+        await w.version(1)
+        await w.until(w.metrics.exists)
+        return Found(
+            purposes=w.ledger.spend.by_purpose(),
+            turns=[w.ledger.spend.of_turn(n).usage for n in (1, 2, 3, 4)],
+            step=w.ledger.spend.of_step(1),
+            means=w.ledger.means(),
+            figures=w.telemetry.exposition().decode(),
+            health=w.spending.shown_in({"status": "ok"}),
+            metrics=json.loads(w.metrics.read_text()),
+        )
+
+
+async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
+    found = await scripted(tmp_path)
+    judged = Usage(prefill=200, cached=400, sampled=60)  # verdict and hint are two questions
+    taught = Usage(prefill=8, sampled=1)  # prompt 4, hint 2, reply 2
+    assert found.turns == [judged, judged, judged, judged + taught]
+    trained = Usage(trained=4 * 5 + 5)  # four rewards and one hint, of 6 tokens each
+    assert found.step == Spent(trained, 25 * 0.5 / 1e6)
+    assert found.metrics["usd"] == pytest.approx(25 * 0.5e-6)
+    assert found.metrics["billed"]["trained"] == 25
+
+
+async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> None:
+    found = await scripted(tmp_path)
+    figures = found.figures
+    for line in (
+        'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1600.0',
+        'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 8.0',
+        'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 25.0',
+    ):
+        assert line in figures
+    assert 'tinker_claw_spent_usd_total{purpose="train"} 1.25e-05' in figures
+    health = found.health
+    tokens = health["spent_tokens"]
+    assert tokens == {"prefill": 808, "cached": 1600, "sampled": 241, "trained": 25}
+    assert health["spent_usd"] == pytest.approx((808 + 400 + 482 + 12.5) * 1e-6)
+    assert (health["budget_usd"], health["spending_paused"]) == (None, None)
+
+
+async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> None:
+    found = await scripted(tmp_path, Price(prefill=1.0))
+    assert found.health["spent_usd"] is None
+    assert found.step == Spent(Usage(trained=25), 0.0, Usage(trained=25))
+    assert "tinker_claw_spent_usd_total{" not in found.figures
+    assert found.metrics["usd"] is None
+    ledger = Ledger(tmp_path)
+    known = Spending(PRICE, ledger.spend, Telemetry(None))
+    assert known.spent_usd == pytest.approx((808 + 400 + 482 + 12.5) * 1e-6), "priced afterwards"
+    ledger.close()
+
+
+async def test_backend_that_bills_nothing_leaves_no_rows(tmp_path: Path) -> None:
+    async with world(tmp_path, spending=priced(PRICE)) as w:
+        for said in BATCH:
+            w.turn(said)
+        await w.version(1)
+        assert w.ledger._db.rows("SELECT * FROM spend") == []
+        assert w.spending.shown_in({})["spent_usd"] == 0.0
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert "usd" not in line
+
+
+async def test_void_step_and_failed_judge_have_cost_their_money(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True)
+    async with world(tmp_path, trainer=trainer, spending=priced(PRICE)) as w:
+        trainer.fail["publish"] = 1
+        w.says.billed = QUESTION
+        w.turn("UNJUDGEABLE")
+        for said in BATCH:
+            w.turn(said)
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert [w.ledger.spend.of_step(n).usage.trained for n in (1, 2)] == [25, 25]
+        assert w.ledger.spend.of_turn(1).usage.prefill >= 100, "asked in vain, and billed"
+
+
+async def test_looking_for_a_culprit_is_charged_to_the_step_that_failed(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True, refuse=lambda p: any(666 in d.tokens for d in p[0].datums))
+    async with world(tmp_path, trainer=trainer, spending=priced(PRICE)) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        billed = [w.ledger.spend.of_step(n).usage.trained for n in (1, 2, 3)]
+        # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again, and before and after them the two
+        # passes over what cannot be at fault, of 2 each; then four good ones.
+        assert billed == [19, 19 + 9 + 4 + 4 + 2 * (2 + 2), 20]
+
+
+async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> None:
+    found = await scripted(tmp_path)
+    known = TrafficProfile(
+        prompt_tokens=4,
+        reply_tokens=2,
+        serve=Usage(prefill=4, sampled=2),
+        judge=Usage(prefill=200, cached=400, sampled=60),
+        teacher=Usage(prefill=8, sampled=1),
+        admitted=1.0,
+        hinted=0.25,
+        stale=0.0,
+        turns=0,
+    )
+    told = estimate(SETTINGS, PRICE, known)
+    for purpose, guess, usd in (
+        ("judge", told.judge, told.judge_usd),
+        ("teacher", told.teacher, told.teacher_usd),
+        ("train", told.train, told.train_usd),
+    ):
+        assert guess == found.purposes[purpose].usage, purpose
+        assert usd == pytest.approx(found.purposes[purpose].usd)
+    assert told.serve == Usage(prefill=16, sampled=8)
+    afterwards = measured(found.means, assumed(SETTINGS, base_judges=True), base_judges=True)
+    assert estimate(SETTINGS, PRICE, afterwards).step_usd == pytest.approx(told.step_usd)
+
+
+async def test_stale_samples_and_kl_are_estimated_as_they_are_billed(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True)
+    async with world(tmp_path, trainer=trainer, spending=priced(PRICE), kl_beta=0.1) as w:
+        for _ in range(6):
+            w.turn("YES")
+        await w.version(1)
+        for _ in range(2):
+            w.turn("NO")
+        await w.version(2)
+        # Two of four are scored by the serving policy, all four by the base; 6 tokens each.
+        again = w.ledger.spend.of_step(2).usage
+        assert again == Usage(prefill=36, sampled=6, trained=20)
+        settings = SETTINGS.model_copy(
+            update={"training": Training(batch_size=4, kl_beta=0.1), "run": Run(method="binary")}
+        )
+        habits = replace(
+            assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.5
+        )
+        assert estimate(settings, PRICE, habits).train == again
+
+
+def limited(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
+    """A budget in dollars at a dollar per trained token, and nothing for all others."""
+    price = Price(0.0, 0.0, 0.0, 1e6)
+    return lambda ledger, telemetry: Spending(
+        price,
+        ledger.spend,
+        telemetry,
+        Budget(usd, lambda: forecast(SETTINGS, price, ledger)),
+    )
+
+
+async def test_step_begins_where_it_just_fits_and_leaves_no_trace_where_not(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True)
+    async with world(tmp_path, trainer=trainer, running=False) as w:
+        for _ in range(4):
+            w.ledger.samples.add(w.turn("YES"), 1, None)
+    async with world(tmp_path, trainer=trainer, spending=limited(19.5)) as w:
+        await w.until(lambda: w.spending.shown_in({})["spending_paused"])
+        assert w.ledger.samples.waiting() == 4
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 0}
+        assert trainer.steps == []
+    async with world(tmp_path, trainer=trainer, spending=limited(20)) as w:  # four datums of 5
+        await w.version(1)
+        assert w.spending.spent_usd == 20
+
+
+async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_path: Path) -> None:
+    price = Price(1e6, 0.0, 0.0, 1e6)
+    habits = replace(
+        assumed(SETTINGS, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.0
+    )
+    step = estimate(SETTINGS, price, habits)
+    assert step.train_usd == 26
+    trainer = FakeTrainer(bills=True)
+
+    def teaching(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
+        return lambda ledger, telemetry: Spending(
+            price, ledger.spend, telemetry, Budget(usd, lambda: step)
+        )
+
+    async with world(tmp_path, trainer=trainer, spending=teaching(60)) as w:
+        turn = w.turn("NO, HOW it should be")  # its teacher is thought to take 46 tokens
+        await w.until(lambda: w.spending.shown_in({})["spending_paused"])
+        assert w.ledger.judgements.hints(turn) == ("do it the other way",)
+        assert w.ledger.turns.judgeable() == [turn]
+        assert w.base.scored == []
+        asked = w.says.asked
+    async with world(tmp_path, trainer=trainer, spending=teaching(600)) as w:
+        await w.settled()
+        assert w.ledger.samples.waiting() == 1
+        assert w.says.asked == 0
+        assert asked == 2, "it was not judged a second time"
+
+
+def test_first_estimate_says_what_it_assumes() -> None:
+    settings = load([])
+    told = forecast(settings, Price(0.195, 0.039, 0.6, 0.44), None)
+    for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
+        assert words in told.words
+    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again.
+    assert told.train == Usage(prefill=8 * 11_300, sampled=8, trained=round(20.8 * 11_299))
+    assert told.teacher == Usage(prefill=round(4.8 * 11_340), sampled=5)
+    assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
+    parts = (told.judge_usd, told.teacher_usd, told.train_usd)
+    assert told.step_usd == pytest.approx(sum(part or 0.0 for part in parts))
+    assert told.serve_usd == pytest.approx((176_000 * 0.195 + 4_800 * 0.6) / 1e6)
+    assert told.step_usd is not None
+    assert 0.1 < told.step_usd < 0.3
+
+
+def test_method_and_judge_change_the_estimate() -> None:
+    def step(*flags: str) -> Usage:
+        told = forecast(load(flags), Price(), None)
+        return told.judge + told.teacher + told.train
+
+    assert forecast(load([]), Price(), None).step_usd is None
+    assert step("--method", "binary").trained == 16 * 11_299
+    assert step("--method", "opd").trained == 16 * 11_299
+    assert step("--opd-mode", "token").trained == 16 * 11_299
+    assert step("--judge-url", "http://127.0.0.1:9/v1").cached == 0
+    # opd learns from hinted turns only, so more turns are judged for a batch.
+    assert step("--method", "opd").cached > 3 * step("--method", "binary").cached
+    assert step("--hint-candidates", "3").prefill > step().prefill + 2 * 4 * 11_000
+
+
+@pytest.fixture
+def events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    stream = io.StringIO()
+    configure("json", stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    structlog.reset_defaults()
+
+
+def test_estimate_is_announced_before_anything_is_spent(
+    tmp_path: Path, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    ledger = Ledger(tmp_path)
+    announce(load(["--budget-usd", "5"]), PRICE, ledger)
+    announce(load(["--model-name", "mine"]), Price(), ledger)
+    announce(load(["--backend", "local"]), Price(), ledger)
+    ledger.close()
+    known, unknown = events()
+    assert known["event"] == "spend.estimate"
+    assert isinstance(known["step_usd"], float)
+    assert (known["budget_usd"], known["note"]) == (5.0, None)
+    assert "assumed" in str(known["per"])
+    assert unknown["step_usd"] is None
+    assert unknown["step_tokens"]
+    assert "of mine the price is not known" in str(unknown["note"])
+    assert "--prices FILE" in str(unknown["note"])
+
+
+def test_bill_of_nothing_is_none(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    spending = Spending(PRICE, ledger.spend, Telemetry(None))
+    assert spending.bill("serve", Usage()) is None
+    assert spending.bill("serve", Usage(prefill=1_000_000)) == Bill(
+        "serve", Usage(prefill=1_000_000), 1.0
+    )
+    ledger.close()

@@ -1,0 +1,446 @@
+"""`run.py doctor`: what is around the gateway, and what came of the last requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from local_gpu.demo import MODEL_DIR
+from tests.gateways import World, chat, gateway
+from tests.ledger.test_ledger import new_turn
+from tests.processes import LOCAL, ROOT, product
+from tests.talk import HELLO, ask
+from tinker_claw.cli import main
+from tinker_claw.cli.doctor import ahead_of, span
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Lost
+
+DEMO = ("--model-name", "demo", *LOCAL)
+SECRET = "my landlady's cat"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("TINKER_", "OPENCLAW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENCLAW_CONFIG_PATH", str(tmp_path / "openclaw.json"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "data")
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def port_of(url: str) -> str:
+    return url.removesuffix("/v1").rpartition(":")[2]
+
+
+def doctor(data: Path, *flags: str) -> int:
+    """The same in this process, which is faster."""
+    return main.main(["doctor", *DEMO, "--data-dir", str(data), *flags])
+
+
+def line_of(told: str, name: str) -> str:
+    (line,) = (line for line in told.splitlines() if line[5:].split(" ")[0] == name)
+    return line
+
+
+# What is around the gateway
+
+
+async def talk(world: World) -> None:
+    """Two turns of a conversation and one of another; the first of them is answered."""
+    for opening in (SECRET, "Hello"):
+        answer = (await world.ask(opening)).json()["choices"][0]["message"]["content"]
+    await world.ask(SECRET, answer, "thanks")
+
+
+async def test_beside_a_running_gateway(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    async with gateway(data, renderer) as world:
+        await talk(world)
+        flags = ("--port", port_of(world.url), "--host", "127.0.0.1")
+        assert await asyncio.to_thread(doctor, data, *flags) == 0
+        told = capsys.readouterr().out
+        port = line_of(told, "port")
+        assert port.startswith("ok   port       a gateway of this project answers at http://")
+        assert "Replies come from policy v0; 0 of 16 samples" in port
+        assert "FAIL" not in told
+        assert "The last requests in" in told
+        assert sum("waits for a next state" in line for line in told.splitlines()) == 2
+        assert "waits for the judge" in told
+        assert SECRET not in told
+        assert (await world.ask(*chat("and on"))).status_code == 200, "it goes on undisturbed"
+
+        assert await asyncio.to_thread(doctor, tmp_path / "other", *flags) == 0
+        port = line_of(capsys.readouterr().out, "port")
+        assert port.startswith("warn port")
+        assert f"It keeps its records elsewhere, in {data}" in port
+        assert not (tmp_path / "other").exists()
+        other = ("--served-model-name", "mine")
+        assert await asyncio.to_thread(doctor, data, *flags, *other) == 1
+        port = line_of(capsys.readouterr().out, "port")
+        assert port.startswith("FAIL port")
+        assert "it serves demo, not mine; stop it, or choose another --port" in port
+
+
+async def test_beside_a_gateway_with_keys(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, key = tmp_path / "data", "a-key-that-is-long-enough"
+    async with gateway(data, renderer, users={"anna": key}, admins=["anna"]) as world:
+        flags = ("--port", port_of(world.url), "--last", "0")
+        assert await asyncio.to_thread(doctor, data, *flags, "--api-key", key) == 0
+        assert "Replies come from policy v0" in line_of(capsys.readouterr().out, "port")
+        for wrong in ((), ("--api-key", "another-that-is-long-enough")):
+            assert await asyncio.to_thread(doctor, data, *flags, *wrong) == 1
+            assert "takes another key than these flags give" in line_of(
+                capsys.readouterr().out, "port"
+            )
+
+
+def test_a_port_that_somebody_else_has_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with dated(0) as url:
+        assert doctor(tmp_path / "data", "--port", port_of(url)) == 1
+    port = line_of(capsys.readouterr().out, "port")
+    assert port.startswith("FAIL port       cannot listen on 127.0.0.1:")
+    assert "or choose another --port" in port
+
+
+def test_requests_only_and_none(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(4):
+        ledger.turns.add(new_turn(ledger, f"s{number}"))
+    data = tmp_path / "data"
+    assert doctor(data, "--no-checks", "--last", "2", "--reasons") == 0
+    told = capsys.readouterr().out
+    assert told.splitlines()[1:3] == ["", f"The last requests in {ledger.path}:"]
+    assert told.count("main because: test") == 2
+    assert "tokenizer" not in told
+    assert doctor(data, "--no-checks", "--last", "0") == 0
+    assert capsys.readouterr().out == "ok   settings   combine on demo, backend local\n"
+    assert doctor(tmp_path / "none", "--no-checks") == 0
+    assert "holds no ledger" in line_of(capsys.readouterr().out, "requests")
+    assert doctor(data, "--last", "-1") == 2
+    assert "or 0 for none" in capsys.readouterr().err
+
+
+def test_flags_that_are_wrong_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, wrong in ((["--lats", "3"], "--lats"), (["--last", "x"], "--last")):
+        with pytest.raises(SystemExit) as ended:
+            main.main(["doctor", *flags])
+        assert ended.value.code == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err.count("\n")) == ("", 1)
+        assert wrong in told.err
+    assert main.main(["doctor", "--help"]) == 0
+    told = capsys.readouterr()
+    assert "--no-checks" in told.out
+    assert "--batch-size" not in told.out
+    assert main.main(["doctor", "--help-all"]) == 0
+    told = capsys.readouterr()
+    assert told.out.index("--no-checks") < told.out.index("--batch-size")
+
+
+def test_what_the_chat_format_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(tmp_path / "data", "--port", "0") == 0
+    told = line_of(capsys.readouterr().out, "tokenizer")
+    assert told.startswith("ok   tokenizer  chat format qwen3, ")
+    assert "thinking can be switched by the request" in told
+    assert told.endswith("text and tool calls are streamed; hints have their place")
+    mine = ("--model-name", str(MODEL_DIR), "--renderer", "default")
+    assert main.main(["doctor", *LOCAL, "--data-dir", str(tmp_path), *mine, "--port", "0"]) == 0
+    told = line_of(capsys.readouterr().out, "tokenizer")
+    assert "replies are parsed when they are complete" in told
+
+
+# The clock
+
+
+class dated:
+    """A server on loopback whose clock is `ahead` of ours by so many seconds."""
+
+    def __init__(self, ahead: float) -> None:
+        class Clock(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.send_error(405)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                answer = json.dumps({"choices": [{"message": {"content": "yes"}}]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def do_GET(self) -> None:
+                self.send_error(404)
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(time.time() + ahead)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self._server = HTTPServer(("127.0.0.1", 0), Clock)
+        self._thread = Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("ahead", [0, 3600, -120])
+def test_clock_is_compared_with_a_servers(ahead: float) -> None:
+    with dated(ahead) as url:
+        assert ahead_of(url) == pytest.approx(-ahead, abs=2)
+    assert ahead_of(url) is None, "nobody is there any more"
+
+
+def test_span() -> None:
+    assert [span(s) for s in (12, -90, 240, 3 * 3600, -2 * 86400)] == [
+        "12 s",
+        "90 s",
+        "4 min",
+        "3 h",
+        "2 d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state", "says"),
+    [
+        (0, "ok", "agrees with http://"),
+        (60, "warn", "is 60 s behind that of http://"),
+        (-7300, "FAIL", "is 2 h ahead of that of http://"),
+    ],
+)
+def test_a_wrong_clock_is_told_by_the_judges_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ahead: float, state: str, says: str
+) -> None:
+    with dated(ahead) as url:
+        code = doctor(tmp_path / "data", "--port", "0", "--judge-url", url)
+    assert code == (1 if state == "FAIL" else 0)
+    told = capsys.readouterr().out
+    assert line_of(told, "judge") == f"ok   judge      {url} answers"
+    assert line_of(told, "clock").startswith(f"{state:<5}clock ")
+    assert says in line_of(told, "clock")
+
+
+def test_a_ledger_from_the_future_is_told(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = ledger.turns.add(new_turn(ledger))
+    ledger.turns.add(new_turn(ledger))
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET created_at = created_at + 7230 WHERE id = ?", (number,))
+    assert doctor(tmp_path / "data", "--port", "0") == 0
+    clock = line_of(capsys.readouterr().out, "clock")
+    assert clock.startswith("warn clock      was set back")
+    assert "will be written in 2 h" in clock
+
+
+def test_answers_that_could_not_be_tied_to_a_reply_are_told(
+    ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answers() -> str:
+        assert doctor(tmp_path / "data", "--port", "0") == 0
+        return line_of(capsys.readouterr().out, "answers")
+
+    ledger.turns.add(new_turn(ledger))
+    assert answers().startswith("ok   answers    none was lost")
+    for cause in (Lost.COMPACTED, Lost.EDITED, Lost.COMPACTED):
+        ledger.turns.add(new_turn(ledger, lost=cause))
+    told = "3 answers that could not be tied to a reply: 2 compacted, 1 edited; of 4 main turns."
+    assert answers().startswith(f"warn answers    {told}")
+    for _ in range(80):
+        ledger.turns.add(new_turn(ledger))
+    assert answers().startswith("ok   answers    3 answers")
+
+
+# OpenClaw's configuration
+
+
+def openclaw_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert doctor(tmp_path / "data", "--last", "0", "--port", "30999", *flags) == 0
+    told = capsys.readouterr().out
+    return told[told.index("openclaw   ") - 5 :]
+
+
+def test_openclaws_configuration_is_looked_at_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "openclaw.json"
+    absent = openclaw_line(tmp_path, capsys)
+    assert absent.startswith(f"-    openclaw   no configuration at {file}: `python run.py openclaw")
+    flags = (*DEMO, "--port", "30999")
+    assert main.main(["openclaw-config", *flags, "--write", str(file)]) == 0
+    capsys.readouterr()
+    fits = openclaw_line(tmp_path, capsys)
+    assert fits.startswith(f"ok   openclaw   the provider tinker-claw in {file} fits; agents that")
+    assert "agents that use it: none\n" in fits
+    assert "agents use no model that is named (agents.defaults.model.primary)\n" in fits
+    assert main.main(["openclaw-config", *flags, "--write", str(file), "--primary"]) == 0
+    capsys.readouterr()
+    assert "fits; agents use it" in openclaw_line(tmp_path, capsys)
+
+    data = json.loads(file.read_text())
+    provider = data["models"]["providers"].pop("tinker-claw")
+    provider |= {"baseUrl": "http://localhost:30999", "api": "openai-responses", "apiKey": "psst"}
+    del provider["timeoutSeconds"]
+    provider["models"][0]["contextWindow"] = 99_999
+    data["models"]["providers"]["mine"] = provider
+    file.write_text("// with a comment\n" + json.dumps(data))
+    before = file.read_bytes()
+    key = ("--api-key", "a-key-that-is-long-enough")
+    told = openclaw_line(tmp_path, capsys, *key)
+    assert told.startswith(f"warn openclaw   the provider mine in {file}:\n")
+    assert "baseUrl is http://localhost:30999, not http://127.0.0.1:30999/v1\n" in told
+    assert "api is 'openai-responses', not 'openai-completions'\n" in told
+    assert "timeoutSeconds is None: " in told
+    assert "apiKey is no key of this gateway" in told
+    assert "contextWindow is 99999, above the model's 65536" in told
+    assert "psst" not in told
+    assert file.read_bytes() == before
+
+    assert "its models are demo; the gateway serves 'x' only" in openclaw_line(
+        tmp_path, capsys, "--served-model-name", "x"
+    )
+    del provider["models"][0]["compat"]
+    file.write_text(json.dumps(data))
+    told = openclaw_line(tmp_path, capsys)
+    assert "its compat.sendSessionAffinityHeaders and compat.supportsPromptCacheKey do not" in told
+    file.write_text("{}")
+    assert "warn openclaw   no provider in" in openclaw_line(tmp_path, capsys)
+    file.write_text("{")
+    assert "is not valid JSON5" in openclaw_line(tmp_path, capsys)
+
+
+ROSTER = {
+    "main": {"model": {"fallbacks": []}},
+    "home": {},
+    "work": {"model": "openai/gpt-5.4", "utilityModel": "openai/gpt-5.4-mini"},
+    "lab": {"model": {"primary": "claw", "fallbacks": ["tinker-claw/demo@v3", "ollama/qwen3:8b"]}},
+    "old": {"model": "anthropic/tinker-claw/demo", "heartbeat": {"model": "tinker-claw/demo"}},
+}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_agents_and_models_that_go_elsewhere_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], older: bool
+) -> None:
+    file = tmp_path / "openclaw.json"
+    flags = (*DEMO, "--port", "30999")
+    assert main.main(["openclaw-config", *flags, "--write", str(file), "--primary"]) == 0
+    data = json.loads(file.read_text())
+    agents = data["agents"]
+    agents["defaults"]["model"]["fallbacks"] = ["anthropic/claude-opus-5"]
+    agents["defaults"]["models"] = {"tinker-claw/demo": {"alias": "claw"}}
+    agents["defaults"]["compaction"] = {"memoryFlush": {"model": "ollama/qwen3:8b"}}
+    if older:
+        agents["list"] = [{"id": name} | agent for name, agent in ROSTER.items()]
+    else:
+        agents["entries"] = ROSTER
+    data["channels"] = {"modelByChannel": {"telegram": {"123": "openai/o9", "4": "claw"}}}
+    file.write_text(json.dumps(data))
+    capsys.readouterr()
+    told = openclaw_line(tmp_path, capsys)
+    head, note, *lines = [line.strip() for line in told.splitlines()]
+    assert head.startswith("ok   openclaw")
+    assert head.endswith("fits; agents that use it: main, home, lab")
+    assert note == "what is said elsewhere is neither recorded nor learned from:"
+    work, lab, old = (
+        ("list[2]", "list[3]", "list[4]")
+        if older
+        else (*("entries.work", "entries.lab", "entries.old"),)
+    )
+    assert lines == [
+        "agent home falls back to anthropic/claude-opus-5 (agents.defaults.model.fallbacks)",
+        f"agent work uses openai/gpt-5.4 (agents.{work}.model)",
+        f"titles and recaps of agent work use openai/gpt-5.4-mini (agents.{work}.utilityModel)",
+        f"agent lab falls back to ollama/qwen3:8b (agents.{lab}.model.fallbacks)",
+        f"agent old uses anthropic/tinker-claw/demo (agents.{old}.model)",
+        "memory flushes use ollama/qwen3:8b (agents.defaults.compaction.memoryFlush.model)",
+        "telegram 123 uses openai/o9 (channels.modelByChannel.telegram)",
+    ]
+
+
+def test_a_configuration_of_any_shape_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "openclaw.json"
+    assert main.main(["openclaw-config", *DEMO, "--port", "30999", "--write", str(file)]) == 0
+    data = json.loads(file.read_text())
+    for agents in (
+        *([], 3, {"defaults": 3, "entries": [1], "list": {}}, {"entries": {"a": 3, "b": {}}}),
+        {"list": [3, {}, {"id": 4, "model": []}], "defaults": {"model": {"fallbacks": {"a": 1}}}},
+        {"entries": {"a": {"model": {"primary": " ", "fallbacks": [3, None, ""]}}}},
+    ):
+        file.write_text(json.dumps(data | {"agents": agents, "channels": agents}))
+        capsys.readouterr()
+        assert "agents that use it: none" in openclaw_line(tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_beside_the_real_product(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    with product(data) as running:
+        ask(running, "first", [HELLO])
+        flags = ("--port", port_of(running.url), "--data-dir", str(data))
+        done = subprocess.run(  # as a user types it
+            [sys.executable, "run.py", "doctor", *DEMO, *flags],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "a gateway of this project answers at" in line_of(done.stdout, "port")
+        assert done.stdout.count("waits for a next state") == 1
+        assert running.health()["status"] == "ok"
+        assert running.stop() == 0
+    assert doctor(data, *flags) == 0
+    told = capsys.readouterr().out
+    assert line_of(told, "port").endswith("is free")
+    assert told.count("waits for a next state") == 1
+    Ledger(data).close()  # free and whole, as if nobody had looked
+
+
+def test_a_reader_who_leaves_early_is_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} run.py doctor --model-name demo --backend local --data-dir"
+    done = subprocess.run(
+        f"{command} {tmp_path / 'run'} | head -n 1",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.stdout.startswith("ok   settings")
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""

@@ -1,0 +1,220 @@
+"""`run.py explain`: every state of a turn in its own words, over real ledgers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.test_ledger import COMPLETION
+from tests.stories import SECRET, TEACHER, Told, every_state, run
+from tinker_claw.cli import main
+from tinker_claw.cli.explain import fate
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.views import read_history
+
+SENTENCES = {
+    "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
+    "trained on its verdict": "Advantage from its verdict: -1.000 on every token",
+    "expired": "its sample expired, because too many steps had been taken since v0 answered",
+    "quarantined": "set aside, because steps with it failed. Step 2 with it came to nothing: it "
+    "makes no sense.",
+    "side": "It is never trained: it is a side turn.",
+    "refused when captured": "It is not trained: the client hung up.",
+    "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
+    "turn 8, which does not answer this reply.",
+    "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: "
+    "a summary stands for the history",
+    "answers nobody knows what": "No turn got that as its next state, because it is not known what "
+    "reply it answers: a summary stands for the history",
+    "waits for a next state": "It waits for a next state: the user's next message, or the results",
+    "ended": "It waits for a next state. Its session has been idle for long",
+    "waits for the judge": "It waits for the judge.",
+    "waits for the teacher": "It was judged, and waits for the teacher",
+    "waits to be queued": "It was judged, and waits to be queued",
+    "refused when judged": "It is not trained: neutral verdict, no hint.",
+    "no verdict": "It is not trained: no valid vote, no hint.",
+    "queued": "It waits for its step as sample 1 of 3 in the queue, from which steps take 2 at",
+    "queued again": "Step 3 with it came to nothing: away.",
+    "in training": "It is being trained right now, in step 4.",
+    "by another version": "It was not the current version that answered: v1 failed: no adapter.",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    directory = tmp_path_factory.mktemp("every") / "data"
+    return directory, every_state(directory)
+
+
+def told(directory: Path, turn: int, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What the command prints, on one line."""
+    assert main.main(["explain", str(turn), "--data-dir", str(directory), *flags]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_every_state_is_told_in_its_own_words(
+    world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, turns = world
+    assert turns.keys() == SENTENCES.keys()
+    seen = {state: told(directory, turn, capsys) for state, turn in turns.items()}
+    for state, sentence in SENTENCES.items():
+        assert sentence in seen[state], (state, seen[state])
+    fates = set[str]()
+    with reading(directory / FILE) as ledger:
+        for turn in turns.values():
+            history = read_history(ledger, turn)
+            assert history is not None
+            fates.add(fate(history, 16))
+    # Three are told apart by what is said beside their fate: the version, the advantages, the loss.
+    assert len(fates) == len(turns) - 3
+
+
+def test_a_trained_turn_is_told_from_its_request_to_its_version(
+    world: tuple[Path, dict[str, int]],
+) -> None:
+    directory, turns = world
+    done = run("explain", str(turns["trained"]), directory=directory)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = " ".join(done.stdout.split())
+    for part in (
+        "main turn 0 of session 1 (trained) of user me",
+        "for: client turn. It was taken for a main turn because: test.",
+        f"It asked, in a prompt of 4 tokens: | {SECRET} request",
+        f"Version v0 answered with 3 tokens (stop): | {SECRET} reply",
+        f"The user went on: | {SECRET} answer",
+        "The judge voted +1, +1, +1: the verdict is +1 (good).",
+        f"Hint, as the user meant it, used: | {SECRET} hint",
+        "Of all tokens of the step 12.5% were beyond the ratio's bounds.",
+    ):
+        assert part in text, part
+
+
+def test_advantages_are_those_of_the_method(
+    world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, turns = world
+    text = told(directory, turns["trained"], capsys)
+    # Rewards +1 and -1 have the mean 0.
+    assert (
+        "Advantage from its verdict: +1.000 on every token (the 2 verdicts of the step had" in text
+    )
+    expected = 0.0
+    for teacher, own in zip(TEACHER.targets, COMPLETION.topk_logprobs, strict=True):
+        masses = [math.exp(b) for b in own]
+        expected += sum(
+            mass / sum(masses) * min(1.0, abs(a - b))
+            for mass, a, b in zip(masses, teacher, own, strict=True)
+        )
+    expected *= 0.5 / 3  # w_opd, and the mean over three tokens
+    assert f"Advantage from its hint: {expected:.3f} in the mean over its tokens" in text
+    assert "17% of the differences between teacher and reply were cut to 1 nat." in text
+    assert "It was fresh" in text
+    text = told(directory, turns["trained on its verdict"], capsys)
+    assert "from its hint" not in text
+
+
+def test_a_step_without_its_rule_is_told_by_the_settings_of_today(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    turn, sample = story.sampled("s", 1)
+    step = story.ledger.steps.begin(0, [sample])
+    story.ledger.steps.commit(
+        step, story.version, state_ref="s", sampler_ref="p", metrics={"samples": 1}
+    )
+    story.ledger.close()
+    text = told(tmp_path, turn, capsys, "--baseline", "none")
+    assert "By today's settings: the step did not record those of its time." in text
+    assert "Advantage from its verdict: +1.000 on every token" in text
+    text = told(tmp_path, turn, capsys)
+    assert "+0.250 on every token" in text, "all verdicts agree: a quarter of r"
+
+
+def test_a_sample_whose_weights_were_not_saved_is_queued_again_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    first = story.version
+    turn, sample = story.sampled("s", 1)
+    story.step(sample, saved=False)
+    assert "It was trained in step 1" in told(tmp_path, turn, capsys)
+    story.ledger.steps.restart_from(first)
+    text = told(tmp_path, turn, capsys)
+    assert "as sample 1 of 1 in the queue; a step takes 16, so 15 are missing." in text
+    assert "Step 1 with it came to nothing: its state was not saved." in text
+    story.ledger.close()
+
+
+def test_a_rollback_is_told_where_it_matters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    first = story.version
+    trained, sample = story.sampled("s", 1)
+    story.step(sample)
+    queued, _ = story.sampled("later", -1)
+    story.ledger.steps.roll_back(first)
+    text = told(tmp_path, trained, capsys)
+    assert "It was trained in step 1, alone, which made v1 at" in text
+    assert "A rollback has left that version behind." in text
+    text = told(tmp_path, queued, capsys)
+    assert "its sample expired, because a rollback has left v1, which answered, behind." in text
+    story.ledger.close()
+
+
+def test_of_a_turn_that_was_forgotten_no_words_are_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    turn, sample = story.sampled("s", 1, TEACHER)
+    story.step(sample)
+    story.ledger.forget(from_turn(turn))
+    story.ledger.close()
+    text = told(tmp_path, turn, capsys)
+    assert f"Turn {turn} of session 1 was forgotten: its words are gone." in text
+    assert "It was trained in step 1, alone, which made v1" in text
+    assert "Nothing has followed it" not in text
+
+
+def test_a_stale_turn_says_how_old_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    turn, sample = story.sampled("s", 1)
+    story.step(story.sampled("before", -1)[1])
+    story.step(sample)
+    assert "It was 1 step old by then" in told(tmp_path, turn, capsys)
+    story.ledger.close()
+
+
+def test_texts_are_left_out_where_that_is_asked_for(
+    world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, turns = world
+    for turn in turns.values():
+        assert SECRET in told(directory, turn, capsys)
+        assert SECRET not in told(directory, turn, capsys, "--no-text")
+
+
+def test_what_steers_a_terminal_and_what_is_long_is_not_printed_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    turn = story.turn(request_text="\x1b[2J\x07sly", reply_text="long " * 1000)
+    story.ledger.close()
+    text = told(tmp_path, turn, capsys)
+    assert "\x1b" not in text
+    assert "and 3500 more characters" in text
+
+
+def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
+    world: tuple[Path, dict[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["explain", "999", "--data-dir", str(world[0])]) == 2
+    assert "has no turn 999; `python run.py log turns` lists them" in capsys.readouterr().err
+    assert main.main(["explain", "1", "--data-dir", str(tmp_path)]) == 2
+    assert "holds no ledger; name the directory with --data-dir" in capsys.readouterr().err

@@ -1,0 +1,389 @@
+"""What is forgotten is nowhere in the data directory any more, and the rest is as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.billing.test_spend_ledger import SCHEMA_1
+from tests.fakes import FakeSampler, Script
+from tests.gateways import gateway, spell
+from tests.ledger.test_ledger import new_turn
+from tests.stories import METRICS, run
+from tinker_claw.errors import UndoError
+from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import begin, finish, from_turn, in_session, is_begun
+from tinker_claw.ledger.spend import Bill
+from tinker_claw.ledger.turns import Ballot
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
+
+SYSTEM = tuple(range(1000, 1000 + BLOCK))
+"""A block that all prompts share."""
+MARK = "XYZZY-mark"
+
+
+def own(number: int) -> tuple[int, ...]:
+    """A block that only this turn's prompt has, and its ids, which no other array holds."""
+    return tuple(100_000 + number * 2000 + (i * 7919) % 1999 for i in range(BLOCK))
+
+
+class Talk:
+    """Turns with a marked text in every field, over the real ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.count = 0
+
+    def turn(self, key: str, *, user: str = "me", tail: int = 300) -> int:
+        self.count += 1
+        n, ids = self.count, own(self.count)
+        done = Completion(
+            tokens=ids[:tail],
+            logprobs=tuple(-(i + n) / 977 for i in range(tail)),
+            topk_ids=tuple((i, n) for i in ids[:tail]),
+            topk_logprobs=tuple((-(i + n) / 991, -5.0) for i in range(tail)),
+            stop_reason=StopReason.STOP,
+            params=SamplingParams(max_tokens=500, stop=(f"{MARK}{n}!stop",)),
+        )
+        return self.ledger.turns.add(
+            new_turn(
+                self.ledger,
+                key,
+                session_id=self.ledger.turns.session(user, key),
+                prompt=(*SYSTEM, *ids, *ids[:tail]),
+                completion=done,
+                request_text=f"{MARK}{n}!request " * 90,
+                reply_text=f"{MARK}{n}!reply",
+                history=(f"{MARK}{n}!history",),
+                reply_digest=f"{MARK}{n}!digest",
+                kind_reason=f"{MARK}{n}!reason",
+                trace=f"{MARK}{n}!trace",
+                fallback=f"{MARK}{n}!fallback",
+            ),
+            Bill("serve", Usage(prefill=10), 0.25),
+        )
+
+    def judged(self, turn: int, said: int) -> None:
+        """`said`: the turn whose request it is that followed."""
+        self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}!request"))
+        ballot = Ballot(f"{MARK}{said}!vote", 1)
+        self.ledger.judgements.add(
+            turn,
+            value=1,
+            verdict_ballots=[ballot],
+            hint_ballots=[ballot],
+            hints=[f"{MARK}{said}!hint"],
+        )
+
+    def sampled(self, turn: int, said: int) -> int:
+        self.judged(turn, said)
+        scores = tuple(-(i + said) / 953 for i in range(300))
+        targets = tuple((x, x - 1) for x in scores)
+        teacher = HintScores(f"{MARK}{said}!hint", scores, targets, 1)
+        return self.ledger.samples.add(turn, 1, teacher)
+
+    def step(self, *samples: int) -> int:
+        parent = self.ledger.steps.newest_version()
+        assert parent is not None
+        step = self.ledger.steps.begin(parent.id, samples)
+        ref = f"{parent.id + 1}"
+        self.ledger.steps.commit(
+            step, parent, state_ref=f"s{ref}", sampler_ref=f"p{ref}", metrics=METRICS
+        )
+        return step
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    ledger = Ledger(tmp_path)
+    ledger.bind({"model": "demo", "method": "combine", "backend": "tinker"})
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    talk = Talk(ledger)
+    yield talk
+    ledger.close()
+
+
+def everything(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+def found(directory: Path, number: int) -> list[str]:
+    """Which traces of a turn lie in any file, packed or plain."""
+    raw, ids = everything(directory), own(number)
+    packed = {
+        "text": f"{MARK}{number}!".encode(),
+        "ids": raw_ids(ids[:8]),
+        "tokens": pack_ids(ids[:300])[:80],
+        "block": zlib.compress(raw_ids(ids), 1)[:80],
+        "rows": pack_ids([i for token in ids[:300] for i in (token, number)])[:80],
+    }
+    return [name for name, bytes_ in packed.items() if bytes_ in raw]
+
+
+def test_the_search_finds_what_was_not_forgotten(talk: Talk, tmp_path: Path) -> None:
+    talk.turn("a")
+    assert found(tmp_path, 1) == ["text", "tokens", "block", "rows"]
+
+
+def test_forgotten_session_is_in_no_file_and_another_one_is_whole(
+    talk: Talk, tmp_path: Path
+) -> None:
+    trained = talk.turn("secret-name")
+    first = talk.sampled(trained, 2)
+    kept = talk.turn("b")  # 2
+    talk.judged(kept, 2)
+    queued = talk.turn("secret-name")  # 3
+    talk.sampled(queued, 3)
+    side = talk.turn("secret-name")  # 4
+    step = talk.step(first)
+    before = talk.ledger.turns.get(kept)
+    spent = talk.ledger.spend.total()
+    forgotten = talk.ledger.forget(in_session("secret-name", None))
+    assert forgotten.turns == (trained, queued, side)
+    assert forgotten.withdrawn == 1
+    assert [(used.step, used.version, used.before, used.live) for used in forgotten.steps] == [
+        (step, 1, 0, True)
+    ]
+    assert forgotten.roll_back_to == 0
+    for number in (1, 3, 4):
+        assert found(tmp_path, number) == [], number
+    assert b"secret-name" not in everything(tmp_path)
+    assert talk.ledger.turns.get(kept) == before
+    assert found(tmp_path, 2) == ["text", "tokens", "block", "rows"]
+    assert talk.ledger.spend.total() == spent
+    assert talk.ledger.samples.counts() == {
+        **{"queued": 0, "trained": 1, "expired": 0, "quarantined": 0},
+    }
+
+
+def test_step_that_used_it_still_says_on_how_many_samples_it_trained(
+    talk: Talk, tmp_path: Path
+) -> None:
+    first, second = talk.sampled(talk.turn("a"), 1), talk.sampled(talk.turn("b"), 2)
+    talk.step(first, second)
+    talk.ledger.forget(from_turn(1))
+    talk.ledger.close()
+    done = run("log", "steps", "--json", directory=tmp_path)
+    assert '"samples": 2' in done.stdout
+    assert run("explain", "1", directory=tmp_path).returncode == 0
+    full = run("log", "turns", "--full", directory=tmp_path)
+    assert full.returncode == 0
+    assert f"{MARK}1!" not in full.stdout
+    talk.ledger = Ledger(tmp_path)
+
+
+def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
+    talk: Talk, tmp_path: Path
+) -> None:
+    """Later prompts repeat it; the turn before has it as its next state, and a hint out of it."""
+    first, second, third = talk.turn("a"), talk.turn("a"), talk.turn("a")
+    talk.sampled(first, 2)
+    talk.judged(second, 3)
+    forgotten = talk.ledger.forget(from_turn(second))
+    assert (forgotten.turns, forgotten.unsaid) == ((second, third), (first,))
+    assert found(tmp_path, 2) == []
+    assert found(tmp_path, 3) == []
+    assert "text" in found(tmp_path, 1)
+    assert talk.ledger.samples.waiting() == 0, "its hint said what was to be forgotten"
+    assert talk.ledger.turns.judgeable() == []
+
+
+def test_blocks_that_another_prompt_needs_stay(talk: Talk) -> None:
+    talk.turn("a")
+    kept = talk.turn("b")
+    talk.ledger.forget(in_session("a", None))
+    prompt = talk.ledger.turns.get(kept).prompt
+    assert prompt[:BLOCK] == SYSTEM
+    blocks = talk.ledger._db.one("SELECT COUNT(*) FROM prompt_blocks")
+    assert blocks == 2
+
+
+def test_what_was_forgotten_is_not_queued_again_after_a_crash(talk: Talk) -> None:
+    """Steps without a saved state are void after a crash, and their samples queued again."""
+    parent = talk.ledger.steps.newest_version()
+    assert parent is not None
+    sample = talk.sampled(talk.turn("a"), 1)
+    step = talk.ledger.steps.begin(0, [sample])
+    talk.ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p1", metrics={})
+    talk.ledger.forget(from_turn(1))
+    talk.ledger.steps.restart_from(parent)
+    talk.ledger.samples.expire(0, 4)
+    assert talk.ledger.samples.oldest(1) == []
+
+
+def test_rollback_to_a_state_at_the_service_needs_the_gateway(talk: Talk, tmp_path: Path) -> None:
+    talk.step(talk.sampled(talk.turn("a"), 1))
+    talk.ledger.close()
+    refused = run("rollback", "v0", directory=tmp_path)
+    assert refused.returncode == 2
+    assert "its state lies at the service, which only the gateway asks" in refused.stderr
+    assert run("pin", "v0", directory=tmp_path).returncode == 0
+    shown = run("versions", directory=tmp_path).stdout.splitlines()
+    assert "at the service" in shown[1]
+    assert shown[1].endswith("pinned, serving")
+    talk.ledger = Ledger(tmp_path)
+    assert talk.ledger.steps.version(2) is None
+
+
+def test_session_of_that_name_may_begin_anew(talk: Talk) -> None:
+    talk.turn("a")
+    talk.ledger.forget(in_session("a", "me"))
+    talk.turn("a")
+    assert talk.ledger.forget(in_session("a", "me")).turns == (2,)
+
+
+def test_session_of_two_users_is_asked_for_by_user(talk: Talk) -> None:
+    talk.turn("a")
+    mine = talk.turn("a", user="you")
+    with pytest.raises(UndoError, match=r"may be session 1 \(of me\), 2 \(of you\)"):
+        talk.ledger.look(in_session("a", None))
+    assert talk.ledger.look(in_session("a", "you")).turns == (mine,)
+    with pytest.raises(UndoError, match="has no session 'zz'"):
+        talk.ledger.look(in_session("zz", None))
+    with pytest.raises(UndoError, match="has no turn 77"):
+        talk.ledger.look(from_turn(77))
+
+
+async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgotten(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    slow = FakeSampler(Script(spell(renderer, "a b c d e f g h"), gap_s=0.05))
+    async with gateway(tmp_path, renderer, slow) as w:
+        headers = {"X-Session-Id": "secret"}
+        asking = asyncio.create_task(w.ask(f"I am {MARK}", headers=headers))
+        while not slow.prompts:  # noqa: ASYNC110 - it has no event for this
+            await asyncio.sleep(0.005)
+        w.book.forget(w.ledger.forget(in_session("secret", None)).session)
+        assert (await asking).status_code == 200, "the user still has his reply"
+        assert w.turns() == []
+        assert MARK.encode() not in everything(tmp_path)
+        await w.ask("Hello", headers=headers)
+        assert [turn.session_id for turn in w.turns()] == [2]
+
+
+def test_what_was_moved_from_page_to_page_before_leaves_nothing_either(
+    talk: Talk, tmp_path: Path
+) -> None:
+    """Rows change their length and their neighbours: SQLite leaves copies where they lay."""
+    rng, sessions = random.Random(3), 400
+    for number in range(1, sessions + 1):
+        turn = talk.turn(f"{rng.getrandbits(64):016x}-{MARK}{number}-key", tail=2)
+        talk.judged(turn, number)
+        for earlier in (turn, rng.randint(max(1, turn - 30), turn)):
+            with talk.ledger._db.transaction() as tx:
+                text = f"{MARK}{earlier}-request " * rng.randint(1, 120)
+                tx.execute("UPDATE turns SET request_text = ? WHERE id = ?", (text, earlier))
+                tx.execute("UPDATE next_states SET text = ? WHERE turn_id = ?", (text, earlier))
+                tx.execute("UPDATE hints SET text = ? WHERE turn_id = ?", (text[:1800], earlier))
+    gone = rng.sample(range(1, sessions + 1), sessions // 2)
+    for number in gone:
+        begin(talk.ledger._db, in_session(str(number), None))
+    asyncio.run(talk.ledger.finish_forgetting())
+    left = everything(tmp_path)
+    assert [number for number in gone if f"{MARK}{number}-".encode() in left] == []
+    assert f"{MARK}{max(set(range(sessions)) - set(gone))}-".encode() in left
+    assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
+    # What other connections remember of the pages does not bring it back.
+    with talk.ledger._db.transaction() as tx:
+        tx.execute("UPDATE hints SET text = text || '.'")
+        tx.execute("UPDATE turns SET reply_text = reply_text || '.'")
+    left = everything(tmp_path)
+    assert [number for number in gone if f"{MARK}{number}-".encode() in left] == []
+    assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
+
+
+def test_forgetting_that_was_cut_short_is_finished_at_the_next_start(
+    talk: Talk, tmp_path: Path
+) -> None:
+    for _ in range(60):
+        talk.turn("a")
+    talk.turn("b")
+    begin(talk.ledger._db, in_session("a", None))
+    next(finish(talk.ledger._db, talk.ledger._db.file))
+    talk.ledger.close()
+    assert found(tmp_path, 1) != []
+    talk.ledger = Ledger(tmp_path)
+    assert [number for number in range(1, 61) if found(tmp_path, number)] == []
+    assert found(tmp_path, 61) != []
+    assert not is_begun(talk.ledger._db)
+
+
+async def test_others_go_on_while_it_waits_for_a_reader(talk: Talk, tmp_path: Path) -> None:
+    talk.turn("a")
+    with reading(talk.ledger.path) as outside:
+        with outside.moment():
+            assert outside.one("SELECT COUNT(*) FROM turns") == 1
+            talk.ledger.begin_to_forget(in_session("a", None))
+            forgetting = asyncio.create_task(talk.ledger.finish_forgetting())
+            for _ in range(50):
+                talk.turn("b")  # which no lock keeps out
+                await asyncio.sleep(0.01)
+            assert outside.one("SELECT COUNT(*) FROM turns") == 1, "its moment"
+            assert not forgetting.done()
+        await forgetting
+    assert found(tmp_path, 1) == []
+    assert len(found(tmp_path, 2)) > 2
+
+
+async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
+    talk: Talk, tmp_path: Path
+) -> None:
+    queued, open_turn = talk.turn("a"), talk.turn("a")
+    talk.sampled(queued, 1)
+    talk.ledger.begin_to_forget(in_session("a", None))
+    assert talk.ledger.samples.oldest(1) == []
+    assert talk.ledger.turns.is_open(open_turn) is False
+    assert talk.ledger.turns.session("me", "a") == 2, "what is said now is another session's"
+    await talk.ledger.finish_forgetting()
+    assert found(tmp_path, 1) == found(tmp_path, 2) == []
+
+
+def test_ledger_of_before_is_written_anew_once_without_what_it_still_held(
+    tmp_path: Path,
+) -> None:
+    old = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    old.executescript(SCHEMA_1.read_text())
+    old.execute("PRAGMA secure_delete = OFF")
+    old.execute("INSERT INTO meta VALUES ('x', ?)", (MARK * 2000,))
+    old.commit()
+    old.execute("DELETE FROM meta")
+    old.commit()
+    old.execute("PRAGMA user_version = 1")
+    old.close()
+    assert MARK.encode() in everything(tmp_path)
+    Ledger(tmp_path).close()
+    assert MARK.encode() not in everything(tmp_path)
+
+
+def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
+    talk.step(talk.sampled(talk.turn("a"), 1))
+    talk.turn("a")
+    talk.ledger.close()
+    shown = run("forget", "session", "a", "--dry-run", directory=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stdout == (
+        "Of session 1: 2 turns (1, 2).\n"
+        "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay.\n"
+        "Step 1 trained on 1 of them and made v1.\n"
+        "What was learned from it stays learned, until you go back before it: "
+        "python run.py rollback v0\n"
+    )
+    asked = run("forget", "session", "a", directory=tmp_path)  # nobody answers
+    assert asked.returncode == 1
+    assert "Nothing was forgotten." in asked.stdout
+    assert "text" in found(tmp_path, 1)
+    done = run("forget", "session", "a", "--yes", directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Forgotten: 2 turns (1, 2) of session 1.\n")
+    assert found(tmp_path, 1) == []
+    assert run("forget", "turn", "9", "--yes", directory=tmp_path).returncode == 2
+    talk.ledger = Ledger(tmp_path)

@@ -1,0 +1,285 @@
+"""`run.py log` as a user and a script see it, over real ledgers, also while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.many_turns import fill
+from tests.processes import ROOT
+from tests.stories import SECRET, Told, every_state, run
+from tinker_claw.cli import main
+from tinker_claw.cli.log import since
+from tinker_claw.errors import ConfigError
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.types import NextState
+
+TABLES = ("turns", "verdicts", "samples", "steps", "versions")
+KEYS = {
+    "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
+    "completion_tokens created_at has_next_state judged verdict hints sample trained_in_step "
+    "untrained_because",
+    "verdicts": "turn session user policy_version created_at verdict votes hints",
+    "samples": "id turn session user policy_version created_at state reward hinted step",
+    "steps": "id status parent version created_at finished_at samples metrics error outage",
+    "versions": "id parent step created_at saved made_by_step main_turns",
+}
+MORE = {
+    "turns": "session_key trace stop_reason params cached_tokens request_text reply_text "
+    "next_state answers hint_texts prompt tokens logprobs topk_ids topk_logprobs",
+    "verdicts": "next_state answers hint_texts",
+    "samples": "hint overlap teacher_logprobs teacher_targets",
+    "steps": "taken rule",
+    "versions": "state_ref sampler_ref",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    directory = tmp_path_factory.mktemp("every") / "data"
+    return directory, every_state(directory)
+
+
+@pytest.fixture
+def log(world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command, as the shell would run it, but in this process."""
+
+    def log(*flags: str) -> str:
+        assert main.main(["log", *flags, "--data-dir", str(world[0])]) == 0
+        return capsys.readouterr().out
+
+    return log
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_json_has_one_object_a_line_with_these_keys(log: Any, name: str) -> None:
+    found = records(log(name, "--json"))
+    assert found
+    assert all(list(record) == KEYS[name].split() for record in found)
+    full = records(log(name, "--full"))
+    assert len(full) == len(found)
+    assert all(list(record) == f"{KEYS[name]} {MORE[name]}".split() for record in full)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_words_of_anybody_without_full(log: Any, name: str) -> None:
+    for flags in ((), ("--json",)):
+        assert SECRET not in log(name, *flags)
+    assert (SECRET in log(name, "--full")) == (name in ("turns", "verdicts", "samples"))
+
+
+def test_turns_say_how_far_they_came(world: tuple[Path, dict[str, int]], log: Any) -> None:
+    _, turns = world
+    by_id = {record["id"]: record for record in records(log("turns", "--json"))}
+    assert list(by_id) == sorted(turns.values()), "the newest last"
+    trained, silent = by_id[turns["trained"]], by_id[turns["no verdict"]]
+    assert (trained["verdict"], trained["hints"], trained["sample"]) == (1, 1, "trained")
+    assert (trained["trained_in_step"], trained["policy_version"], trained["user"]) == (1, 0, "me")
+    assert (trained["prompt_tokens"], trained["completion_tokens"]) == (4, 3)
+    assert (silent["judged"], silent["verdict"]) == (True, None)
+    unjudged = by_id[turns["waits for the judge"]]
+    assert (unjudged["judged"], unjudged["has_next_state"]) == (False, True)
+    assert by_id[turns["queued"]]["trained_in_step"] is None
+    assert by_id[turns["by another version"]]["fallback"] == "v1 failed: no adapter"
+    side = by_id[turns["side"]]
+    assert (side["kind"], side["untrained_because"]) == ("side", "side turn: recap")
+
+
+def test_full_gives_back_what_was_sampled(world: tuple[Path, dict[str, int]], log: Any) -> None:
+    (turn,) = records(log("turns", "--full", "--session", "trained"))
+    assert turn["prompt"] == [1, 2, 3, 4]
+    assert turn["tokens"] == [5, 151_000, 7]
+    assert turn["logprobs"] == [-0.1, -1.2345678901234567, -1e-9]
+    assert turn["next_state"] == {"role": "user", "text": f"{SECRET} answer"}
+    assert turn["session_key"] == "trained"
+    (step, *_) = records(log("steps", "--full"))
+    assert [taken["turn"] for taken in step["taken"]] == [1, 2]
+    assert step["rule"]["baseline"] == "batch_mean"
+    assert "rule" not in step["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "states"),
+    [
+        (("--kind", "side"), {"side"}),
+        (("--trained",), {"trained", "trained on its verdict"}),
+        (("--verdict", "none"), {"no verdict"}),
+        (("--verdict", "0"), {"refused when judged"}),
+        (("--verdict", "-1", "--trained"), {"trained on its verdict"}),
+        (("--verdict", "bad", "--trained"), {"trained on its verdict"}),
+        (("--verdict", "good", "--untrained", "--session", "queued"), {"queued"}),
+        (("--session", "1"), {"trained"}),
+        (("--user", "somebody else"), set()),
+        (("--since", "2h", "--kind", "side"), {"side"}),
+        (("--since", "2999-01-01"), set()),
+        (("--limit", "1"), {"by another version"}),
+    ],
+)
+def test_filters(
+    world: tuple[Path, dict[str, int]], log: Any, flags: tuple[str, ...], states: set[str]
+) -> None:
+    names = {turn: state for state, turn in world[1].items()}
+    assert {names[r["id"]] for r in records(log("turns", "--json", *flags))} == states
+
+
+def test_filters_hold_for_verdicts_and_samples_and_are_refused_elsewhere(
+    world: tuple[Path, dict[str, int]], log: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {r["verdict"] for r in records(log("verdicts", "--json", "--verdict", "-1"))} == {-1}
+    assert {r["state"] for r in records(log("samples", "--json", "--trained"))} == {"trained"}
+    assert [r["turn"] for r in records(log("samples", "--json", "--session", "trained"))] == [1]
+    assert records(log("steps", "--json", "--since", "2999-01-01")) == []
+    for flags, named in ((("--user", "me"), "--user"), (("--untrained",), "--untrained")):
+        assert main.main(["log", "steps", *flags, "--data-dir", str(world[0])]) == 2
+        assert f"{named} goes with turns, verdicts and samples" in capsys.readouterr().err
+
+
+def test_times() -> None:
+    assert since("90min", 10_000.0) == 4600.0
+    assert since("2h", 10_000.0) == 2800.0
+    assert since("1.5d", 200_000.0) == 70_400.0
+    assert since("1970-01-02T00:00:00+00:00", 0.0) == 86_400.0
+    with pytest.raises(ConfigError, match="give a time like"):
+        since("yesterday", 0.0)
+
+
+def test_table_is_aligned_and_says_what_it_leaves_out(world: tuple[Path, dict[str, int]]) -> None:
+    done = run("log", "turns", "--limit", "3", directory=world[0])
+    assert done.returncode == 0
+    heading, *lines = done.stdout.splitlines()
+    assert heading.split()[:6] == ["id", "when", "user", "session", "index", "kind"]
+    assert len(lines) == 3
+    at = heading.index("trained")
+    assert [line[at:] for line in lines] == ["queued", "queued", "-"]
+    assert done.stderr == "tinker-claw: earlier turns are left out; --limit N shows more\n"
+    empty = run("log", "turns", "--user", "nobody", directory=world[0])
+    assert (empty.returncode, empty.stdout) == (0, "")
+    assert "no turns in" in empty.stderr
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_a_line_for_every_row(log: Any, name: str) -> None:
+    heading, *lines = log(name).splitlines()
+    assert len(lines) == len(records(log(name, "--json")))
+    assert "  " in heading
+
+
+def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
+    every_state(tmp_path / "runs" / "demo-opd")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")}
+    command = [sys.executable, str(ROOT / "run.py"), "log", "--model-name", "demo", "versions"]
+    done = subprocess.run(
+        [*command, "--method", "opd", "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert [record["id"] for record in records(done.stdout)] == [0, 1]
+    nowhere = run("log", "turns", directory=tmp_path)
+    assert nowhere.returncode == 2
+    assert "holds no ledger; name the directory with --data-dir" in nowhere.stderr
+    wrong = run("log", "turns", "--no-such-flag", directory=tmp_path)
+    assert wrong.returncode == 2
+
+
+def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
+    fill(tmp_path, 2000, blob=8)
+    script = f"{sys.executable} run.py log turns --json --data-dir {tmp_path} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["id"] == 1
+
+
+@contextmanager
+def following(directory: Path, *flags: str) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """`log --follow` as a process, and what takes its next line, which must come soon."""
+    process = subprocess.Popen(
+        [sys.executable, "run.py", "log", *flags, "--follow", "--data-dir", str(directory)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines: queue.Queue[str] = queue.Queue()
+    assert process.stdout is not None
+    reader = threading.Thread(
+        target=lambda out: [lines.put(line) for line in out], args=(process.stdout,)
+    )
+    reader.start()
+    try:
+        yield lambda: lines.get(timeout=240), process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_follow_shows_new_turns_and_again_what_has_changed(tmp_path: Path) -> None:
+    story = Told(tmp_path)  # holds the directory, as a gateway that runs does
+    first = story.turn("a")
+    with following(tmp_path, "turns", "--json") as (line, process):
+        assert json.loads(line())["id"] == first
+        second = story.followed("b")
+        shown = json.loads(line())
+        if not shown["has_next_state"]:  # seen between the turn and its next state
+            shown = json.loads(line())
+        assert (shown["id"], shown["has_next_state"], shown["judged"]) == (second, True, False)
+        story.judge(second, 1)
+        shown = json.loads(line())
+        assert (shown["id"], shown["judged"], shown["verdict"]) == (second, True, 1)
+        story.ledger.turns.add_next_state(first, NextState("tool", "42"))
+        assert json.loads(line())["id"] == first, "an older turn that has changed"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=240) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    story.ledger.close()
+
+
+def test_follow_shows_a_verdict_of_an_older_turn(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    older, newer = story.followed("a"), story.judged("b", -1)
+    with following(tmp_path, "verdicts") as (line, _):
+        assert line().split()[:2] == ["turn", "when"]
+        assert line().split()[0] == str(newer)
+        story.judge(older, 1)
+        assert line().split()[0] == str(older)
+    story.ledger.close()
+
+
+def test_reading_does_not_hold_up_a_writer(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    story.turn()
+    with following(tmp_path, "turns", "--json") as (line, _):
+        line()
+        for _ in range(20):
+            story.turn()
+    story.ledger.close()
+    Ledger(tmp_path).close()

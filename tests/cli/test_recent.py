@@ -1,0 +1,261 @@
+"""What `run.py doctor` says of the last requests: each turn's end in words, and what they mean."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn
+from tests.processes import ROOT
+from tinker_claw.cli.doctor import WIDTH, advice, table, training, verdict
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import SCHEMA_VERSION
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import TRIES, Ballot
+from tinker_claw.ledger.views import RecentTurn, read_recent
+from tinker_claw.types import Kind, NextState
+
+SECRET = "my landlady's cat"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "data")
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def recent(ledger: Ledger, limit: int = 10) -> tuple[RecentTurn, ...]:
+    """Read from outside, while the ledger is open."""
+    return read_recent(ledger.path, limit).turns
+
+
+def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
+    """One turn for every end that a turn can come to, in the order that the table shows."""
+    made: dict[str, int] = {}
+
+    def turn(name: str, key: str | None = None, **changes: Any) -> int:
+        made[name] = ledger.turns.add(new_turn(ledger, key or name, **changes))
+        return made[name]
+
+    def judged(name: str, value: Any, hints: tuple[str, ...] = (), **changes: Any) -> int:
+        turn(name, **changes)
+        ledger.turns.add_next_state(made[name], NextState("user", SECRET))
+        ballots = [Ballot("I say so", value)]
+        ledger.judgements.add(
+            made[name],
+            value=value,
+            verdict_ballots=ballots,
+            hint_ballots=[],
+            hints=hints,
+        )
+        return made[name]
+
+    side = "an OpenClaw call without tools"
+    reason = {"kind": Kind.SIDE, "kind_reason": side, "untrained_because": f"side turn: {side}"}
+    turn("side", **reason, call="recap")
+    turn("passed over", key="one")
+    turn("waits", key="one")
+    turn("hot", untrained_because="sampled at temperature 0.6, not 1")
+    turn("closed")
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE sessions SET closed_at = 1 WHERE key = 'closed'")
+    turn("tool")
+    ledger.turns.add_next_state(made["tool"], NextState("tool", SECRET))
+    judged("hinted", -1, ("be brief",))
+    judged("unclear", None)
+    ledger.turns.refuse(made["unclear"], "no verdict, no hint")
+    judged("neutral", 0)
+    ledger.turns.refuse(made["neutral"], "neutral, no hint")
+    samples = {
+        name: ledger.samples.add(judged(name, 1), 1, None)
+        for name in ("trained", "expired", "bad", "queued")
+    }
+    step = ledger.steps.begin(0, [samples["trained"]])
+    version = ledger.steps.version(0)
+    assert version is not None
+    ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics={})
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE samples SET state = 'expired' WHERE id = ?", (samples["expired"],))
+    ledger.samples.quarantine(samples["bad"])
+    turn("stood in", fallback="v1 failed three times", call="user turn")
+    return made
+
+
+def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
+    made = add_every_kind_of_turn(ledger)
+    turns = {turn.id: turn for turn in recent(ledger, 50)}
+    assert {name: training(turns[number]) for name, number in made.items()} == {
+        "side": "never: a side turn",
+        "passed over": "waits for a next state; its session has gone on without it",
+        "waits": "waits for a next state",
+        "hot": "no: sampled at temperature 0.6, not 1",
+        "closed": "waits for a next state; its session is idle",
+        "tool": "waits for the judge",
+        "hinted": "judged; waits for the teacher",
+        "unclear": "no: no verdict, no hint",
+        "neutral": "no: neutral, no hint",
+        "trained": "trained in step 1, which made v1",
+        "expired": "no: its sample expired: too many steps since, or a rollback",
+        "bad": "no: set aside, steps with it failed",
+        "queued": "queued: waits for its batch",
+        "stood in": "waits for a next state",
+    }
+    shown = {name: (turns[n].next_role, verdict(turns[n])) for name, n in made.items()}
+    assert shown["waits"] == (None, "-")
+    assert shown["tool"] == ("tool", "-")
+    assert shown["hinted"] == ("user", "-1 hint")
+    assert shown["unclear"] == ("user", "none")
+    assert shown["neutral"] == ("user", "0")
+    assert shown["queued"] == ("user", "+1")
+
+
+def test_table_is_aligned_fits_a_terminal_and_says_nothing_that_was_said(ledger: Ledger) -> None:
+    made = add_every_kind_of_turn(ledger)
+    turns = recent(ledger, 50)
+    lines = table(turns, time.time())
+    assert all(len(line) <= WIDTH for line in lines)
+    assert lines[0].split()[:3] == ["turn", "when", "session"]
+    begin = lines[0].index("training")
+    assert all(line[begin - 1] == " " and line[begin] != " " for line in lines)
+    rows = [line for line in lines[1:] if line[:begin].strip()]
+    assert [line.split()[0] for line in rows] == [str(n) for n in sorted(made.values())]
+    for line, turn in zip(rows, turns, strict=True):
+        assert line[begin:].startswith(training(turn)[:20])
+    with_reasons = "\n".join(table(turns, time.time(), reasons=True))
+    assert "side because: an OpenClaw call without tools" in with_reasons
+    assert "answered by another version because: v1 failed three times" in with_reasons
+    assert all(len(line) <= WIDTH for line in with_reasons.splitlines())
+    for said in (SECRET, "be brief", "I say so", "do it"):
+        assert said not in with_reasons
+
+
+def test_table_of_several_users_and_days_and_of_names_that_steer_terminals(
+    ledger: Ledger,
+) -> None:
+    first = ledger.turns.add(new_turn(ledger, "\x1b[2Jagent:main:\u202eabcdefghijkl"))
+    other = replace(new_turn(ledger), session_id=ledger.turns.session("ben", "s"))
+    ledger.turns.add(other)
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))
+    lines = table(recent(ledger), time.time(), reasons=True)
+    assert "user" in lines[0].split()
+    assert any(" ben " in line for line in lines)
+    assert len(lines[1].split()[1]) == len("11-19"), "the day of a turn that is not of today"
+    assert all(line.isprintable() for line in lines)
+
+
+def test_newest_requests_are_those_that_are_read(ledger: Ledger) -> None:
+    ids = [ledger.turns.add(new_turn(ledger)) for _ in range(5)]
+    assert [turn.id for turn in recent(ledger, 2)] == ids[-2:]
+    assert recent(ledger, 0) == ()
+
+
+def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys; from tests.ledger.test_ledger import *\n"
+        "ledger = Ledger(pathlib.Path(sys.argv[1]))\n"
+        "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
+        "while True: print(ledger.turns.add(new_turn(ledger)), flush=True)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        try:
+            newest = 0
+            for _ in range(30):
+                written = int(writer.stdout.readline())
+                seen = read_recent(tmp_path / "ledger.sqlite3", 3).turns
+                assert seen[-1].id >= max(written, newest), "what is committed is seen at once"
+                newest = seen[-1].id
+        finally:
+            writer.kill()  # not closed: what it wrote last lies in the journal beside the file
+        rest = [int(line) for line in writer.stdout.read().split("\n")[:-1]]
+    after = read_recent(tmp_path / "ledger.sqlite3", 1).turns
+    assert after[0].id >= max(rest, default=newest)
+    Ledger(tmp_path).close()  # the directory is free, the journal is whole
+    assert read_recent(tmp_path / "ledger.sqlite3", 1).turns == after
+
+
+def test_a_ledger_that_cannot_be_read_is_named(ledger: Ledger, tmp_path: Path) -> None:
+    with sqlite3.connect(ledger.path) as raw:
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(LedgerError, match="was written by a newer release"):
+        recent(ledger)
+    with sqlite3.connect(ledger.path) as raw:
+        raw.execute("PRAGMA user_version = 1")
+    with pytest.raises(LedgerError, match="the next start of run"):
+        recent(ledger)
+    with sqlite3.connect(ledger.path) as raw:
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    (tmp_path / "text").write_text("no database at all" * 100)
+    with pytest.raises(LedgerError, match="cannot be read as a ledger"):
+        read_recent(tmp_path / "text", 1)
+    sqlite3.connect(tmp_path / "empty").close()
+    with pytest.raises(LedgerError, match="is no ledger"):
+        read_recent(tmp_path / "empty", 1)
+    with pytest.raises(LedgerError, match="does not exist"):
+        read_recent(tmp_path / "nothing", 1)
+    assert not (tmp_path / "nothing").exists()
+
+
+# What they mean together
+
+
+def turns_of(ledger: Ledger, count: int, keys: str = "s{}", **changes: Any) -> list[int]:
+    return [ledger.turns.add(new_turn(ledger, keys.format(n), **changes)) for n in range(count)]
+
+
+def test_side_turns_only_are_explained(ledger: Ledger) -> None:
+    reason = {"kind": Kind.SIDE, "kind_reason": "asked for version 3"}
+    turns_of(ledger, 5, **reason, untrained_because="side turn: asked for version 3")
+    first, second = advice(recent(ledger))
+    assert first.startswith("5 of 5 requests are side turns, which are never trained; ")
+    assert "the reason of 5: asked for version 3." in first
+    assert "If these were your own messages" in first
+    assert "nothing can be learned" in second
+
+
+def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
+    turns_of(ledger, 2)
+    assert advice(recent(ledger)) == [], "too few to say"
+    turns_of(ledger, 4, "t{}")
+    (alone,) = advice(recent(ledger))
+    assert "None of the 6 main turns has a next state" in alone
+    assert "every one stands alone in its session" in alone
+    turns_of(ledger, 10, "the same")
+    (passed,) = advice(recent(ledger))
+    assert "although sessions go on" in passed
+    ledger.turns.add_next_state(recent(ledger)[-1].id, NextState("user", "thanks"))
+    assert advice(recent(ledger)) == []
+
+
+def test_a_judge_that_says_nothing_is_told_from_one_that_is_late(ledger: Ledger) -> None:
+    ids = turns_of(ledger, 4)
+    for number in ids:
+        ledger.turns.add_next_state(number, NextState("user", "thanks"))
+    (late,) = advice(recent(ledger))
+    assert late.startswith("4 turns wait for the judge: `run.py status` says")
+    for number in ids:
+        for _ in range(TRIES):
+            ledger.judgements.add_in_vain(number, "I cannot rate that.")
+    (silent,) = advice(recent(ledger))
+    assert silent.startswith("4 of 4 main turns were set aside: three times the judge gave nothing")
+    assert f"`run.py explain {ids[-1]}` shows what it said" in silent
+
+
+def test_sampling_that_cannot_be_trained_and_fallbacks_are_explained(ledger: Ledger) -> None:
+    ids = turns_of(ledger, 3, untrained_because="sampled at top_p 0.9, not 1", fallback="v4 broke")
+    ledger.turns.add_next_state(ids[0], NextState("user", "thanks"))
+    unfit, stood_in = advice(recent(ledger))
+    assert unfit.startswith("3 of 3 main turns cannot be trained: sampled at top_p 0.9, not 1.")
+    assert stood_in.startswith("3 of 3 replies (marked *) came from another version")

@@ -1,0 +1,80 @@
+"""The story of a real run: what log, explain and status say of it while the gateway goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.many_turns import fill
+from tests.processes import product
+from tests.stories import run
+from tests.talk import learn, rows
+from tinker_claw.cli.status import as_json, board, read_overview
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.views import read_figures
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data, "--learning-rate", "3e-3", "--lora-rank", "16") as running:
+        learn(running, 1, range(0, 40))
+        port = running.url.removesuffix("/v1").rpartition(":")[2]
+        status = run("status", "--port", port)  # the gateway names its data directory
+        assert (status.returncode, status.stderr) == (0, "")
+        assert "policy     v1, 1 step from the base" in status.stdout
+        told = json.loads(run("status", "--port", port, "--json").stdout)
+        log = run("log", "turns", "--json", "--trained", directory=data)
+        explained = run(
+            "explain", str(json.loads(log.stdout.splitlines()[0])["id"]), directory=data
+        )
+        assert running.stop() == 0
+    assert told["policy_version"] == told["ledger"]["policy_version"] == 1
+    assert told["ledger"]["run"]["model"] == "demo"
+    (step,) = told["ledger"]["steps"]
+    assert step["metrics"]["clip_share"] == 0.0, "fresh samples: no ratio is beyond its bounds"
+    records = [json.loads(line) for line in log.stdout.splitlines()]
+    assert len(records) == 16
+    assert {record["trained_in_step"] for record in records} == {1}
+    text = " ".join(explained.stdout.split())
+    assert "It was trained in step 1, with 15 other samples, which made v1" in text
+    assert "By today's settings" not in text, "the step has recorded its own"
+    rewards = [row[0] for row in rows(data, "SELECT reward FROM samples WHERE step_id = 1")]
+    mean = sum(rewards) / 16
+    assert f"the 16 verdicts of the step had the mean {mean:+.2f}" in text
+    expected = records[0]["verdict"] - mean if len(set(rewards)) > 1 else rewards[0] / 4
+    assert f"Advantage from its verdict: {expected:+.3f} on every token" in text
+
+    after = run("status", "--port", port, directory=data)
+    assert after.returncode == 2
+    assert "No gateway answers" in after.stderr
+    assert "16 trained" in after.stdout
+
+
+def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_path: Path) -> None:
+    fill(tmp_path, 10_000)
+    asked: list[str] = []
+    with reading(tmp_path / FILE) as ledger:
+        ledger._connection.set_trace_callback(asked.append)
+        read_figures(ledger, 5)
+        ledger._connection.set_trace_callback(None)
+        plans = [
+            row["detail"] for query in asked for row in ledger.rows(f"EXPLAIN QUERY PLAN {query}")
+        ]
+    turns = [plan for plan in plans if "turns" in plan]
+    assert len(turns) > 4
+    assert all("USING COVERING INDEX" in p or p.endswith("USING INDEX turns_open") for p in turns)
+
+
+def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> None:
+    fill(tmp_path, 10_000)
+    overview = read_overview(tmp_path, 16)
+    told = as_json(overview)
+    assert told["turns"] == {"main": 9000, "side": 1000}
+    assert sum(told["verdicts"].values()) == rows(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
+    assert told["not_trained"]["waits for a next state"] == 907
+    assert told["helps"]["good_verdicts"]["meaning"].startswith("better than at first")
+    assert len(board(overview)) < 50

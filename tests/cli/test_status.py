@@ -1,0 +1,322 @@
+"""`run.py status` against a real gateway, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from tests.gateways import World, gateway
+from tests.ports import deaf_port
+from tests.processes import ROOT
+from tinker_claw.app.server import in_background
+from tinker_claw.cli import main, status
+from tinker_claw.cli.status import describe
+from tinker_claw.errors import OutageError
+from tinker_claw.learner.health import Health, meaning
+from tinker_claw.render.renderer import Renderer
+
+NOON = datetime(2026, 3, 5, 12, 0).timestamp()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(__import__("os").environ):
+        if name.startswith("TINKER_CLAW_"):
+            monkeypatch.delenv(name)
+
+
+def port_of(url: str) -> str:
+    return url.removesuffix("/v1").rpartition(":")[2]
+
+
+async def ask(url: str, *flags: str) -> int:
+    """As the shell would, but in this process."""
+    return await asyncio.to_thread(main.main, ["status", "--port", port_of(url), *flags])
+
+
+def goes_away(world: World) -> None:
+    error = OutageError("Tinker: an optimizer step came to nothing, because it answers HTTP 503.")
+    world.health.backend.seen("learning", error)
+    world.health.learner_stalls(error, 40)
+
+
+async def test_all_is_well(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        assert await ask(world.url) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"tinker-claw at http://127.0.0.1:{port_of(world.url)}: ok",
+        "Replies come from policy v0; 0 of 16 samples for the next step are queued.",
+        "policy v0, 0/16 samples waiting",
+    ]
+
+
+async def test_outage_says_what_since_when_and_what_it_means(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        goes_away(world)
+        capsys.readouterr()  # the event
+        assert await ask(world.url) == 1
+        told = capsys.readouterr().out
+        assert re.search(r"backend: away since \d\d:\d\d:\d\d \(\d+ s ago\)", told)
+        assert told.count("because it answers HTTP 503") == 1
+        assert re.search(r"after 1 attempt; next try in [34]\d s", told)
+        assert "as before; learning waits; nothing is lost." in told
+        assert await ask(world.url, "--json") == 1
+        health = json.loads(capsys.readouterr().out)
+        assert (health["backend"], health["learner"]) == ("away", "stalled")
+        # As a user types it.
+        flags = ("status", "--port", port_of(world.url))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "run.py", *flags), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 1
+        assert b"learning waits" in out
+
+
+async def test_nobody_there_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with deaf_port() as port:
+        free = f"http://127.0.0.1:{port}/v1"
+        assert await ask(free) == 2
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert f"No gateway answers at {free.removesuffix('/v1')} (" in told.err
+        assert "Start one with `python run.py`, or name the port" in told.err
+        assert await ask(free, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
+    assert main.main(["status", "--port", "0"]) == 2
+    assert "the port that it chose" in capsys.readouterr().err
+
+
+async def test_somebody_else_there_is_not_taken_for_a_gateway(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_background(FastAPI()) as url:
+        assert await ask(url) == 2
+        assert "no tinker-claw" in capsys.readouterr().err
+    monkeypatch.setattr(status, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+        assert await ask(f"http://127.0.0.1:{silent.getsockname()[1]}/v1") == 2
+    assert "nothing came back within 0.1 s" in capsys.readouterr().err
+
+
+async def test_settings_file_names_the_port(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path / "data", renderer) as world:
+        file = tmp_path / "mine.toml"
+        file.write_text(f"[gateway]\nport = {port_of(world.url)}\n")
+        assert await asyncio.to_thread(main.main, ["status", "--config", str(file)]) == 0
+    assert ": ok\n" in capsys.readouterr().out
+
+
+async def test_a_gateway_with_keys_tells_all_to_who_sends_an_admins(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "mine-0123456789abcdef"
+    async with gateway(tmp_path / "data", renderer, users={"anna": key}) as world:
+        assert await ask(world.url) == 0
+        told = capsys.readouterr().out
+        assert told.splitlines()[0].endswith(": ok")
+        assert "policy" not in told
+        assert "TINKER_CLAW_GATEWAY__API_KEY" in told
+        file = tmp_path / "mine.toml"
+        file.write_text(f"[[users]]\nname = 'anna'\nkey = '{key}'\n")
+        assert await ask(world.url, "--config", str(file)) == 0
+        told = capsys.readouterr().out
+        assert "anna: 0 turns since the start" in told
+        assert 'role = "admin"' in told
+        assert "policy" not in told
+    async with gateway(tmp_path / "data", renderer, users={"anna": key}, admins=["anna"]) as world:
+        ben = "\n[[users]]\nname = 'ben'\nkey = 'ben-0123456789abcdef'\n"
+        anna = f"[[users]]\nname = 'anna'\nkey = '{key}'\nrole = 'admin'\n"
+        file.write_text(ben + anna)
+        assert await ask(world.url, "--config", str(file)) == 0, "an admin's key goes first"
+        assert "policy v0" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--help-all"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {name} " in told for name in main.COMMANDS)
+    assert "--batch-size" in told
+    assert "--help-all" in told
+    with pytest.raises(SystemExit):
+        main.main(["status", "--help"])
+    assert "Exit status: 0 all is well" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (100, 24), (100, 40)])
+def test_help_is_a_screen(columns: int, lines: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "run.py", "--help"],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": str(columns)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    told = done.stdout.splitlines()
+    assert len(told) < lines, "the next prompt fits, too"
+    assert max(map(len, told)) <= columns
+    words = set(re.findall(r"[\w-]+", done.stdout))
+    assert set(main.COMMANDS) <= words
+    assert {"--model-name", "--backend", "--config", "--port", "--help-all"} <= words
+    assert "--batch-size" not in words
+
+
+async def test_other_commands_find_the_gateways_records_too(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path / "run", renderer) as world:
+        await world.ask("hello")
+        port = ("--port", port_of(world.url))
+        for command in (["log", "turns"], ["explain", "1"], ["versions"]):
+            assert await asyncio.to_thread(main.main, [*command, *port]) == 0
+            told = capsys.readouterr()
+            assert told.out
+            assert f"in {tmp_path / 'run'} (else name --data-dir)" in told.err
+        jsonl = str(tmp_path / "turns.jsonl")
+        assert await asyncio.to_thread(main.main, ["export", "--jsonl", jsonl, *port]) == 0
+        capsys.readouterr()
+        named = ("--data-dir", str(tmp_path / "elsewhere"))
+        assert await asyncio.to_thread(main.main, ["log", "turns", *port, *named]) == 2
+        assert f"{tmp_path / 'elsewhere'} holds no ledger" in capsys.readouterr().err
+    with open(jsonl) as lines:  # noqa: ASYNC230 (a line)
+        assert len(list(lines)) == 1
+    assert await asyncio.to_thread(main.main, ["log", "turns", *port]) == 2
+    assert "holds no ledger" in capsys.readouterr().err, "when it has ended, as before"
+
+
+def snapshot(health: Health, **figures: Any) -> dict[str, Any]:
+    return health.snapshot(version=3, waiting=12, batch_size=16) | figures
+
+
+def test_lines_of_a_gateway_in_trouble() -> None:
+    health = Health()
+    health.backend.seen("teaching", OutageError("the teacher gets no answer"))
+    health.judge.enter("failing", "the judge refuses (HTTP 401)")
+    health.learner.enter("failed", "OSError: disk full")
+    seen = snapshot(health, spent_usd=1.25, budget_usd=5.0)
+    seen |= {"backend_since": NOON - 250, "judge_since": NOON - 3 * 3600, "learner_since": NOON - 9}
+    seen["judge_since"] -= 86_400
+    assert describe(seen, "http://here", NOON) == [
+        "tinker-claw at http://here: degraded",
+        "  backend: away since 11:55:50 (4 min ago)",
+        "    the teacher gets no answer",
+        "  learner: failed since 11:59:51 (9 s ago)",
+        "    OSError: disk full",
+        "  judge: failing since 2026-03-04 09:00:00 (27 h ago)",
+        "    the judge refuses (HTTP 401)",
+        "Replies come from policy v3 as before; judging waits; learning has stopped until a "
+        "restart; 12 samples are queued, none is lost.",
+        "policy v3, 12/16 samples waiting, $1.2500 spent of $5",
+    ]
+
+
+def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
+    paused = {"judge": "paused", "learner": "paused", "learner_since": NOON - 60}
+    paused |= {"status": "paused", "spending_paused": "$5 of the budget of $5 are spent."}
+    told = describe(snapshot(Health(), **paused), "http://here", NOON)
+    assert told[1:3] == [
+        "  spending: paused since 11:59:00 (60 s ago)",
+        "    $5 of the budget of $5 are spent.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("away", "learner", "judge", "agreement", "waiting", "says"),
+    [
+        (set(), "waiting", "ok", "ok", 5, "v3; 5 of 16 samples for the next step are queued."),
+        (set(), "finished", "ok", "ok", 5, "v3; learning has taken all its steps."),
+        (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
+        (
+            set(),
+            "failed",
+            "ok",
+            "alarm",
+            0,
+            "learning has stopped until a restart; nothing is lost.",
+        ),
+        (set(), "waiting", "ok", "alarm", 0, "if they do not on the next; nothing is lost."),
+        (set(), "waiting", "failed", "ok", 0, "judging has started again; nothing is lost."),
+        (set(), "failed", "ok", "ok", 0, "learning starts again by itself; nothing is lost."),
+        (
+            {"learning"},
+            "stalled",
+            "ok",
+            "ok",
+            12,
+            "learning waits; 12 samples are queued, none is lost.",
+        ),
+        (
+            {"judging"},
+            "waiting",
+            "stalled",
+            "ok",
+            0,
+            "v3 as before; judging waits; nothing is lost.",
+        ),
+        ({"serving"}, "waiting", "ok", "ok", 0, "in time gets an error; nothing is lost."),
+    ],
+)
+def test_meaning(
+    away: Any, learner: str, judge: str, agreement: str, waiting: int, says: str
+) -> None:
+    told = meaning(
+        version=3,
+        waiting=waiting,
+        batch_size=16,
+        away=away,
+        learner=learner,
+        judge=judge,
+        agreement=agreement,
+        learning_ended=learner == "failed" and agreement == "alarm",
+    )
+    assert told.endswith(says)
+
+
+def test_a_part_that_failed_is_not_said_to_try_again() -> None:
+    health = Health()
+    health.learner_stalls(OutageError("away"), 40)
+    health.learner.enter("failed", "no state")
+    told = describe(snapshot(health), "http://here", time.time())
+    assert "next try" not in "\n".join(told)
+    assert "starting again" not in "\n".join(told)
+    health = Health()
+    health.backend.seen("learning", OutageError("away"))
+    health.learner_stalls(OutageError("away"), -1)
+    assert "next try in 0 s" in "\n".join(describe(snapshot(health), "http://here", time.time()))
+
+
+def test_a_part_that_starts_again_says_when() -> None:
+    for part in ("judge", "learner", "upkeep"):
+        health = Health()
+        getattr(health, part).enter("failed", "KeyError: 3", next_try_s=4.2)
+        seen = snapshot(health) | {f"{part}_since": NOON - 60}
+        assert seen["status"] == "degraded"
+        told = describe(seen, "http://here", NOON)
+        assert told[1:3] == [
+            f"  {part}: failed since 11:59:00 (60 s ago); starting again in 4 s",
+            "    KeyError: 3",
+        ]
+        assert "until a restart" not in told[3]

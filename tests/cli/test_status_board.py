@@ -1,0 +1,209 @@
+"""`run.py status` over a ledger: with a gateway, without one, as JSON and as a live view."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_status import port_of
+from tests.gateways import gateway
+from tests.ports import deaf_port
+from tests.processes import ROOT
+from tests.stories import SECRET, Told, every_state, run
+from tinker_claw.cli import main
+from tinker_claw.ledger.spend import Bill
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Usage
+
+KEYS = (
+    "data_dir run policy_version pinned step samples_waiting batch_size sessions private_sessions "
+    "turns verdicts hints samples steps not_trained lost_next_states usd bills_without_price helps"
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("every") / "data"
+    every_state(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def free() -> Iterator[str]:
+    """A port on which nobody answers."""
+    with deaf_port() as port:
+        yield str(port)
+
+
+def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free: str) -> None:
+    done = run("status", "--port", free, directory=directory)
+    assert done.returncode == 2
+    assert f"No gateway answers at http://127.0.0.1:{free} (" in done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        f"records    {directory}: combine on demo, backend local",
+        "policy     v1, 1 step from the base",
+        "next step  [####....................] 3 of 16 samples",
+        "turns      19 main and 1 side turns in 18 sessions",
+        "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 2 hints",
+        "samples    1 expired, 1 quarantined, 3 queued, 2 trained",
+        "        5 ######################## waits for a next state",
+        "lost       1 answer that could not be tied to a reply: 1 compacted",
+    ):
+        assert any(shown.strip() == line.strip() for shown in lines), line
+    (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
+    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "0.0312"]
+    (void,) = [line for line in lines if line.endswith("it makes no sense")]
+    assert "void" in void
+    assert SECRET not in done.stdout
+
+
+def test_every_turn_is_trained_or_has_its_reason(
+    directory: Path, free: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["status", "--port", free, "--json", "--data-dir", str(directory)]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["status", "error", "ledger"]
+    assert told["status"] == "unreachable"
+    ledger = told["ledger"]
+    assert list(ledger) == KEYS.split()
+    assert ledger["turns"] == {"main": 19, "side": 1}
+    assert sum(ledger["not_trained"].values()) + ledger["samples"]["trained"] == 20
+    assert ledger["not_trained"] == {
+        "waits for a next state": 5,
+        "waits for its step": 3,
+        "waits for a next state in an idle session": 1,
+        "waits for the judge": 1,
+        "was judged, waits for the teacher or to be queued": 2,
+        "its sample expired": 1,
+        "its sample was set aside, steps with it failed": 1,
+        "side turn": 1,
+        "the client hung up": 1,
+        "neutral verdict, no hint": 1,
+        "no valid vote, no hint": 1,
+    }
+    assert ledger["lost_next_states"] == {"compacted": 1}
+    good = ledger["helps"]["good_verdicts"]
+    assert good["meaning"] == "nothing to compare yet: 10 verdicts, all in one group"
+    (group,) = good["by_versions"]
+    assert (group["first"], group["last"], group["good"], group["of"]) == (0, 1, 6, 10)
+    assert ledger["helps"]["accepted_first_replies"]["by_versions"][0]["good"] == 7
+
+
+async def test_with_a_gateway_both_are_told(
+    directory: Path, tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        flags = ["status", "--port", port_of(world.url), "--data-dir", str(tmp_path)]
+        assert await asyncio.to_thread(main.main, flags) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].endswith(": ok")
+        assert any(line.startswith("next step  [....") for line in lines)
+        assert "  good verdicts: no verdicts yet" in lines
+        assert await asyncio.to_thread(main.main, [*flags, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["status"], told["ledger"]["policy_version"]) == ("ok", 0)
+
+
+def test_a_pin_is_told_and_versions_left_behind_do_not_count(
+    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    base = story.version
+    for number in range(40):
+        story.judged(f"base {number}", 1)
+    story.step(story.sampled("s", -1)[1])
+    for number in range(40):
+        story.judged(f"worse {number}", -1)
+    flags = ["status", "--port", free, "--json", "--data-dir", str(tmp_path)]
+
+    def helps() -> Any:
+        assert main.main(flags) == 2
+        told = json.loads(capsys.readouterr().out)["ledger"]
+        return told["pinned"], told["helps"]["good_verdicts"]
+
+    pinned, good = helps()
+    assert (pinned, len(good["by_versions"])) == (None, 2)
+    assert good["meaning"].startswith("worse than at first")
+    story.ledger.pin.to(0)
+    assert helps()[0] == 0
+    assert main.main([*flags[:3], *flags[4:]]) == 2
+    assert "policy     v1, 1 step from the base; v0 answers, which is pinned" in (
+        capsys.readouterr().out
+    )
+    story.ledger.steps.roll_back(base)
+    _, good = helps()
+    assert [(group["first"], group["last"]) for group in good["by_versions"]] == [(0, 0)]
+    story.ledger.close()
+
+
+def test_spend_is_told_where_something_was_billed(
+    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    story.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.25))
+    story.ledger.spend.add(Bill("judge", Usage(prefill=1), 0.5))
+    story.ledger.spend.add(Bill("judge", Usage(prefill=1), None))
+    story.ledger.close()
+    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    told = capsys.readouterr().out
+    assert "spent      $0.7500: judge $0.5000, serve $0.2500; 1 bills without a price" in told
+
+
+def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(
+    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger.sqlite3").write_bytes(b"no database at all, but something else" * 100)
+    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "No gateway answers" in told
+    assert "No figures of the ledger: " in told
+    assert "cannot be read as a ledger" in told
+
+
+def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, free: str) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "run.py", "status", "--live"),
+            *("--port", free, "--data-dir", str(directory)),
+        ],
+        cwd=ROOT,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "80"},
+    )
+    os.close(theirs)
+    seen = b""
+    deadline = threading.Timer(120, process.kill)
+    deadline.start()
+    try:
+        while b"not trained, or not yet" not in seen or b"waits for its step" not in seen:
+            seen += os.read(ours, 65536)  # an error ends the process, and this with an OSError
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # a terminal reads to the end, else the last picture may not fit
+            while True:
+                seen += os.read(ours, 65536)
+        assert process.wait() == 0, seen.decode()
+    finally:
+        deadline.cancel()
+        process.kill()
+        process.wait()
+        os.close(ours)
+    text = seen.decode()
+    assert "No gateway answers" in text
+    assert "towards the next step" in text
+    assert "does it help?" in text
+    assert SECRET not in text

@@ -1,0 +1,502 @@
+"""Which GPU does what: settings, the plan, and what is started for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from local_gpu.model.load import load_base
+from local_gpu.plan.layout import Layout, Wanted, names, plan, visible
+from tests.backends import tiny_model
+from tests.inference_servers import inference_servers
+from tests.local_gpu.sample.test_supervisor import gone, lives, starts
+from tinker_claw.backends.local import (
+    arrange,
+    check_fit,
+    local_config,
+    nodes,
+    open_judge,
+    open_local,
+    why_not,
+)
+from tinker_claw.cli import main
+from tinker_claw.config.gpu import VARIABLES
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import Settings
+from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.types import SamplingParams
+
+LOCAL = ("--backend", "local")
+BOX = (
+    "0, NVIDIA H100 80GB HBM3, 81559, {}, GPU-aaaa\n1, NVIDIA H100 80GB HBM3, 81559, 4, GPU-bbbb\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [*os.environ]:
+        if name in VARIABLES or name.startswith(("TINKER_", "CUDA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENCLAW_CONFIG_PATH", str(tmp_path / "openclaw.json"))
+    empty = tmp_path / "path"
+    empty.mkdir()
+    monkeypatch.setenv("PATH", f"{empty}:/usr/bin:/bin")  # neither nvidia-smi nor vllm
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(tiny_model(tmp_path / "tiny"))
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Callable[..., None]:
+    """Two GPUs of 80 GB, by an nvidia-smi that says so."""
+
+    def make(told: str = BOX.format(7), status: int = 0) -> None:
+        script = tmp_path / "path" / "nvidia-smi"
+        script.write_text(
+            f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<E\n{told}E\nexit {status}\n'
+        )
+        script.chmod(0o755)
+
+    return make
+
+
+def settings(*flags: str) -> Settings:
+    return load([*LOCAL, "--model-name", "/m", *flags])
+
+
+# Settings
+
+
+def test_openclaw_rls_variables_count_where_nothing_else_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, count in (("NUM_GPUS", "8"), ("ACTOR_GPUS", "2"), ("ROLLOUT_GPUS", "5")):
+        monkeypatch.setenv(name, count)
+    monkeypatch.setenv("PRM_GPUS", "")
+    local = settings().local
+    assert (local.gpus, local.actor_gpus, local.rollout_gpus, local.prm_gpus) == (8, 2, 5, 0)
+    file = tmp_path / "s.toml"
+    file.write_text("[local]\nactor_gpus = 3\n")
+    assert settings("--config", str(file)).local.actor_gpus == 3, "a file beats the variable"
+    assert settings("--gpus", "7", "--rollout-gpus", "1").local.gpus == 7
+    monkeypatch.setenv("TINKER_CLAW_LOCAL__GPUS", "9")
+    assert settings().local.gpus == 9
+    monkeypatch.setenv("NUM_GPUS", "many")
+    monkeypatch.delenv("TINKER_CLAW_LOCAL__GPUS")
+    with pytest.raises(ConfigError, match=r"local\.gpus \(NUM_GPUS\): .*integer"):
+        settings()
+    assert load([]).local.gpus is None, "the service has GPUs of its own"
+    assert load([*LOCAL, "--model-name", "demo"]).local.gpus is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--gpus 8 --actor-gpus 4 --rollout-gpus 6", "are 10 GPUs, but --gpus .NUM_GPUS. is 8"),
+        ("--gpus 1 --actor-gpus 1 --rollout-gpus 2", "lower one of them"),
+        ("--rollout-gpus 3 --rollout-tp 2", "give a multiple of it"),
+        ("--prm-gpus 2", "PRM_GPUS. needs a model to judge there: set --prm-model-name"),
+        ("--prm-model-name m", "set --prm-gpus; or --judge-url"),
+        ("--prm-gpus 1 --prm-model-name m --judge-url http://j/v1", "two judges"),
+        ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
+        ("--sampler-urls http://a:1 --rollout-tp 2 --vllm v", "--rollout-tp, --vllm is for"),
+        ("--sampler-urls ,", "--sampler-urls is empty"),
+        ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
+        ("--sampler-urls http://a:1 --kv-cache-tokens 512", "--kv-cache-tokens is for"),
+        ("--sampler-kind vllm", "is for --sampler-urls"),
+        ("--sampler-api-key of-a-box", "is for --sampler-urls"),
+        ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
+        ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
+        ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
+        ("--model-name demo --gpus 2", "--gpus: the model demo"),
+        ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
+        ("--device cuda:1 --gpus 2", "is one GPU; for several"),
+        ("--base-quantization 4bit --shard on", "with --base-quantization 4bit leave it out"),
+        ("--torchrun '", "mind its quotes"),
+        ("--sampler-memory 1.2", r"local\.sampler_memory"),
+    ],
+)
+def test_settings_that_exclude_one_another_are_refused(flags: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        settings(*flags.split())
+
+
+def test_settings_that_go_together() -> None:
+    one = settings("--gpus", "1", "--actor-gpus", "1", "--rollout-gpus", "1").local
+    assert one.gpus == 1
+    urls = settings("--sampler-urls", "http://a:1/, https://b").local.urls
+    assert urls == ("http://a:1", "https://b")
+    assert settings("--device", "cpu", "--actor-gpus", "2").local.actor_gpus == 2
+    assert nodes(settings("--torchrun", "--nnodes=2 --master-addr h")) == 2
+    assert nodes(settings("--torchrun", "--nnodes 2:4")) == 2
+    assert nodes(settings()) == 1
+    with pytest.raises(ConfigError, match="is no number of machines"):
+        nodes(settings("--torchrun", "--nnodes some"))
+
+
+# The plan
+
+
+def singles(first: int, after: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((gpu,) for gpu in range(first, after))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "layout"),
+    [
+        (Wanted(gpus=1), Layout((0,), ((0,),))),
+        (Wanted(gpus=2), Layout((0,), ((1,),))),
+        (Wanted(gpus=3), Layout((0,), singles(1, 3))),
+        (Wanted(gpus=4), Layout((0,), singles(1, 4))),
+        (Wanted(gpus=8), Layout((0, 1), singles(2, 8))),
+        (Wanted(gpus=16), Layout((0, 1, 2, 3), singles(4, 16))),
+        (Wanted(gpus=8, actor=4), Layout((0, 1, 2, 3), singles(4, 8))),
+        (Wanted(gpus=8, rollout=4), Layout((0, 1, 2, 3), singles(4, 8))),
+        (Wanted(gpus=8, actor=2, rollout=2), Layout((0, 1), singles(2, 4), (), (4, 5, 6, 7))),
+        (Wanted(gpus=8, actor=2, rollout=4, judge=2), Layout((0, 1), singles(2, 6), (6, 7))),
+        (Wanted(gpus=2, judge=1), Layout((0,), ((0,),), (1,))),
+        (Wanted(gpus=8, tensor_parallel=2), Layout((0, 1), ((2, 3), (4, 5), (6, 7)))),
+        (Wanted(gpus=8, tensor_parallel=4), Layout((0, 1, 2, 3), ((4, 5, 6, 7),))),
+        (Wanted(gpus=8, actor=1, tensor_parallel=4), Layout((0,), ((1, 2, 3, 4),), (), (5, 6, 7))),
+        (Wanted(gpus=4, samples=False), Layout((0, 1, 2, 3), ())),
+        (Wanted(gpus=4, actor=1, samples=False), Layout((0,), (), (), (1, 2, 3))),
+    ],
+)
+def test_gpus_are_shared_out(wanted: Wanted, layout: Layout) -> None:
+    assert plan(wanted) == layout
+    assert layout.count == wanted.gpus
+    assert bool(layout.shared) == (wanted.gpus - wanted.judge == 1 and wanted.samples)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (Wanted(gpus=2, actor=2), "needs 3 GPUs to learn and sample on, but there are 2"),
+        (Wanted(gpus=2, rollout=2), "needs 3 GPUs"),
+        (Wanted(gpus=4, actor=3, rollout=2), "needs 5 GPUs"),
+        (Wanted(gpus=4, actor=3, rollout=1, judge=1), "there are 4, and 1 judge; lower --actor-g"),
+        (Wanted(gpus=2, judge=2), "leaves none of 2 GPUs"),
+        (Wanted(gpus=2, tensor_parallel=2), "--rollout-tp 2 needs 2 GPUs to sample on, and one"),
+        (Wanted(gpus=1, rollout=2), "needs 2 GPUs"),
+        (Wanted(gpus=2, actor=3, samples=False), "needs 3 GPUs"),
+    ],
+)
+def test_a_plan_that_does_not_work_out_is_refused(wanted: Wanted, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(wanted)
+
+
+def test_a_layout_in_words() -> None:
+    def told(**wanted: int) -> str:
+        return plan(Wanted(**wanted)).told()  # type: ignore[arg-type]
+
+    assert told(gpus=1) == "GPU 0 learns and samples"
+    assert told(gpus=2) == "GPU 0 learns; 1 samples"
+    assert told(gpus=8, judge=1, rollout=4, actor=2) == (
+        "GPU 0-1 learn; 2-5 sample, one server each; 7 judges; 6 idle"
+    )
+    assert "2-7 sample, servers of 2 GPUs" in told(gpus=8, tensor_parallel=2)
+
+
+# The machine
+
+
+def test_gpus_are_asked_of_nvidia_smi(tmp_path: Path, box: Callable[..., None]) -> None:
+    assert visible({}) == (), "no nvidia-smi, no GPU"
+    box()
+    both = visible({})
+    assert [(gpu.device, gpu.name) for gpu in both] == [
+        ("0", "NVIDIA H100 80GB HBM3"),
+        ("1", "NVIDIA H100 80GB HBM3"),
+    ]
+    assert (both[0].total, both[0].used) == (81_559 << 20, 7 << 20)
+    assert "memory.total" in (tmp_path / "asked").read_text()
+    assert [gpu.device for gpu in visible({"CUDA_VISIBLE_DEVICES": "1,0"})] == ["1", "0"]
+    assert visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert [gpu.device for gpu in visible({"CUDA_VISIBLE_DEVICES": "0,-1,1"})] == ["0"]
+    chosen = visible({"CUDA_VISIBLE_DEVICES": "GPU-bb, GPU-aaaa"})
+    assert names(chosen, (0,))["CUDA_VISIBLE_DEVICES"] == "1", "vLLM knows no part of a UUID"
+    assert names(both, (0, 1))["CUDA_VISIBLE_DEVICES"] == "0,1"
+    for unknown in ("2", "MIG-1", "GPU-cc"):
+        with pytest.raises(ConfigError, match=f"names {unknown!r}, which nvidia-smi does not list"):
+            visible({"CUDA_VISIBLE_DEVICES": unknown})
+
+
+def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> None:
+    box("NVIDIA-SMI has failed because it couldn't communicate with the driver\n", 9)
+    with pytest.raises(ConfigError, match=r"communicate with the driver.: mend the driver"):
+        visible({})
+    box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
+    with pytest.raises(ConfigError, match="give --gpu-memory-gb"):
+        visible({})
+
+
+def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
+    model: str, box: Callable[..., None]
+) -> None:
+    flags = ("--gpu-memory-gb", "96")
+    box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
+    (shared,) = arranged(model, *flags).gpus
+    assert (shared.name, shared.total, shared.used) == ("NVIDIA GB10", 96 << 30, 0)
+    box()
+    first, second = arranged(model, *flags, "--gpus", "2").gpus
+    assert (first.total, first.used, second.used) == (96 << 30, 7 << 20, 4 << 20)
+
+
+def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignore[no-untyped-def]
+    given = load([*LOCAL, "--model-name", model, *flags])
+    return arrange(given, only_reckon=only_reckon)
+
+
+def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
+    assert arranged(model).ranks == 1
+    two = arranged(model, "--device", "cpu", "--actor-gpus", "2")
+    assert (two.ranks, two.layout.serve, two.fit) == (2, (), None)
+    with pytest.raises(
+        ConfigError, match=r"--gpus .NUM_GPUS.: nvidia-smi and .* show 0 GPUs here; .*CPU"
+    ):
+        arranged(model, "--gpus", "2")
+    with pytest.raises(ConfigError, match="--device cuda: nvidia-smi"):
+        arranged(model, "--device", "cuda")
+    with pytest.raises(ConfigError, match=r"--shard on splits .* and there is one"):
+        arranged(model, "--shard", "on")
+
+
+def test_without_vllm_the_embedded_sampler_is_the_last_resort(
+    model: str, box: Callable[..., None]
+) -> None:
+    box()
+    alone = arranged(model)
+    assert alone.layout == Layout((0,), (), (), (1,))
+    assert alone.demand is not None
+    assert alone.demand.embedded_tokens == alone.demand.context_tokens * 3 // 2
+    for flags in (("--rollout-gpus", "1"), ("--prm-gpus", "1", "--prm-model-name", model)):
+        with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm"):
+            arranged(model, *flags)
+    with pytest.raises(ConfigError, match="--vllm /no/vllm is no executable; vLLM is put into"):
+        arranged(model, "--vllm", "/no/vllm")
+
+
+def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
+    model: str, box: Callable[..., None], vllm: Path
+) -> None:
+    box()
+    flags = ["--model-name", model, "--sampler-urls", "http://a:1"]
+    flags += ["--prm-gpus", "1", "--prm-model-name", model]
+    with pytest.raises(ConfigError, match=r"--prm-gpus \(PRM_GPUS\) needs vLLM"):
+        check_fit(settings(*flags))
+    arranged = arrange(settings(*flags, "--vllm", str(vllm)))
+    assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
+    assert arranged.vllm == vllm
+
+
+async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
+    model: str, box: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the files of its environment, which is not ours to import."""
+    box()
+    vllm = tmp_path / "env" / "bin" / "vllm"
+    packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
+    old = packages / "vllm" / "model_executor" / "layers" / "quantization" / "bitsandbytes.py"
+    for folder in (vllm.parent, old.parent):
+        folder.mkdir(parents=True)
+    vllm.touch(0o755)
+    flags = ["--vllm", str(vllm), "--sampler-quantization", "bitsandbytes", "--gpus", "2"]
+    with pytest.raises(ConfigError, match=r"env/bin/python -m pip install vllm-bnb-plugin$"):
+        arranged(model, *flags)
+    await asyncio.to_thread(doctor, "--model-name", model, *flags)
+    told = section(capsys.readouterr().out, "samplers")
+    assert told.startswith("FAIL samplers   --sampler-quantization bitsandbytes: this vLLM needs")
+    assert arranged(model, *flags[:2], "--sampler-quantization", "fp8").vllm == vllm
+    (packages / "vllm_bnb_plugin").mkdir()
+    assert arranged(model, *flags).vllm == vllm
+    (packages / "vllm_bnb_plugin").rmdir()
+    old.touch()
+    assert arranged(model, *flags).vllm == vllm, "a vLLM before 0.28"
+
+
+def test_layout_goes_by_the_gpus_that_are_visible(
+    model: str, box: Callable[..., None], vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box()
+    given = ("--vllm", str(vllm))
+    assert arranged(model, *given).layout == Layout((0,), ((1,),))
+    assert arranged(model, *given, "--gpus", "1").layout == Layout((0,), ((0,),))
+    second = arranged(model, *given, "--device", "cuda:1")
+    assert (second.layout, second.first, second.gpus[0].device) == (Layout((0,), ((0,),)), 1, "1")
+    with pytest.raises(ConfigError, match="show 2 GPUs here; ask for no more"):
+        arranged(model, *given, "--gpus", "3")
+    elsewhere = arranged(model, "--gpus", "8", "--gpu-memory-gb", "80", only_reckon=True)
+    assert len(elsewhere.layout.serve) == 6, "reckoned without vLLM and without the GPUs"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert arranged(model, *given).layout == Layout((0,), ((0,),))
+    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
+    assert arranged(model).vllm == vllm, "found on PATH"
+
+
+def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Path) -> None:
+    box()
+    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--torchrun", "--rdzv-id 'a b'"]
+    given = load(flags)
+    told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
+    assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
+    assert told.torchrun == ("--rdzv-id", "a b")
+    assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
+    assert told.micro_batch_tokens is not None
+    at_one = load([*flags, "--device", "cuda:1", "--micro-batch-tokens", "4096"])
+    told = local_config(at_one, model, arrange(at_one), ())
+    assert (told.device, told.train_gpus, told.micro_batch_tokens) == ("cuda:1", (1,), 4096)
+    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
+    told = local_config(on_cpu, model, arrange(on_cpu), ())
+    assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
+    assert (told.shard, told.micro_batch_tokens, told.sampler_kind) == ("auto", None, "auto")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    model: str, box: Callable[..., None], vllm: Path
+) -> None:
+    box(BOX.format(81_000))  # others have nearly all of the first
+    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm)]
+    with pytest.raises(ConfigError, match=r"does not fit, by arithmetic. GPU 0: no room is left"):
+        check_fit(load(flags))
+    assert why_not(arrange(load([*flags, "--device", "cuda:1"]))) is None
+
+
+# What is started
+
+
+async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start(
+    model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
+) -> None:
+    """Here the trainer finds no CUDA, which is as good a failure as any."""
+    box()
+    given = load(
+        [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--data-dir", str(tmp_path / "data")]
+    )
+    with pytest.raises(ClawError, match=r"cuda"):
+        async with open_local(given, model):
+            raise AssertionError("there is no GPU here")
+    (server,) = starts(Path(model))
+    assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
+    assert (Path(model) / "asked.json").exists(), "it was ready before the trainer was tried"
+    assert "loading" in (tmp_path / "data" / "logs" / "sampler-1.log").read_text()
+    assert gone(server["pids"])
+
+
+async def test_a_judge_of_its_own_answers_under_the_judges_name(
+    model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
+) -> None:
+    box()
+    judging = tmp_path / "judging"
+    tiny_model(judging)
+    flags = ["--prm-gpus", "1", "--prm-model-name", str(judging), "--vllm", str(vllm)]
+    flags += ["--judge-model", "wise", "--data-dir", str(tmp_path / "data")]
+    given = load([*LOCAL, "--model-name", model, *flags])
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(open_judge(given))
+        (server,) = starts(judging)
+        assert url.startswith("http://127.0.0.1:")
+        assert url.endswith("/v1")
+        command: Sequence[str] = server["command"]
+        assert command[command.index("--served-model-name") + 1] == "wise"
+        assert "--enable-lora" not in command
+        assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
+        assert all(map(lives, server["pids"]))
+    assert gone(server["pids"])
+
+
+async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = load_base(model, device=torch.device("cpu"), dtype=torch.float32)
+    with inference_servers(base, 1) as (server,):
+        flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", server.url]
+        flags += ["--data-dir", str(tmp_path / "data"), "--lora-rank", "4", "--model-name", model]
+        async with open_local(load([*LOCAL, *flags]), model) as trainer:
+            published = await trainer.publish()
+            (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
+            assert len(drawn.tokens) <= 4
+            assert published.ref in server.adapters, "it was drawn there"
+        await asyncio.to_thread(doctor, *flags)
+        told = section(capsys.readouterr().out, "samplers")
+        assert told.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
+        server.stop()
+        server.faults.static = True
+        server.start()
+        await asyncio.to_thread(doctor, *flags)
+        told = section(capsys.readouterr().out, "samplers")
+        assert told.startswith("FAIL samplers   --sampler-urls: ")
+        assert "start it with --enable-lora" in told
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_setting(
+    model: str, tmp_path: Path
+) -> None:
+    flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", "http://127.0.0.1:9"]
+    flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
+    with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
+        # Not that the base is missing: loading one takes minutes, and asking does not.
+        async with open_local(load([*LOCAL, *flags]), str(tmp_path / "no-base")):
+            pass
+
+
+# The doctor
+
+
+def doctor(*flags: str) -> int:
+    return main.main(["doctor", *LOCAL, "--port", "0", "--last", "0", *flags])
+
+
+def section(told: str, name: str) -> str:
+    """A check's line with those that go on with it."""
+    lines = told.splitlines()
+    first = next(i for i, line in enumerate(lines) if line[5:].split(" ")[0] == name)
+    last = first + 1
+    while last < len(lines) and lines[last].startswith(" " * 16):
+        last += 1
+    return "\n".join(lines[first:last])
+
+
+def test_the_doctor_reckons_with_gpus_that_are_not_here(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "8", "--model-name", model)
+    doctor(*flags, "--gpu-memory-gb", "80")
+    told = capsys.readouterr().out
+    table = section(told, "memory")
+    assert table.startswith("ok   memory     GPU 0-1 learn; 2-7 sample, one server each.")
+    assert "activations: passes of" in table
+    assert "KV cache:" in table
+    assert section(told, "samplers").startswith("warn samplers   no vLLM")
+    doctor(*flags, "--gpu-memory-gb", "2")
+    table = section(capsys.readouterr().out, "memory")
+    assert table.startswith("FAIL memory")
+    assert "It does not fit, by arithmetic." in table
+    doctor(*flags)
+    assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
+
+
+def test_the_doctor_asks_samplers_that_run_elsewhere(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
+    doctor(*flags, "--sampler-urls", "http://127.0.0.1:9")
+    told = section(capsys.readouterr().out, "samplers")
+    assert told.startswith("FAIL samplers")
+    assert "127.0.0.1:9" in told
+
+
+def test_what_only_reckons_imports_no_torch() -> None:
+    script = "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+    script += "import local_gpu.plan.fits, local_gpu.plan.commands, local_gpu.plan.layout"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])

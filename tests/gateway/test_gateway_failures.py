@@ -1,0 +1,101 @@
+"""Clients that hang up, and samplers that fail, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes import FakeSampler, Script
+from tests.gateways import MODEL, World, chat, gateway, spell, text_of
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import StopReason
+
+
+async def hung_up(world: World, body: dict[str, Any]) -> None:
+    """Ask, and hang up where the sampler holds; it is told, and does not go on."""
+    asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
+    async with asyncio.timeout(60):
+        await world.sampler.holding.wait()
+        asking.cancel()
+        while not world.sampler.aborted:  # noqa: ASYNC110 - nobody tells us of the hang-up
+            await asyncio.sleep(0.01)
+    await asyncio.wait([asking])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hanging_up_aborts_and_keeps_the_fragment(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    tokens = spell(renderer, "one two three four five six seven")
+    async with gateway(tmp_path, renderer, FakeSampler(Script(tokens, holds_after=3))) as world:
+        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": stream})
+        async with asyncio.timeout(60):
+            while not world.observer.seen:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (turn,) = world.turns()
+        assert turn.completion.tokens == tokens[:3]
+        assert turn.completion.stop_reason is StopReason.ABORT
+        assert world.column("untrained_because") == ["the client hung up"]
+        # The gateway is well, and the next request is served.
+        world.say("still here")
+        assert (await world.ask("hello")).status_code == 200
+
+
+async def test_hanging_up_before_the_first_token_leaves_no_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    slow = FakeSampler(Script(spell(renderer, "late"), holds_after=0))
+    async with gateway(tmp_path, renderer, slow) as world:
+        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": True})
+        assert world.turns() == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_sampler_that_fails_at_first_is_asked_again(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    good = spell(renderer, "fine")
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(good, fail_after=0), Script(good))
+        if stream:
+            assert text_of(await world.events("hi")) == "fine"
+        else:
+            (choice,) = (await world.ask("hi")).json()["choices"]
+            assert choice["message"]["content"] == "fine"
+        assert len(world.turns()) == 1
+        assert len(world.sampler.prompts) == 2
+
+
+async def test_a_sampler_that_keeps_failing_is_a_503(tmp_path: Path, renderer: Renderer) -> None:
+    broken = FakeSampler(Script(spell(renderer, "x"), fail_after=0))
+    async with gateway(tmp_path, renderer, broken) as world:
+        with pytest.raises(openai.InternalServerError) as raised:
+            await world.openai.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}]
+            )
+        assert raised.value.status_code == 503
+        assert "script" not in str(raised.value), "nothing of our insides"
+        assert world.turns() == []
+
+
+async def test_a_stream_that_stays_broken_ends_with_an_error_and_no_finish_reason(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    words = spell(renderer, "one two three four")
+    broken = FakeSampler(Script(words, fail_after=2), Script(words, fail_after=0))
+    async with gateway(tmp_path, renderer, broken) as world:
+        events = await world.events("hi")
+        assert events[-1]["error"]["type"] == "server_error"
+        assert {} not in events
+        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+        assert len(broken.prompts) == 3
+        assert world.turns() == []
+        stream = await world.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError):
+            [chunk async for chunk in stream]

@@ -1,0 +1,289 @@
+"""Replies that break off, and versions that cannot answer: the agent gets one whole reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.gateways import MODEL, World, gateway, spell, text_of
+from tinker_claw.gateway.fallback import lineage
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import PolicyVersion, SamplingParams, StopReason, TokenChunk, Tokens
+
+WORDS = "one two three four five six"
+
+
+def broken(renderer: Renderer) -> FakeSampler:
+    return FakeSampler(Script(spell(renderer, "x"), fail_after=0))
+
+
+def learned(directory: Path, *refs: str) -> None:
+    """A ledger with a version for each step, after version 0."""
+    ledger = Ledger(directory)
+    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    for ref in refs:
+        step = ledger.steps.begin(version.id, [])
+        version = ledger.steps.commit(step, version, state_ref="s", sampler_ref=ref, metrics={})
+    ledger.close()
+
+
+async def text(world: World, stream: bool, **body: Any) -> str:
+    if stream:
+        events = await world.events("hi", **body)
+        assert [e["choices"][0]["finish_reason"] for e in events if e][-1] == "stop"
+        return text_of(events)
+    (choice,) = (await world.ask("hi", **body)).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"]
+
+
+# A reply that breaks off
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["fail_after", "away_after"])
+async def test_a_reply_that_breaks_off_is_gone_on_with(
+    tmp_path: Path, renderer: Renderer, stream: bool, how: str
+) -> None:
+    tokens = spell(renderer, WORDS)
+    sampler = FakeSampler(
+        Script(tokens, **{how: 2}),
+        Script(tokens[2:], **{how: 3}),
+        Script(tokens[5:], cached_tokens=10_000),
+        opinion=lambda token: -token / 1000,
+    )
+    async with gateway(tmp_path, renderer, sampler) as world:
+        assert await text(world, stream, max_tokens=50, seed=7) == WORDS
+        (turn,) = world.turns()
+        done = turn.completion
+        assert done.tokens == tokens
+        assert done.logprobs == pytest.approx([-t / 1000 for t in tokens])
+        assert done.topk_ids == tuple((t, t + 1) for t in tokens)
+        assert done.stop_reason is StopReason.STOP
+        assert done.params == sampler.params[0]
+        assert done.cached_tokens == len(turn.prompt), "the reply's own tokens are not the prompt's"
+        assert sampler.prompts == [turn.prompt + tokens[:n] for n in (0, 2, 5)]
+        assert [p.max_tokens for p in sampler.params] == [50, 48, 45]
+        assert len({p.seed for p in sampler.params}) == 3, "the draws go on, they are not repeated"
+        assert world.column("untrained_because") == [None], "one version sampled all of it"
+        assert world.column("fallback") == [None]
+
+
+async def test_a_break_shows_nowhere_in_a_stream_with_tools(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    tokens = spell(renderer, '<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>')
+    half = len(tokens) // 2
+    sampler = FakeSampler(Script(tokens, fail_after=half), Script(tokens[half:]))
+    tools = [{"type": "function", "function": {"name": "ls"}}]
+    async with gateway(tmp_path, renderer, sampler, keepalive_s=0.005) as world:
+        events = await world.events("hi", tools=tools)
+        deltas = [e["choices"][0]["delta"] for e in events if e]
+        assert sum(not delta for delta in deltas) >= 2, "alive inside of a call, while it waits"
+        (called,) = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
+        assert called["function"] == {"name": "ls", "arguments": '{"p":"x"}'}
+        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+class Forgetful(FakeSampler):
+    """Never says that it is done."""
+
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk, None]:
+        async for chunk in super().stream(prompt, params):
+            yield replace(chunk, stop_reason=None)
+
+
+@pytest.mark.parametrize(("limit", "finish"), [(100, "stop"), (3, "length")])
+async def test_a_stream_that_is_cut_after_its_last_token_is_whole(
+    tmp_path: Path, renderer: Renderer, limit: int, finish: str
+) -> None:
+    sampler = Forgetful(spell(renderer, WORDS))
+    async with gateway(tmp_path, renderer, sampler) as world:
+        response = await world.ask("hi", max_tokens=limit)
+        assert response.json()["choices"][0]["finish_reason"] == finish
+        assert len(sampler.prompts) == 1
+        assert world.turns()[0].completion.stop_reason.value == finish
+
+
+async def test_hanging_up_while_a_broken_reply_waits_keeps_the_fragment(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    tokens = spell(renderer, WORDS)
+    sampler = FakeSampler(Script(tokens, fail_after=2), Script(tokens[2:], holds_after=0))
+    async with gateway(tmp_path, renderer, sampler) as world:
+        asking = asyncio.create_task(world.ask("hi", stream=True))
+        async with asyncio.timeout(60):
+            await sampler.holding.wait()
+            asking.cancel()
+            while not world.observer.seen:  # noqa: ASYNC110 - nobody tells us of the hang-up
+                await asyncio.sleep(0.01)
+        (turn,) = world.turns()
+        assert turn.completion.tokens == tokens[:2]
+        assert turn.completion.stop_reason is StopReason.ABORT
+        assert world.column("untrained_because") == ["the client hung up"]
+        assert sampler.aborted == 1
+
+
+# A version that cannot answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_version_before_answers_where_the_current_one_fails(
+    tmp_path: Path, renderer: Renderer, stream: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learned(tmp_path, "p1", "p2")
+    old, base = FakeSampler(spell(renderer, "as before")), FakeSampler(spell(renderer, "base"))
+    failing = broken(renderer)
+    async with gateway(tmp_path, renderer, failing, versions={1: old}, base=base) as world:
+        assert await text(world, stream) == "as before"
+        assert [len(s.prompts) for s in (failing, old, base)] == [3, 1, 0]
+        (turn,) = world.turns()
+        assert turn.policy_version == 1
+        assert world.column("fallback") == ["v2 failed: the script says so"]
+        assert world.observer.seen[0]["version"] == 1
+        logged = capsys.readouterr().out
+        assert "fallback.answered" in logged
+        assert "as before" not in logged
+        # It is trained like any turn of an earlier version, and expires like one.
+        assert world.column("untrained_because") == [None]
+        assert world.column("kind") == ["main"]
+        world.ledger.samples.add(turn.id, 1, None)
+        assert world.ledger.samples.oldest(1)[0].policy_step == 1
+        assert world.ledger.samples.expire(current_step=5, max_staleness=4) == 0
+        assert world.ledger.samples.expire(current_step=6, max_staleness=4) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_reply_names_the_version_that_answered(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    learned(tmp_path, "p1")
+    old = FakeSampler(spell(renderer, "as before"))
+    base = FakeSampler(spell(renderer, "base"))
+    async with gateway(tmp_path, renderer, broken(renderer), versions={0: old}, base=base) as world:
+        if stream:
+            *_, text_event, finish, done = await world.events("hi")
+            named = [e["system_fingerprint"] for e in (text_event, finish)]
+            assert (named, done) == (["v0", "v0"], {})
+        else:
+            assert (await world.ask("hi")).json()["system_fingerprint"] == "v0"
+
+
+async def test_the_base_answers_where_the_version_before_fails_too(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    learned(tmp_path, "p1", "p2")
+    old, base = broken(renderer), FakeSampler(spell(renderer, "from the base"))
+    async with gateway(tmp_path, renderer, broken(renderer), versions={1: old}, base=base) as world:
+        assert await text(world, stream=True) == "from the base"
+        assert len(old.prompts) == 1, "a stand-in is asked once"
+        assert world.column("policy_version") == [0]
+        assert world.column("untrained_because") == ["the base model answered"]
+        assert world.column("fallback") == ["v2 failed: the script says so"]
+        assert (await world.ask("hi")).json()["system_fingerprint"] == "v0"
+
+
+async def test_a_version_that_is_gone_is_passed_over(tmp_path: Path, renderer: Renderer) -> None:
+    learned(tmp_path, "p1")
+    base = FakeSampler(spell(renderer, "from the base"))
+    async with gateway(tmp_path, renderer, broken(renderer), base=base) as world:
+        assert await text(world, stream=False) == "from the base"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_version_ends_a_reply_that_is_then_not_trained(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    tokens = spell(renderer, WORDS)
+    failing = FakeSampler(Script(tokens, fail_after=2), Script(tokens, fail_after=0))
+    old = FakeSampler(Script(tokens[2:], fail_after=1))
+    base = FakeSampler(tokens[3:])
+    learned(tmp_path, "p1", "p2")
+    async with gateway(tmp_path, renderer, failing, versions={1: old}, base=base) as world:
+        assert await text(world, stream) == WORDS
+        (turn,) = world.turns()
+        assert turn.completion.tokens == tokens
+        assert [s.prompts[-1][len(turn.prompt) :] for s in (failing, old, base)] == [
+            tokens[:2],
+            tokens[:2],
+            tokens[:3],
+        ]
+        assert world.column("untrained_because") == [
+            "sampled by v2 and v1 and the base model, which are not one policy"
+        ]
+        assert turn.policy_version == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_only_when_nobody_answers_the_agent_is_told(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    learned(tmp_path, "p1")
+    old, base = broken(renderer), broken(renderer)
+    async with gateway(tmp_path, renderer, broken(renderer), versions={0: old}, base=base) as world:
+        if stream:
+            events = await world.events("hi")
+            assert events[-1]["error"]["type"] == "server_error"
+            assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
+        else:
+            response = await world.ask("hi")
+            assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+            assert "script" not in response.text, "nothing of our insides"
+        assert world.turns() == []
+        assert (len(old.prompts), len(base.prompts)) == (1, 1)
+
+
+async def test_nobody_stands_in_for_a_version_that_was_asked_for(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    learned(tmp_path, "p1")
+    base = FakeSampler(spell(renderer, "base"))
+    versions: dict[int, Sampler] = {0: broken(renderer)}
+    async with gateway(tmp_path, renderer, versions=versions, base=base) as world:
+        assert (await world.ask("hi", model=f"{MODEL}@v0")).status_code == 503
+        assert base.prompts == []
+
+
+async def test_stand_ins_are_tried_once_and_shortly_when_the_service_is_away(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    learned(tmp_path, "p1")
+    old = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
+    base = FakeSampler(Script(spell(renderer, "the base, slowly"), gap_s=0.25))
+    settings: dict[str, Any] = {"outage_patience_s": 0.2, "stand_in_s": 0.6}
+    async with gateway(tmp_path, renderer, versions={0: old}, base=base, **settings) as world:
+        world.sampler.away = UNTIL_TOLD
+        assert await text(world, stream=True) == "the base, slowly"
+        assert old.aborted == 1
+        assert world.health.backend.away == {"serving"}, "the version that should answer is away"
+        base.away = UNTIL_TOLD
+        response = await world.ask("hi")
+        assert "The service that runs the model is away" in response.json()["error"]["message"]
+
+
+def test_stand_ins_have_other_weights_than_the_version_that_failed() -> None:
+    parents = {0: (None, "p0"), 1: (0, "p1"), 2: (1, "p1"), 3: (2, "p1"), 4: (3, "p4")}
+
+    def known(number: int) -> PolicyVersion | None:
+        if number not in parents:
+            return None
+        parent, ref = parents[number]
+        return PolicyVersion(id=number, parent=parent, step=0, state_ref=None, sampler_ref=ref)
+
+    async def opened(number: int) -> Sampler:
+        raise AssertionError("nobody asked")
+
+    stand_ins = lineage(known, opened, FakeSampler((1,)))
+    names = {number: [s.name for s in stand_ins(number)] for number in (4, 3, 1, 0, 99)}
+    base = "the base model"
+    assert names == {4: ["v3", base], 3: ["v0", base], 1: ["v0", base], 0: [base], 99: [base]}

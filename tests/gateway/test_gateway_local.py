@@ -1,0 +1,183 @@
+"""The gateway over the embedded sampler: a hang-up frees its cache, and a crash does not show."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from backends import tiny_model
+from tokenizers import Tokenizer
+
+from local_gpu.config import LocalConfig
+from local_gpu.demo import MODEL_DIR
+from local_gpu.sample.embedded import LocalSampler
+from local_gpu.trainer import LocalTrainer
+from tests.gateways import MODEL, chat, gateway, text_of
+from tinker_claw.app.server import in_background
+from tinker_claw.app.wiring import wire
+from tinker_claw.backends.model_files import source
+from tinker_claw.billing.budget import price_in_force
+from tinker_claw.config.load import load
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Adam, Datum, LossPass, StopReason
+
+CONTEXT = 2048
+
+
+@pytest.fixture
+async def trainer(tmp_path: Path, renderer: Renderer) -> AsyncIterator[LocalTrainer]:
+    """A random model that speaks the demo's vocabulary, and seldom ends its replies."""
+    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
+    trainer = await LocalTrainer.start(
+        LocalConfig(
+            model=str(tiny_model(tmp_path / "model", vocab_size=vocabulary)),
+            root=tmp_path / "run",
+            rank=4,
+            alpha=8,
+            threads=1,
+            context_tokens=CONTEXT,
+            kv_cache_tokens=CONTEXT,
+        )
+    )
+    module: Any = (await trainer.base())._engine._module
+    with torch.no_grad():  # far below the likeliest logits
+        module.get_output_embeddings().weight[list(renderer.stop_tokens)] = 0
+    yield trainer
+    await trainer.aclose()
+
+
+@pytest.fixture
+async def sampler(trainer: LocalTrainer) -> LocalSampler:
+    return await trainer.publish()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
+    tmp_path: Path, renderer: Renderer, sampler: LocalSampler, stream: bool
+) -> None:
+    stops, passes = torch.tensor(list(renderer.stop_tokens)), 0
+
+    def never_stop(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return logits.index_fill(-1, stops, -1e4)
+
+    sampler._engine._module.get_output_embeddings().register_forward_hook(never_stop)
+    async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
+        body = {"model": MODEL, "messages": chat("hi " * 200), "stream": stream}
+        async with asyncio.TaskGroup() as group:
+            clients = [
+                group.create_task(world.http.post("/chat/completions", json=body)) for _ in range(2)
+            ]
+            async with asyncio.timeout(60):
+                while sampler.held_requests < 2:  # noqa: ASYNC110 - the thread tells nobody
+                    await asyncio.sleep(0.01)
+                begun = passes
+                while passes < begun + 30:  # noqa: ASYNC110 - some tokens of each
+                    await asyncio.sleep(0.01)
+            for client in clients:
+                client.cancel()
+        async with asyncio.timeout(60):
+            while sampler.held_requests or len(world.observer.seen) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        fragments = world.turns()
+        assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
+        assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
+        assert world.column("untrained_because") == ["the client hung up"] * 2
+        # Only an empty cache holds this one.
+        long = "hi " * int(200 * 0.9 * CONTEXT / len(fragments[0].prompt))
+        whole = await world.ask(long, max_tokens=5)
+        assert whole.json()["usage"]["prompt_tokens"] > 0.8 * CONTEXT
+
+
+async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
+    tmp_path: Path, renderer: Renderer, sampler: LocalSampler
+) -> None:
+    module: Any = sampler._engine._module
+    passes = 0
+
+    def fail(*_: object) -> None:
+        nonlocal passes
+        if threading.current_thread().name == "tinker-claw-sampler":
+            passes += 1
+            if passes in (8, 20):
+                raise RuntimeError("out of memory, say")
+
+    module.register_forward_pre_hook(fail)
+    async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
+        events = await world.events("hi", max_tokens=60, seed=1)  # a reply of more than 20 tokens
+        (turn,) = world.turns()
+        done = turn.completion
+        assert passes > 20
+        assert "error" not in events[-1]
+        assert events[-2]["choices"][0]["finish_reason"] in ("length", "stop")
+        assert text_of(events) == turn.reply_text
+        assert world.column("untrained_because") == [None]
+        # Every logprob is the version's own, as if nothing had happened.
+        scored = await sampler.logprobs((*turn.prompt, *done.tokens), start=len(turn.prompt))
+        assert done.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
+        assert len(done.topk_ids) == len(done.topk_logprobs) == len(done.tokens)
+
+
+async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
+    tmp_path: Path, renderer: Renderer, trainer: LocalTrainer
+) -> None:
+    first = await trainer.publish()
+    datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
+    await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
+    second: Any = await trainer.publish()
+    second._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+    ledger = Ledger(tmp_path / "data")
+    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
+    step = ledger.steps.begin(version.id, [])
+    ledger.steps.commit(step, version, state_ref="s1", sampler_ref=second.ref, metrics={})
+    ledger.close()
+
+    reopened, base = await trainer.open(first.ref), await trainer.base()
+    async with gateway(
+        *(tmp_path / "data", renderer, second),
+        versions={0: reopened},
+        base=base,
+        context_tokens=CONTEXT,
+    ) as world:
+        reply = (await world.ask("hi", max_tokens=30)).json()
+        assert reply["system_fingerprint"] == "v0"
+        (turn,) = world.turns()
+        assert turn.policy_version == 0
+        assert world.column("untrained_because") == [None]
+        # What version 0 samples is what the base model would have sampled.
+        tokens = (*turn.prompt, *turn.completion.tokens)
+        scored = await base.logprobs(tokens, start=len(turn.prompt))
+        assert turn.completion.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
+
+
+async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = load(
+        [*("--model-name", "demo", "--backend", "local", "--threads", "1"), "--data-dir", str(data)]
+    )
+    ledger = Ledger(data)
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        price = price_in_force(settings)
+        system = await wire(settings, source(settings), ledger, price, stack)
+        sampler: Any = system.policy.current.sampler
+        sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(
+            float("nan")
+        )
+        url = await stack.enter_async_context(in_background(system.app))
+        http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
+        body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
+        reply = await http.post(f"{url}/chat/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        (turn,) = ledger._db.rows("SELECT fallback, untrained_because FROM turns")
+        assert turn["untrained_because"] == "the base model answered"
+        assert turn["fallback"] == "v0 failed: The model's logits are not finite."

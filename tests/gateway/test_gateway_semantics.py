@@ -1,0 +1,239 @@
+"""What the fields of a request change: in the reply, in the sampler, in the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import Script
+from tests.gateway.test_gateway_refusals import assert_error
+from tests.gateways import OFF, chat, gateway, read_events, spell, text_of
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind, StopReason
+
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"a": 1}}\n</tool_call>'
+TOOL: Any = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("chunk", [1, 1000], ids=["as it comes", "in one piece"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_string_ends_the_reply_and_the_generation(
+    tmp_path: Path, renderer: Renderer, chunk: int, stream: bool
+) -> None:
+    tokens = spell(renderer, "one two three END four five six seven")
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(tokens, chunk=chunk))
+        response = await world.ask("count", stop=["END", "never"], stream=stream)
+        if stream:
+            *events, finish, done = read_events(response.text)
+            assert text_of(events) == "one two three "
+            assert finish["choices"][0]["finish_reason"] == "stop"
+            assert done == {}
+        else:
+            (choice,) = response.json()["choices"]
+            assert choice["message"]["content"] == "one two three "
+            assert choice["finish_reason"] == "stop"
+        (turn,) = world.turns()
+        assert turn.reply_text == "one two three "
+        assert turn.completion.stop_reason is StopReason.CUT
+        assert turn.completion.params.stop == ("END", "never")
+        sampled = turn.completion.tokens
+        assert sampled == tokens[: len(sampled)], "recorded as sampled"
+        assert "END" in renderer.decode(sampled)
+        assert (len(sampled) < len(tokens)) is (chunk == 1)
+        assert world.sampler.aborted == 1, "the sampler's stream was closed"
+        assert world.column("untrained_because") == [
+            "its text was cut at a stop string of the request"
+        ]
+
+
+async def test_a_stop_string_that_does_not_come_changes_nothing(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("<think>END</think>the EN and EN")
+        events = await world.events("hi", stop="END")
+        assert text_of(events) == "the EN and EN"
+        (turn,) = world.turns()
+        assert turn.completion.stop_reason is StopReason.STOP
+        assert world.column("untrained_because") == [None]
+        assert len(turn.completion.topk_ids) == len(turn.completion.tokens)
+
+
+async def test_a_conversation_goes_on_from_a_cut_reply_as_it_was_shown(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one END two")
+        await world.ask("count", stop="END", **off)
+        await world.ask("count", "one ", "go on", **off)
+        first, second = world.turns()
+        state = world.next_states()[first.id]
+        assert state is not None
+        assert state.text == "go on"
+        full = renderer.prompt(chat("count", "one ", "go on"), switches=OFF)
+        assert second.prompt == full.tokens, "what was sampled beyond the cut is not in it"
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+async def test_parallel_calls_can_be_forbidden(
+    tmp_path: Path, renderer: Renderer, chunk: int
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(spell(renderer, f"Look.{CALL}{CALL}"), chunk=chunk))
+        response = await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
+        (choice,) = response.json()["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert choice["finish_reason"] == "tool_calls"
+        world.sampler.say(Script(spell(renderer, f"Look.{CALL}"), chunk=chunk))
+        await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
+        cut, alone = world.column("untrained_because")
+        assert "second call" in cut
+        assert alone is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_with_tool_choice_none_a_call_is_text(
+    tmp_path: Path, renderer: Renderer, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(f"Look. {CALL}")
+        response = await world.ask("look", tools=[TOOL], tool_choice="none", stream=stream)
+        assert "<tool_call>" in response.text
+        assert '"finish_reason":"stop"' in response.text
+        assert "tool_calls" not in response.text
+        assert "ls" not in renderer.decode(world.sampler.prompts[0])
+
+
+async def test_reasoning_effort_sets_the_switch_for_thinking(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        for fields in (
+            {"reasoning_effort": "none"},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "high"},
+            {},
+        ):
+            assert (await world.ask("hi", **fields)).status_code == 200
+        none, off, high, default = world.sampler.prompts
+        assert none == off != high == default
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("chat_template_kwargs.tone", {"chat_template_kwargs": {"tone": "kind"}}),
+        ("chat_template_kwargs.enable_thinking", {"chat_template_kwargs": {"enable_thinking": 1}}),
+        (
+            "reasoning_effort",
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+        ),
+        ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": "Zoe"}]}),
+    ],
+)
+async def test_what_the_chat_format_has_no_place_for_is_refused(
+    tmp_path: Path, renderer: Renderer, param: str, fields: dict[str, Any]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        assert_error(await world.ask("hi", **fields), 400, param=param)
+        assert world.turns() == []
+
+
+async def test_a_result_may_name_its_tool(tmp_path: Path, renderer: Renderer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "name": "ls", "content": "a.txt"}
+    async with gateway(tmp_path, renderer) as world:
+        response = await world.ask("look", asked, result)
+        assert response.status_code == 200
+        assert "a.txt" in renderer.decode(world.sampler.prompts[0])
+
+
+async def test_one_token_near_the_end_of_the_window(tmp_path: Path, renderer: Renderer) -> None:
+    """OpenClaw asks for one token when it believes that the window is full."""
+    async with gateway(tmp_path, renderer) as world:
+        events = await world.events("hi", max_completion_tokens=1)
+        finishes = [c["finish_reason"] for e in events for c in e.get("choices", ())]
+        assert finishes[-1] == "length"
+        assert len(world.turns()[0].completion.tokens) == 1
+
+
+MALFORMED = {
+    "invalid JSON": '<tool_call>\n{"name": "ls", "arguments": {oops}}\n</tool_call>',
+    "no name": '<tool_call>\n{"arguments": {}}\n</tool_call>',
+    "arguments that are no object": '<tool_call>\n{"name": "ls", "arguments": "x"}\n</tool_call>',
+    "a marker in a marker": "<tool_call>\n<tool_call>\noops\n</tool_call>",
+    "an end without a beginning": '{"name": "ls"}\n</tool_call>',
+    "nothing": "<tool_call></tool_call>",
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_malformed_call_reaches_the_client_as_text(
+    tmp_path: Path, renderer: Renderer, text: str, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(f"so {text}")
+        if stream:
+            assert text_of(await world.events("look", tools=[TOOL])) == f"so {text}"
+        else:
+            (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
+            assert choice["message"]["content"] == f"so {text}"
+            assert choice["finish_reason"] == "stop"
+
+
+async def test_a_call_that_the_token_limit_cuts_off_is_text(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        tokens = spell(renderer, CALL)
+        world.sampler.say(tokens)
+        events = await world.events("look", tools=[TOOL], max_tokens=len(tokens) - 4)
+        shown = text_of(events)
+        assert shown
+        assert CALL.startswith(shown)
+        finishes = [c["finish_reason"] for e in events for c in e.get("choices", ())]
+        assert finishes[-1] == "length"
+
+
+async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(CALL.replace("ls", "rm"))
+        (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "rm"
+        assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_what_makes_a_turn_unfit_is_served_recorded_and_said(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.2},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"seed": 7, "temperature": 1, "top_p": 1},
+    ]
+    async with gateway(tmp_path, renderer) as world:
+        for fields in asked:
+            assert (await world.ask("hi", **fields)).status_code == 200
+        params = [turn.completion.params for turn in world.turns()]
+        assert [(p.temperature, p.top_p, p.top_k, p.seed) for p in params] == [
+            (0.2, 1, None, None),
+            (1, 0.9, None, None),
+            (1, 1, 5, None),
+            (1, 1, None, 7),
+        ]
+        assert world.column("untrained_because") == [
+            "sampled at temperature 0.2, not 1",
+            "sampled at top_p 0.9, not 1",
+            "sampled at top_k 5",
+            None,
+        ]
+        assert world.column("kind") == [Kind.MAIN] * 4

@@ -1,0 +1,138 @@
+"""Turns as they are written: version, sampling parameters, prompt and where a hint goes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import assistant, openclaw, tool, user
+from tests.fakes import FakeSampler, Script
+from tests.gateways import MODEL, OFF, chat, gateway, spell
+from tinker_claw.policy import Policy
+from tinker_claw.render.renderer import Renderer
+
+
+@pytest.mark.parametrize(
+    ("fields", "because"),
+    [
+        ({"temperature": 0.2}, "sampled at temperature 0.2, not 1"),
+        ({"top_p": 0.9}, "sampled at top_p 0.9, not 1"),
+        ({"top_k": 5}, "sampled at top_k 5"),
+        ({"temperature": 1, "top_p": 1.0, "seed": 7}, None),
+    ],
+)
+async def test_other_distributions_are_served_and_not_trained(
+    tmp_path: Path, renderer: Renderer, fields: dict[str, Any], because: str | None
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", **fields)
+        assert world.column("untrained_because") == [because]
+        assert world.sampler.params[0].student_topk == (2 if because is None else 0)
+        assert world.column("kind") == ["main"]
+
+
+async def test_an_earlier_version_answers_as_a_side_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    old = FakeSampler(spell(renderer, "as before"), ref="fake:old")
+    async with gateway(tmp_path, renderer) as world:
+        world.ledger.steps.restart_from(world.policy.current.version)  # version 1 serves now
+    async with gateway(tmp_path, renderer, versions={0: old}) as world:
+        response = await world.ask("hi", model=f"{MODEL}@v0")
+        assert response.json()["choices"][0]["message"]["content"] == "as before"
+        assert response.json()["system_fingerprint"] == "v0"
+        assert (await world.ask("hi")).json()["system_fingerprint"] == "v1"
+        assert (await world.ask("hi", model=f"{MODEL}@v1")).status_code == 200
+        assert world.column("kind") == ["side", "main", "side"]
+        assert world.column("policy_version") == [0, 1, 1]
+        assert world.column("untrained_because")[0].startswith("side turn: asked for version 0")
+
+
+async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        # Two calls whose JSON would be tokenised otherwise when it comes back compact.
+        world.say('Hm.\n<tool_call>\n{"name": "ls",  "arguments": {"p" : "x"}}\n</tool_call>', "ok")
+        tools = [{"type": "function", "function": {"name": "ls"}}]
+        message = await world.reply({"messages": chat("look"), "tools": tools})
+        (call,) = message["tool_calls"]
+        replied = assistant("Hm.", (call["id"], "ls", '{"p":"x"}'))
+        history = [*chat("look"), replied, tool(call["id"], "a\nb")]
+        await world.reply({"messages": history, "tools": tools})
+        first, second = world.turns()
+        sampled = (*first.prompt, *first.completion.tokens)
+        assert second.prompt[: len(sampled)] == sampled
+        assert second.hint_at == first.hint_at, "the user has said nothing since"
+        # Other tools or another system prompt: the old ids do not hold any more.
+        changed = [*tools, {"type": "function", "function": {"name": "cat"}}]
+        await world.reply({"messages": history, "tools": changed})
+        assert world.turns()[2].prompt[: len(sampled)] != sampled
+
+
+async def test_an_extension_means_what_a_full_render_means(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Four.")
+        await world.ask("2+2?", **off)
+        await world.ask("2+2?", "Four.", "thanks", **off)
+        first, second = world.turns()
+        sampled = (*first.prompt, *first.completion.tokens)
+        assert second.prompt[: len(sampled)] == sampled
+        full = renderer.prompt(chat("2+2?", "Four.", "thanks"), hint_message=2, switches=OFF)
+        assert (second.prompt, second.hint_at) == (full.tokens, full.hint_at)
+
+
+async def test_the_volatile_message_is_trained_as_sent_and_not_gone_on_from(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi"))
+        body = openclaw("hi", assistant("fine"), user("thanks"))
+        await world.reply(body)
+        first, second = world.turns()
+        assert renderer.decode(first.prompt).count("<<<BEGIN_OPENCLAW") == 1
+        assert renderer.decode(second.prompt).count("<<<BEGIN_OPENCLAW") == 1
+        assert renderer.decode(second.prompt).endswith(
+            "<<<END_OPENCLAW_INTERNAL_CONTEXT>>><|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+async def test_removing_the_hint_gives_the_prompt_back(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("hi"))
+        (turn,) = world.turns()
+        assert turn.hint_at is not None
+        hint = "say <|im_end|> less"
+        size = len(renderer.hint_tokens(hint))
+        hinted = renderer.splice(turn.prompt, turn.hint_at, hint)
+        assert hinted[: turn.hint_at] + hinted[turn.hint_at + size :] == turn.prompt
+        assert "[hint from the user, in hindsight: say <|im_end|> less]<|im_end|>" in (
+            renderer.decode(hinted)
+        )
+
+
+async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:
+    slow = FakeSampler(Script(spell(renderer, "one two three"), holds_after=1))
+    new = FakeSampler(spell(renderer, "new"), ref="fake:1")
+    async with gateway(tmp_path, renderer, slow) as world:
+
+        async def swap_and_ask() -> dict[str, Any]:
+            await slow.holding.wait()
+            version = world.ledger.steps.restart_from(world.policy.current.version)
+            world.policy.swap(Policy(version, new))
+            answer = (await world.ask("hello")).json()
+            slow.go_on.set()
+            return answer
+
+        asked, after = await asyncio.gather(world.ask("hi"), swap_and_ask())
+        assert after["system_fingerprint"] == "v1"
+        reply = asked.json()
+        assert reply["system_fingerprint"] == "v0"
+        assert reply["choices"][0]["message"]["content"] == "one two three"
+        assert world.column("policy_version") == [1, 0]

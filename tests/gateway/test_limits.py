@@ -1,0 +1,353 @@
+"""How much is taken in at once: slots, queues, places, and bodies that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.agents import assistant, openclaw, user
+from tests.fakes import FakeSampler, Script
+from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
+from tests.gateway.test_gateway_refusals import assert_error
+from tests.gateways import World, gateway, read_events, spell
+from tinker_claw.gateway.limits import COME_BACK_S, Limits
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import SamplingParams, Tokens
+
+
+class Gate(FakeSampler):
+    """Answers when it is told to."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__(Script(tokens, chunk=len(tokens)))
+        self.opened = asyncio.Event()
+        self.inside = 0
+        self.most = 0
+        self.entered = asyncio.Condition()
+
+    async def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        async with self.entered:
+            self.entered.notify_all()
+        try:
+            await self.opened.wait()
+            async for chunk in super().stream(prompt, params):
+                yield chunk
+        finally:
+            self.inside -= 1
+
+    async def filled(self, number: int) -> None:
+        async with asyncio.timeout(60), self.entered:
+            await self.entered.wait_for(lambda: self.inside >= number)
+
+
+@pytest.fixture
+def gate(renderer: Renderer) -> Gate:
+    return Gate(spell(renderer, "fine"))
+
+
+async def test_no_more_are_sampled_at_once_than_is_set_and_the_rest_wait(
+    tmp_path: Path, renderer: Renderer, gate: Gate
+) -> None:
+    async with gateway(tmp_path, renderer, gate, max_concurrent=3, max_queue=9) as world:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(world.ask(f"no. {n}", stream=n % 2 == 0)) for n in range(12)]
+            await gate.filled(3)
+            gate.opened.set()
+        assert [task.result().status_code for task in asked] == [200] * 12
+        assert gate.most == 3
+        assert len(world.turns()) == 12
+
+
+async def test_who_waits_for_a_slot_is_kept_alive(
+    tmp_path: Path, renderer: Renderer, gate: Gate
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1, keepalive_s=0.05) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(world.ask("first"))
+        await gate.filled(1)
+        body = {"model": "demo", "messages": [{"role": "user", "content": "me"}], "stream": True}
+        async with world.http.stream("POST", "/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            text, waited = "", answer.aiter_text()
+            while text.count("data: ") < 4:
+                text += await anext(waited)
+            assert gate.inside == 1, "it has no slot yet"
+            gate.opened.set()
+            text += "".join([piece async for piece in waited])
+        assert read_events(text)[-1] == {}
+
+
+async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
+    tmp_path: Path, renderer: Renderer, gate: Gate
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1, max_queue=1) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        taken = [group.create_task(world.ask("a", stream=True)) for _ in range(2)]
+        await gate.filled(1)
+        await _until_full(world)
+        for stream in (False, True):
+            refused = await world.ask("one too many", stream=stream)
+            assert_error(refused, 429, code="rate_limit_exceeded", type="rate_limit_error")
+            assert refused.headers["retry-after"] == str(COME_BACK_S)
+        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        assert healthy.json()["status"] == "ok"
+        gate.opened.set()
+        assert [(await task).status_code for task in taken] == [200, 200]
+        assert (await world.ask("now there is room")).status_code == 200
+        assert len(world.turns()) == 3
+
+
+async def test_one_users_flood_does_not_keep_another_waiting(
+    tmp_path: Path, renderer: Renderer, gate: Gate
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, users=USERS, max_concurrent=4, max_queue=6) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        flood = [group.create_task(world.ask("x", headers=bearer(ANNA))) for _ in range(30)]
+        await gate.filled(3)
+        refused = [task.result() for task in await _first(flood, 20)]
+        assert {answer.status_code for answer in refused} == {429}
+        assert gate.inside == 3, "one slot is kept for whoever has none"
+        ben = group.create_task(world.ask("me, too", headers=bearer(BEN)))
+        await gate.filled(4)
+        gate.opened.set()
+        assert (await ben).status_code == 200
+        answers = await asyncio.gather(*flood)
+        assert sorted(a.status_code for a in answers) == [200] * 10 + [429] * 20
+
+
+async def test_who_hangs_up_while_waiting_gives_up_place_and_turn(
+    tmp_path: Path, renderer: Renderer, gate: Gate
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1, max_queue=1) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(world.ask("first"))
+        await gate.filled(1)
+        for stream in (True, False):
+            gone = asyncio.create_task(world.ask("gone", stream=stream))
+            await _until_full(world)
+            gone.cancel()
+            await asyncio.wait([gone])
+            await _until_free(world)
+        gate.opened.set()
+        assert (await first).status_code == 200
+        assert (await world.ask("next")).status_code == 200
+        assert gate.most == 1
+
+
+async def test_every_slot_comes_back_however_a_request_ends(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    bad = {"temperature": "hot"}
+    tokens = spell(renderer, "fine")
+    sampler = FakeSampler(Script(tokens, fail_after=0))
+    async with gateway(tmp_path, renderer, sampler, max_concurrent=1, max_queue=0) as world:
+        for stream in (False, True):
+            assert (await world.ask("x", stream=stream, **bad)).status_code == 400
+            assert (await world.ask("x", stream=stream)).status_code == (200 if stream else 503)
+        world.say("fine")
+        assert (await world.ask("x")).status_code == 200
+
+
+async def test_slots_go_round_and_each_users_own_come_first() -> None:
+    limits, order = Limits(["a", "b", "c"], 2, 9), list[str]()
+    release = asyncio.Event()
+
+    async def use(user: str) -> None:
+        async with limits.slot(user):
+            order.append(user)
+            await release.wait()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for user in ("a", "a", "a", "a", "b", "b", "c"):
+            group.create_task(use(user))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == ["a", "b"], "with fewer slots than users, nobody has two"
+        release.set()
+    assert order[:5] == ["a", "b", "c", "a", "b"], order
+    assert sorted(order) == ["a"] * 4 + ["b"] * 2 + ["c"]
+
+
+async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() -> None:
+    limits, done = Limits(["a"], 1, 9), list[str]()
+
+    async def use(name: str) -> None:
+        async with limits.slot("a"):
+            done.append(name)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with limits.slot("a"):
+            called, before = group.create_task(use("called")), group.create_task(use("before"))
+            group.create_task(use("last"))
+            await asyncio.sleep(0)
+            before.cancel()
+        called.cancel()  # it has the slot, and has not run since
+    assert done == ["last"]
+    async with asyncio.timeout(60), limits.slot("a"):
+        pass
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_does_not_come_is_a_408(
+    chunked: bool, tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(
+        tmp_path, renderer, body_timeout_s=0.5, max_concurrent=1, max_queue=0
+    ) as world:
+        length = "transfer-encoding: chunked" if chunked else "content-length: 500"
+        piece = b"1\r\n{\r\n" if chunked else b"{"
+        reader, writer = await _connect(world)
+        writer.write(f"{_line('POST')}{length}\r\n\r\n".encode() + piece)
+        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 408")
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+        assert (await world.ask("there is room again")).status_code == 200
+
+
+async def test_who_has_no_key_is_refused_before_the_body_is_read(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, users=USERS) as world:
+        reader, writer = await _connect(world)
+        writer.write(f"{_line('POST')}content-length: 5000000\r\n\r\n".encode())
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        writer.close()
+
+
+async def test_what_is_many_times_the_context_is_refused_before_it_is_read(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=4000) as world:
+        for messages in ([user("x" * 140_000)], [user("x")] * 5000):
+            refused = await world.ask(*messages)
+            assert_error(refused, 400, code="context_length_exceeded", param="messages")
+            assert "maximum context length is 4000 tokens" in refused.text
+            assert "so long" in refused.text
+        assert (await world.ask("hi")).status_code == 200
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said_counts(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=4000) as world:
+        world.say("hello")
+        named = {"X-Session-Id": "s"}
+        await world.reply(openclaw("good morning"), **named)
+        (turn,) = world.turns()
+        known = len(renderer._encoder)
+        words = "this is far too much " * 2400
+        later = openclaw("good morning", assistant("hello"), user(words))
+        refused = await world.http.post(
+            "/chat/completions", json={"model": "demo"} | later, headers=named
+        )
+        assert_error(refused, 400, code="context_length_exceeded", param="messages")
+        assert "so long" in refused.text
+        assert len(renderer._encoder) == known
+        state = world.next_states()[turn.id]
+        assert state is not None
+        assert state.text == words.strip()
+
+
+class Slow(Redactor):
+    """Searches for as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__([SECRETS])
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def holds(self, text: str) -> str | None:
+        if len(text) > 100_000:
+            self.begun.set()
+            assert self.may_end.wait(60), "nobody else was served meanwhile"
+        return super().holds(text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_others_are_served_while_a_large_body_is_searched(
+    stream: bool, tmp_path: Path, renderer: Renderer
+) -> None:
+    redactor = Slow()
+    async with (
+        gateway(tmp_path, renderer, context_tokens=100_000, redactor=redactor) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        large = group.create_task(world.ask("no blanks, " * 30_000, stream=stream))
+        assert await asyncio.to_thread(redactor.begun.wait, 60)
+        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        assert healthy.status_code == 200
+        assert (await world.ask("me, too")).status_code == 200
+        assert not large.done()
+        redactor.may_end.set()
+        assert_error(await large, 400, code="context_length_exceeded", param="messages")
+
+
+@pytest.mark.parametrize("secret", [False, True])
+async def test_a_long_text_is_kept_as_a_short_one_would_be(
+    secret: bool, tmp_path: Path, renderer: Renderer
+) -> None:
+    key = "sk-proj-4f9aK2mZq8LwX7vTbN3cR5yH" if secret else "no key"
+    text = "and so on " * 5_000 + key
+    async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
+        for _ in range(2):
+            assert (await world.ask(text)).status_code == 200
+        for kept in world.column("request_text"):
+            assert ("[redacted" in kept) is secret
+            assert kept.startswith("and so on")
+            assert (key in kept) is not secret
+
+
+def _line(method: str) -> str:
+    return (
+        f"{method} /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        "content-type: application/json\r\n"
+    )
+
+
+async def _connect(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    place = urlsplit(world.url)
+    return await asyncio.open_connection(place.hostname, place.port)
+
+
+async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Task[Any]]:
+    """The tasks that are done, as soon as so many are."""
+    async with asyncio.timeout(60):
+        while len(done := [task for task in tasks if task.done()]) < number:
+            await asyncio.wait(
+                [task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED
+            )
+    return done
+
+
+async def _until_full(world: World) -> None:
+    """Until one more would be too many: an empty body finds out, and takes a place for no time."""
+    await _until(world, 429)
+
+
+async def _until_free(world: World) -> None:
+    await _until(world, 400)
+
+
+async def _until(world: World, status: int) -> None:
+    async with asyncio.timeout(60):
+        while (await world.http.post("/chat/completions", content=b"")).status_code != status:
+            pass

@@ -1,0 +1,303 @@
+"""Stock OpenClaw from npm, with nothing but a provider block, against the gateway it would meet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeSampler, Script
+from tests.gateway.test_session_privacy import MARK, nothing_of
+from tests.gateways import World, gateway, spell
+from tests.openclaw import OpenClaw, npm
+from tests.processes import product
+from tinker_claw.conversation.classify import RequestKind
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind, NextState, SamplingParams, Tokens, Turn
+
+pytestmark = [
+    pytest.mark.openclaw,
+    pytest.mark.slow,
+    pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run"),
+]
+
+MESSAGES = ("Hello, who are you?", "What is 3 + 4?", "Thanks, that is great.")
+SLOW_S = 62
+"""To the first token. The agent gives up earlier, unless it is shown signs of life."""
+GIVES_UP_S = 30
+
+
+def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data) as running:
+        claw = OpenClaw.create(tmp_path / "user", running.url, "demo")
+        for message in MESSAGES:
+            assert claw.say("first", message)
+        assert running.health()["policy_version"] == 0
+        assert running.stop() == 0
+
+    ledger = sqlite3.connect(data / "ledger.sqlite3")
+    ledger.row_factory = sqlite3.Row
+    main = ledger.execute("SELECT * FROM turns WHERE kind = 'main' ORDER BY id").fetchall()
+    assert len({turn["session_id"] for turn in main}) == 1
+    assert [turn["idx"] for turn in main] == list(range(len(main)))
+    said = [turn["request_text"] for turn in main]
+    assert [text for text in dict.fromkeys(said) if text in MESSAGES] == list(MESSAGES)
+    assert said[0] == MESSAGES[0], "timestamp and Runtime line are not the user's words"
+
+    answered = {row["turn_id"]: row for row in ledger.execute("SELECT * FROM next_states")}
+    assert all(turn["id"] in answered for turn in main[:-1])
+    assert answered[main[-2]["id"]]["text"] == MESSAGES[2]
+    assert main[-1]["id"] not in answered
+
+    opening, following = main[0], main[1]
+    assert opening["prompt_tokens"] > 5_000, "OpenClaw's own system prompt and tools"
+    assert following["cached_tokens"] > 0.8 * opening["prompt_tokens"], "the prefix is reused"
+    assert all(turn["kind_reason"] for turn in main)
+    ledger.close()
+
+
+class Listener(FakeSampler):
+    """Answers what was said last: by the first saying that is in it. Each has its scripts, the last
+    of which is for ever."""
+
+    def __init__(self, renderer: Renderer, answers: dict[str, list[Script | Tokens]]) -> None:
+        super().__init__((0,))
+        self._renderer = renderer
+        self._answers_to = {saying: FakeSampler(*scripts) for saying, scripts in answers.items()}
+        self.heard: list[str] = []
+        """What was said last, of every prompt."""
+
+    def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
+        said = [
+            part
+            for part in self._renderer.decode(prompt).split("<|im_start|>")
+            if part.startswith("user\n") and "BEGIN_OPENCLAW_INTERNAL_CONTEXT" not in part
+        ][-1]
+        self.heard.append(said)
+        self.prompts.append(tuple(prompt))
+        sampler = next(s for saying, s in self._answers_to.items() if saying in said)
+        return sampler._take(prompt, params)
+
+
+TALK = "Hello, who are you?", "Please read notes.txt for me.", "Thanks, that is great."
+NOTE = "The number in the note is forty-two."
+TROUBLE = "Tell me about bees.", "And about wasps?"
+WAIT = "Take your time with this one."
+
+
+def answers(renderer: Renderer) -> dict[str, list[Script | Tokens]]:
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "notes.txt"}}\n</tool_call>'
+    bees = spell(renderer, "Bees dance in the dark.")
+    return {
+        TALK[0]: [spell(renderer, "I am Claw.")],
+        TALK[1]: [spell(renderer, f"I will look.\n{call}")],
+        f"<tool_response>\n{NOTE}": [spell(renderer, "It says forty-two.")],
+        TALK[2]: [spell(renderer, "You are welcome.")],
+        WAIT: [Script(spell(renderer, "Here it is."), first_after_s=SLOW_S)],
+        TROUBLE[0]: [
+            *[Script(bees, away_after=0)] * 3,
+            Script(bees, fail_after=0),
+            Script(bees, fail_after=3),
+            bees[3:],
+        ],
+        TROUBLE[1]: [spell(renderer, "Wasps do not.")],
+    }
+
+
+async def test_agent_hears_of_no_trouble_and_no_session_of_another(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Three users at once: one with a tool, one whose model is slow, one whose model breaks."""
+    sampler = Listener(renderer, answers(renderer))
+
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        heard = await asyncio.gather(
+            converse(world, tmp_path / "talk", *TALK),
+            converse(world, tmp_path / "wait", WAIT),
+            converse(world, tmp_path / "trouble", *TROUBLE),
+        )
+        assert heard == [
+            ["I am Claw.", "It says forty-two.", "You are welcome."],
+            ["Here it is."],
+            ["Bees dance in the dark.", "Wasps do not."],
+        ]
+        sessions = {
+            row["key"]: row["id"] for row in world.ledger._db.rows("SELECT id, key FROM sessions")
+        }
+        assert set(sessions) == {"talk", "wait", "trouble"}
+        talk, wait, trouble = (story(world, sessions[n]) for n in ("talk", "wait", "trouble"))
+        assert [turn.request_text for turn, _ in talk] == [TALK[0], TALK[1], TALK[1], TALK[2]]
+        assert [state and state.role for _, state in talk] == ["user", "tool", "user", None]
+        assert [state and state.text.splitlines()[-1] for _, state in talk] == [
+            *(TALK[1], NOTE, TALK[2], None),
+        ]
+        assert talk[2][0].reply_text == "It says forty-two."
+        assert [(t.request_text, t.reply_text) for t, _ in wait] == [(WAIT, "Here it is.")]
+        assert [state and state.text for _, state in trouble] == [TROUBLE[1], None]
+        assert trouble[0][0].reply_text == "Bees dance in the dark."
+        assert len([text for text in sampler.heard if TROUBLE[0] in text]) == 6
+        rewritten = [t for t in map(renderer.decode, sampler.prompts) if "[Queued user me" in t]
+        assert rewritten == [], "OpenClaw has never tried anything again"
+        did = dict(zip([t.id for t in world.turns()], called(world), strict=True))
+        assert [did[t.id][0] for t, _ in talk] == [
+            RequestKind.USER,
+            RequestKind.USER,
+            RequestKind.TOOL,
+            RequestKind.USER,
+        ]
+        traces = [did[t.id][1] for t, _ in talk]
+        assert traces[1] == traces[2], "one run of the agent: the tool and what it said of it"
+        assert len(set(traces)) == 3
+        assert {did[t.id][0] for t, _ in wait + trouble} == {RequestKind.USER}
+        assert set(world.column("kind")) == {"main"}
+        assert set(world.column("untrained_because")) == {None}
+
+
+SMALL = 32768
+"""Tokens of a context into which two long messages fit, and no third."""
+COMPACTION = {"<conversation>": "## Goal\nLists of words.", "memory flush": "NO_REPLY"}
+"""What OpenClaw asks when it compacts, and what it is answered."""
+
+
+def long(message: str) -> str:
+    return f"{message} {'alpha bravo charlie delta echo foxtrot golf hotel india juliett ' * 165}"
+
+
+def scripted(renderer: Renderer, answers: dict[str, str]) -> Listener:
+    spelled = {saying: spell(renderer, answer) for saying, answer in answers.items()}
+    return Listener(renderer, {saying: [tokens] for saying, tokens in spelled.items()})
+
+
+@pytest.mark.parametrize("affinity", [False, True], ids=["unnamed", "named"])
+async def test_compactions_lose_neither_the_session_nor_a_turn(
+    tmp_path: Path, renderer: Renderer, *, affinity: bool
+) -> None:
+    messages = [long("One."), long("Two."), long("Three."), "Thanks, perfect."]
+    heard = ["first", "second", "third", "bye"]
+    said = {m.split(maxsplit=1)[0]: answer for m, answer in zip(messages, heard, strict=True)}
+    sampler = scripted(renderer, COMPACTION | said)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        home = tmp_path / "talk"
+        assert await converse(world, home, *messages, window=SMALL, affinity=affinity) == heard
+        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
+        assert len({turn.session_id for turn in main}) == 1
+        assert [turn.request_text for turn in main] == [m.strip() for m in messages]
+        states = [world.ledger.turns.next_state(turn.id) for turn in main]
+        expected = [NextState("user", message.strip()) for message in messages[1:]]
+        assert states == [*expected, None], "of those before a compaction, too"
+        assert RequestKind.COMPACTION in world.column("call")
+        assert set(world.column("lost")) == {None}
+
+
+async def test_large_tool_result_keeps_its_turn_its_answer(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    call = {"name": "exec", "arguments": {"command": "seq 1 30000"}}
+    said = {
+        "Count": f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
+        "<tool_response>": "It has counted.",
+        "Thanks": "Any time.",
+        "Bye": "Bye.",
+    }
+    sampler = scripted(renderer, said)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        messages = ("Count to thirty thousand.", "Thanks, perfect.", "Bye now.")
+        heard = await converse(world, tmp_path / "talk", *messages, gives_up_s=300)
+        assert heard == ["It has counted.", "Any time.", "Bye."]
+        states = [world.ledger.turns.next_state(turn.id) for turn in world.turns()]
+        assert [state and (state.role, state.text[-30:]) for state in states[1:]] == [
+            *(("user", messages[1]), ("user", messages[2]), None),
+        ]
+        assert states[0] is not None
+        assert states[0].role == "tool"
+        assert len(states[0].text) > 10_000
+        assert set(world.column("lost")) == {None}
+        seen, again = (
+            prompt.split("<tool_response>")[1].split("</tool_response>")[0]
+            for prompt in map(renderer.decode, sampler.prompts[1:3])
+        )
+        assert seen != again, "OpenClaw has cut it another time"
+
+
+async def test_message_behind_an_interrupted_reply_is_read_alone(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    old, new = "Tell me of bees.\n\nAll of it.", "No, of wasps.\n\nIn German."
+    slow = Script(spell(renderer, "Bees dance in the dark."), holds_after=3)
+    sampler = Listener(
+        renderer,
+        {
+            "wasps": [spell(renderer, "Wespen tanzen nicht.")],
+            "bees": [slow],
+            "Hello": [spell(renderer, "Hi.")],
+            "Thanks": [spell(renderer, "Bye.")],
+        },
+    )
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        claw = OpenClaw.create(tmp_path / "talk", world.url, "demo")
+        assert await asyncio.to_thread(claw.say, "talk", "Hello.") == "Hi."
+        process = claw.begin("talk", old)
+        try:
+            await sampler.holding.wait()
+            process.send_signal(signal.SIGINT)
+            await asyncio.to_thread(process.communicate, timeout=300)
+        finally:
+            process.kill()
+        assert process.returncode != 0
+        assert await asyncio.to_thread(claw.say, "talk", new) == "Wespen tanzen nicht."
+        assert await asyncio.to_thread(claw.say, "talk", "Thanks.") == "Bye."
+        framed = renderer.decode(sampler.prompts[2])
+        assert "[Queued user message" in framed
+        assert old in framed, "the model reads both"
+        assert [turn.request_text for turn in world.turns()] == ["Hello.", old, new, "Thanks."]
+        states = list(world.next_states().values())
+        assert states == [NextState("user", old), None, NextState("user", "Thanks."), None]
+        assert world.column("untrained_because")[1] == "the client hung up"
+        assert set(world.column("lost")) == {None}
+
+
+async def test_private_session_stays_private_through_compactions(
+    tmp_path: Path, renderer: Renderer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    private = [long(f"{MARK} {number}.") for number in ("one", "two", "three")]
+    messages = [long("Hello."), "/private", *private]
+    said = dict.fromkeys(("Hello", "/private", MARK), "fine")
+    sampler = scripted(renderer, COMPACTION | said)
+    data = tmp_path / "data"
+    async with gateway(data, renderer, sampler, context_tokens=65536) as world:
+        home = tmp_path / "talk"
+        await converse(world, home, *messages, window=SMALL, affinity=False)
+        summaries = [said for said in sampler.heard if "<conversation>" in said]
+        assert len(summaries) >= 2
+        assert any("/private" not in said for said in summaries), "it was summarised long ago"
+        assert all(MARK in said for said in summaries)
+        assert [turn.request_text for turn in world.turns()] == [messages[0].strip()]
+        assert world.next_states() == {1: None}
+        assert nothing_of(MARK, world)
+    assert MARK not in "".join(capfd.readouterr())
+
+
+async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
+    """One user and their OpenClaw; the session is named like their folder."""
+    claw = OpenClaw.create(home, world.url, "demo", **{"gives_up_s": GIVES_UP_S} | given)
+    (home / "workspace" / "notes.txt").write_text(NOTE)
+    return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
+
+
+def called(world: World) -> list[tuple[str, str]]:
+    """What every turn was for, and its trace."""
+    return list(zip(world.column("call"), world.column("trace"), strict=True))
+
+
+def story(world: World, session: int) -> list[tuple[Turn, NextState | None]]:
+    return [
+        (turn, world.ledger.turns.next_state(turn.id))
+        for turn in world.turns()
+        if turn.session_id == session
+    ]

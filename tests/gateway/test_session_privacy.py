@@ -1,0 +1,329 @@
+"""What must not be kept is not kept: secrets, and what was said in private."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.captures import load
+from tests.fakes import FakeSampler
+from tests.gateways import World, gateway, spell
+from tinker_claw.cli.status import board as lines_of
+from tinker_claw.cli.status import describe, read_overview
+from tinker_claw.conversation import history as histories
+from tinker_claw.formats.chat import parse_chat
+from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.privacy.marker import NEAR_MISS
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.render.renderer import Renderer
+
+SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
+MARK = "quetzalcoatl"
+REASON = "holds a secret (API key)"
+
+
+@pytest.fixture
+async def world(tmp_path: Path, renderer: Renderer) -> AsyncIterator[World]:
+    async with gateway(tmp_path, renderer) as world:
+        yield world
+
+
+def written(world: World) -> bytes:
+    """Every byte of the ledger's files."""
+    files = world.ledger.path.parent.glob("ledger.sqlite3*")
+    return b"".join(file.read_bytes() for file in files)
+
+
+def rows(world: World) -> list[dict[str, Any]]:
+    return [dict(row) for row in world.ledger._db.rows("SELECT * FROM turns ORDER BY id")]
+
+
+def nothing_of(text: str, world: World) -> bool:
+    """Neither its letters nor its tokens are anywhere, nor the usual digests of it."""
+    kept = written(world)
+    ids = array("i", world.renderer._encode(text)[1:-1]).tobytes()
+    plain = hashlib.sha256(text.encode()).hexdigest()[:32].encode()
+    blocks = world.ledger._db.rows("SELECT * FROM prompt_blocks")
+    turns = world.turns()
+    inside = [array("i", (*t.prompt, *t.completion.tokens)).tobytes() for t in turns]
+    assert not blocks or len(ids) > 8
+    return text.encode() not in kept and plain not in kept and not any(ids in i for i in inside)
+
+
+async def test_secret_of_the_user_is_in_no_row_and_no_tokens(world: World) -> None:
+    long = "x y z " * 500  # so that the prompt has blocks
+    said = f"use {SECRET} for it. {long}"
+    answer = (await world.ask(said)).json()["choices"][0]["message"]["content"]
+    await world.ask(said, answer, "thanks")
+    first, second = rows(world)
+    for row in (first, second):
+        assert row["untrained_because"] == REASON
+        assert row["settled"] == 1
+        assert row["prompt_tokens"] > 1100
+        assert row["completion_tokens"] == len(spell(world.renderer, "fine"))
+        assert (row["history"], row["reply_digest"], row["topk"]) == ("[]", "", 0)
+    assert first["request_text"].startswith("use [redacted: API key] for it.")
+    assert second["request_text"] == "thanks", "only the history holds it"
+    assert all(turn.prompt == turn.completion.tokens == () for turn in world.turns())
+    assert nothing_of(SECRET, world)
+    assert (
+        world.sampler.prompts[0]
+        == world.renderer.prompt([{"role": "user", "content": said}]).tokens
+    ), "the model sees what was said"
+
+
+async def test_secret_in_a_reply_reaches_the_user_and_nothing_else(world: World) -> None:
+    world.say(f"Your key is {SECRET}.")
+    reply = (await world.ask("which key?")).json()["choices"][0]["message"]["content"]
+    assert reply == f"Your key is {SECRET}."
+    world.say("fine")
+    assert len(await world.events("which key?", reply, "thanks")) > 2
+    first, second = rows(world)
+    assert (first["untrained_because"], second["untrained_because"]) == (REASON, REASON)
+    assert first["reply_text"] == "Your key is [redacted: API key]."
+    assert world.next_states()[1] is not None, "it is still known what came next"
+    assert nothing_of(SECRET, world)
+
+
+async def test_secret_that_only_the_thinking_holds_is_found(world: World) -> None:
+    call = '<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'
+    world.say(f"<think>\nhe gave me {SECRET}\n</think>\n\n{call}", "fine")
+    tools = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
+    reply = (await world.ask("go on", tools=tools)).json()["choices"][0]["message"]
+    (made,) = reply["tool_calls"]
+    answer = {"role": "assistant", "content": None, "tool_calls": [made]}
+    result = {"role": "tool", "tool_call_id": made["id"], "content": "done"}
+    await world.ask("go on", answer, result, tools=tools)
+    assert SECRET not in world.renderer.decode(world.sampler.prompts[1])
+    first, second = rows(world)
+    assert first["untrained_because"] == REASON
+    assert second["untrained_because"] is None
+    assert not any(SECRET[5:15] in world.renderer.decode(t.prompt) for t in world.turns())
+    assert nothing_of(SECRET, world)
+
+
+@pytest.mark.parametrize("place", ["system", "tool", "arguments", "tools", "thought"])
+async def test_secret_is_found_wherever_a_prompt_holds_it(world: World, place: str) -> None:
+    def put(here: str) -> str:
+        return f"Authorization: Bearer {SECRET}" if here == place else "nothing"
+
+    function = {"name": "run", "arguments": json.dumps({"command": put("arguments")})}
+    call = {"id": "c1", "type": "function", "function": function}
+    messages = [
+        {"role": "system", "content": put("system")},
+        {"role": "user", "content": "do it"},
+        {"role": "assistant", "content": "", "tool_calls": [call]}
+        | {"reasoning_content": put("thought")},
+        {"role": "tool", "tool_call_id": "c1", "content": put("tool")},
+    ]
+    properties = {"command": {"type": "string", "description": put("tools")}}
+    parameters = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "run", "parameters": parameters}}]
+    assert (await world.ask(*messages, tools=tools)).status_code == 200
+    (row,) = rows(world)
+    assert str(row["untrained_because"]).startswith("holds a secret (")
+    assert nothing_of(SECRET, world)
+
+
+async def test_secret_in_what_came_next_leaves_the_turn_before_to_be_trained(
+    world: World,
+) -> None:
+    await world.ask("hello")
+    await world.ask("hello", "fine", f"no, with {SECRET}")
+    before, after = rows(world)
+    assert (before["untrained_because"], after["untrained_because"]) == (None, REASON)
+    state = world.next_states()[1]
+    assert state is not None
+    assert state.text == "no, with [redacted: API key]"
+    assert world.ledger.turns.judgeable() == [1]
+    assert world.turns()[0].prompt == world.sampler.prompts[0]
+    assert nothing_of(SECRET, world)
+
+
+async def test_name_of_a_session_is_no_digest_of_a_secret(world: World) -> None:
+    await world.ask(f"my key is {SECRET}")
+    await world.ask("my key is [redacted: API key]")
+    assert len(world.ledger._db.rows("SELECT * FROM sessions")) == 1, "what is left names both"
+
+
+async def test_prompts_without_anything_are_kept_to_the_token(world: World) -> None:
+    await world.ask("hello")
+    (turn,) = world.turns()
+    assert turn.prompt == world.sampler.prompts[0]
+    assert turn.completion.tokens == spell(world.renderer, "fine")
+    assert rows(world)[0]["untrained_because"] is None
+
+
+async def test_header_makes_a_session_private(world: World) -> None:
+    await world.ask("hello", headers={"X-Session-Id": "s"})
+    private = {"X-Session-Id": "s", "X-Private": "true"}
+    for body in ({}, {"stream": True}):
+        answer = await world.ask("hello", "fine", f"I am {MARK}", headers=private, **body)
+        assert answer.status_code == 200
+    # Its history is private from now on, header or not.
+    await world.ask("hello", "fine", f"I am {MARK}", "fine", "and?", headers={"X-Session-Id": "s"})
+    assert [row["request_text"] for row in rows(world)] == ["hello"]
+    assert world.next_states() == {1: None}, "it judges nothing"
+    assert nothing_of(MARK, world)
+    kinds = [seen["kind"] for seen in world.observer.seen]
+    assert kinds == ["main", "private", "private", "private"]
+    await world.ask("hello", headers={"X-Session-Id": "other"})
+    assert len(rows(world)) == 2
+
+
+async def test_line_in_the_chat_makes_the_rest_private(world: World) -> None:
+    await world.ask("hello")
+    await world.ask("hello", "fine", f"/private\nI am {MARK}")
+    await world.ask("hello", "fine", f"/private\nI am {MARK}", "fine", f"still {MARK}")
+    assert [row["request_text"] for row in rows(world)] == ["hello"]
+    assert world.next_states() == {1: None}
+    assert nothing_of(MARK, world)
+    assert MARK in world.renderer.decode(world.sampler.prompts[-1]), "the model reads it"
+    await world.ask("hello", "fine", "no, shorter")
+    assert world.next_states()[1] is not None, "the turn before is as it was"
+
+
+@pytest.mark.parametrize(
+    "line", ["/private.", "`/private`", "/private\u200b", "hello\n/private on", "／Private, please"]
+)
+async def test_something_near_the_line_is_private_and_is_said(world: World, line: str) -> None:
+    named = {"X-Session-Id": "s"}
+    with capture_logs() as events:
+        await world.ask(f"{line}\nI am {MARK}", headers=named)
+        await world.ask(f"{line}\nI am {MARK}", "fine", f"still {MARK}", headers=named)
+        await world.ask(f"{line}\nI am {MARK}", "fine", "/private off!", headers=named)
+    assert rows(world) == []
+    assert nothing_of(MARK, world)
+    (event,) = [event for event in events if event["event"] == "private.near_miss"]
+    assert event == {
+        "event": "private.near_miss",
+        "log_level": "warning",
+        "user": "default",
+        "meaning": NEAR_MISS,
+    }
+    health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+    assert health["private_near_misses"] == 1, "once for a session"
+    lines = describe(health, world.url, time.time())
+    assert ["  private: 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
+    board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
+    assert board.figures.private == 1
+    assert "1 sessions, 1 of them private now" in "\n".join(lines_of(board))
+    await world.ask("/private off", headers=named)
+    await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
+    assert len(rows(world)) == 2, "where it ends, and where the word is asked about"
+
+
+async def test_nothing_private_stays_in_memory(world: World) -> None:
+    await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    assert not any(MARK in text for text in texts)
+    await world.ask(f"I am {MARK}")
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    assert any(MARK in text for text in texts), "where it would be"
+
+
+async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:
+    said = [f"/private\nI am {MARK}", "fine", "/private off\nwhat is 2 + 3?"]
+    await world.ask(said[0])
+    await world.ask(*said)
+    await world.ask(*said, "fine", "thanks")
+    first, second = rows(world)
+    for row in (first, second):
+        assert row["untrained_because"] == "its prompt holds what was said in private"
+        assert (row["prompt"], row["blocks"], row["history"]) == (b"\0", b"", "[]")
+    assert second["request_text"] == "thanks"
+    assert nothing_of(MARK, world)
+    await world.ask("something else")
+    assert rows(world)[-1]["untrained_because"] is None
+
+
+async def test_session_stays_private_through_compaction_and_restart(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    named = {"X-Session-Id": "s"}
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask(f"/private\nI am {MARK}", headers=named)
+        await world.ask(f"summary: {MARK}", headers=named)
+        assert rows(world) == []
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask(f"summary: {MARK}", headers=named)
+        assert rows(world) == []
+        await world.ask("/private off", headers=named)
+        await world.ask(f"summary: {MARK}", headers=named)
+        assert len(rows(world)) == 2
+        assert all(row["prompt"] == b"\0" for row in rows(world))
+
+
+async def test_side_calls_about_a_private_session_are_forgotten(world: World) -> None:
+    transcript = f"Summarise this.\n\n[User]: /private\\nI am {MARK}\n[Assistant]: fine"
+    await world.ask(transcript, headers={"X-Turn-Type": "side"})
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    await world.ask(f"/private\n{MARK}", headers={"traceparent": trace})
+    of_trace = {"traceparent": trace, "X-Turn-Type": "side"}
+    await world.ask(f"a title for {MARK}", headers=of_trace)
+    assert rows(world) == []
+    assert nothing_of(MARK, world)
+    await world.ask("a title for bees", headers={"X-Turn-Type": "side"})
+    assert len(rows(world)) == 1
+
+
+async def test_private_reply_that_is_hung_up_on_leaves_nothing(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    sampler = FakeSampler(spell(renderer, "a very long reply " * 20))
+    async with gateway(tmp_path, renderer, sampler) as world:
+        body = {"model": "demo", "stream": True}
+        body["messages"] = [{"role": "user", "content": f"/private\n{MARK}"}]
+        async with world.http.stream("POST", "/chat/completions", json=body) as answer:
+            await anext(answer.aiter_bytes())
+        assert nothing_of(MARK, world)
+        await world.ask("hello")
+        assert [row["request_text"] for row in rows(world)] == ["hello"]
+
+
+class Counting(Redactor):
+    """Of the texts that it is given."""
+
+    searched = 0
+
+    def holds(self, text: str) -> str | None:
+        self.searched += 1
+        return super().holds(text)
+
+
+def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> None:
+    captured = max(
+        (c for c in load() if c.scenario == "tools_multiturn"), key=lambda c: len(c.encoded())
+    )
+    assert len(captured.encoded()) > 40_000
+    ledger, redactor = Ledger(tmp_path), Counting(["secrets"])
+    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    assert discretion.holds(parse_chat(captured.encoded())) is None
+    before = redactor.searched
+    assert before > len(captured.body["messages"])
+    assert discretion.holds(parse_chat(captured.encoded())) is None  # strings of its own
+    assert redactor.searched == before
+    ledger.close()
+
+
+def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
+    ledger, redactor = Ledger(tmp_path), Counting([])
+    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
+    for text in (*texts, *texts):
+        said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
+        request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
+        assert discretion.holds(request) is None
+    assert redactor.searched == len(texts) + 1
+    ledger.close()

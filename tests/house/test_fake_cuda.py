@@ -1,0 +1,264 @@
+"""What learns, scores and draws keeps its tensors on one device, and asks CUDA for what it has.
+
+On tensors that only say they are on a GPU (`tests/fake_cuda.py`): which device each is on, what
+kernels are given, and when the host waits. Speed, memory and rounding of a GPU are in
+docs/owed.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import start_local, tiny_model
+from fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
+from local_reference import entropy_datum, rl_datum
+from torch import Tensor
+
+from local_gpu.config import LocalConfig
+from local_gpu.halves import ScoreAsk
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.losses import LOSSES
+from local_gpu.model.load import keep_memory_whole, load_base
+from local_gpu.model.lora import BaseModel
+from local_gpu.model.template_check import obstacle
+from local_gpu.sample.drawing import Recipe, draw
+from local_gpu.tree.choice import Heads, choose
+from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
+from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel, attend
+from local_gpu.tree.prefix_tree import grow
+from tinker_claw.types import Adam, LossPass, SamplingParams, StepReport, TokenLogprobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ASKS = (
+    ScoreAsk((*range(40), 3, 9, 4), 38, None, 0),
+    ScoreAsk((*range(40), 5, 9), 39, tuple((1, 2) for _ in range(3)), 4),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    with FakeCuda() as fake:
+        yield fake
+
+
+def base_of(model: Path, device: torch.device) -> BaseModel:
+    """Loaded on the CPU, where transformers needs no fake, and moved."""
+    base = load_base(str(model), device=CPU, dtype=torch.float32)
+    if device.type == "cpu":
+        return base
+    with FakeCuda():
+        module = base.module.to(device)
+        assert obstacle(module) is None
+    return replace(base, module=module, device=device)
+
+
+def core(base: BaseModel, folder: Path, **settings: Any) -> LearningCore:
+    return LearningCore(LocalConfig(model="model", root=folder, rank=4, **settings), base)
+
+
+def passes() -> list[LossPass]:
+    learned = [rl_datum(60, 20, salt) for salt in (1, 1, 2)]
+    return [
+        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss != "cross_entropy"),
+        LossPass("cross_entropy", (entropy_datum(50, 30, 3),)),
+    ]
+
+
+def a_life(learner: LearningCore, folder: Path) -> tuple[list[StepReport], list[TokenLogprobs]]:
+    """Steps, a publication, scores of all kinds of weights, and a state that is loaded again."""
+    reports = [learner.step(passes(), Adam(1e-2))]
+    learner.write_adapter(folder / "adapter")
+    learner.write_state(folder / "state")
+    scores = learner.score(folder / "adapter", ASKS)
+    reports.append(learner.step(passes(), Adam(1e-2)))
+    scores += learner.score(folder / "adapter", ASKS) + learner.score(None, ASKS)
+    learner.read_state(folder / "state")
+    return [*reports, learner.step(passes(), Adam(1e-2))], scores
+
+
+def test_a_learner_on_a_gpu_keeps_to_it_and_gives_the_same_numbers(
+    model: Path, tmp_path: Path
+) -> None:
+    settings = {"attention": "sdpa", "checkpointing": "on", "micro_batch_tokens": 100}
+    plain = a_life(core(base_of(model, CPU), tmp_path, **settings), tmp_path / "cpu")
+    base = base_of(model, GPU)
+    with FakeCuda() as cuda:
+        learner = core(base, tmp_path, **settings)
+        parameters = learner._optimizer.module.parameters()
+        assert all(isinstance(p, OnGpu) and p.device == GPU for p in parameters)
+        faked = a_life(learner, tmp_path / "gpu")
+    for ours, theirs in zip(faked[0], plain[0], strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-4)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
+    for ours, theirs in zip(faked[1], plain[1], strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+        assert ours.topk_ids == theirs.topk_ids
+    assert cuda.unfused == []
+
+
+def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path: Path) -> None:
+    waits: list[int] = []
+    for layers in (1, 3):
+        base = base_of(tiny_model(tmp_path / str(layers), num_hidden_layers=layers), GPU)
+        with FakeCuda() as cuda:
+            learner = core(base, tmp_path, attention="sdpa")
+            cuda.waits.clear()
+            learner.step(passes(), Adam(1e-2))
+            waits.append(len(cuda.waits))
+    assert waits[0] == waits[1]
+
+
+@pytest.mark.parametrize("kernel", [SdpaKernel(), MergedKernel(), VarlenKernel(), FlexKernel()])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
+def test_kernels_give_cuda_what_its_flash_attention_takes(
+    kernel: Kernel, heads: tuple[int, int], cuda: FakeCuda
+) -> None:
+    draw_from = torch.Generator().manual_seed(0)
+    stem = torch.arange(60)
+    tree = grow([torch.cat([stem, torch.full((9 + i,), 100 + i)]) for i in range(4)], least=1)
+    rows = [
+        torch.randn(1, len(tree.tokens), count, 16, generator=draw_from).bfloat16().transpose(1, 2)
+        for count in (heads[0], heads[1], heads[1], heads[0])
+    ]
+    found: list[tuple[Tensor, ...]] = []
+    for each, place, dtype in ((kernel, GPU, torch.bfloat16), (SdpaKernel(), CPU, torch.float32)):
+        *inputs, grad = (t.to(place, dtype) for t in rows)
+        inputs = [t.requires_grad_() for t in inputs]
+        out = each.prepare(tree, place)(*inputs, None)
+        assert out.device.type == place.type
+        found.append((out.detach(), *torch.autograd.grad(out, inputs, grad)))
+    for got, right in zip(*found, strict=True):
+        assert float((got.cpu().float() - right).norm() / right.norm()) < 0.01
+    assert cuda.unfused == []
+
+
+def test_a_kernel_is_tried_out_on_the_gpu(cuda: FakeCuda) -> None:
+    said: list[str] = []
+    taken = choose(
+        "merged", device=GPU, dtype=torch.bfloat16, heads=Heads(2, 1, 8), say=said.append
+    )
+    assert isinstance(taken, MergedKernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("queries", [1, 40, 300, 500])
+def test_no_attention_of_one_sequence_computes_all_scores(
+    dtype: torch.dtype, queries: int, cuda: FakeCuda
+) -> None:
+    query = torch.randn(1, 4, queries, 8, dtype=dtype, device=GPU)
+    key, value = (torch.randn(1, 2, 500, 8, dtype=dtype, device=GPU) for _ in range(2))
+    got = attend(query, key, value, None)
+    expected = attend(query.cpu().float(), key.cpu().float(), value.cpu().float(), None)
+    torch.testing.assert_close(got.cpu().float(), expected, atol=0.02, rtol=0.02)
+    assert cuda.unfused == []
+
+
+def test_the_block_mask_lies_where_the_row_does(cuda: FakeCuda) -> None:
+    tree = grow([torch.arange(300), torch.arange(200)])
+    mask = block_mask(tree, GPU)
+    assert all(isinstance(t, OnGpu) for t in mask.as_tuple() if isinstance(t, Tensor))
+    rows = torch.arange(300, device=GPU)
+    assert isinstance(mask.mask_mod(rows, rows, rows[:, None], rows[None]), OnGpu)
+
+
+def test_tokens_are_drawn_on_the_gpu(cuda: FakeCuda) -> None:
+    recipes = [
+        Recipe(temperature=0, top_p=1, top_k=None, uniform=0.5, student_topk=0),
+        Recipe(temperature=1, top_p=1, top_k=None, uniform=0.3, student_topk=3),
+        Recipe(temperature=0.7, top_p=0.8, top_k=None, uniform=0.9, student_topk=1),
+        Recipe(temperature=1.3, top_p=0.9, top_k=5, uniform=0.1, student_topk=0),
+        Recipe(temperature=1, top_p=1, top_k=None, uniform=0.3, student_topk=0),
+    ]
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
+    logits[4, 7] = float("nan")
+    drawn = draw(logits, recipes)
+    assert draw(logits.to(GPU), recipes) == drawn
+    assert [d is None for d in drawn] == [False] * 4 + [True]
+
+
+def test_the_allocator_keeps_memory_whole_unless_the_user_has_said_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch_c: Any = torch._C
+    torch_c._accelerator_setAllocatorSettings("expandable_segments:False")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "expandable_segments:False")
+        keep_memory_whole()
+        assert "expandable_segments:True" not in torch_c._accelerator_getAllocatorSettings()
+        monkeypatch.delenv(name)
+    keep_memory_whole()
+    assert "expandable_segments:True" in torch_c._accelerator_getAllocatorSettings()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ, "servers that are started would inherit it"
+
+
+def test_a_torch_that_cannot_keep_memory_whole_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: str) -> None:
+        raise RuntimeError("Unrecognized key")
+
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse)
+    keep_memory_whole()
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    keep_memory_whole()
+
+
+def test_the_fake_refuses_what_cuda_refuses(cuda: FakeCuda) -> None:
+    here, there = torch.zeros(3), on_gpu(torch.zeros(3))
+    for wrong in (
+        lambda: here + there,
+        lambda: torch.cat([here, there]),
+        lambda: torch.where(there > 0, here, there),
+        lambda: here[there.long()],
+        lambda: torch.nn.functional.embedding(torch.zeros(2).long(), there[:, None]),
+    ):
+        with pytest.raises(RuntimeError, match="two devices"):
+            wrong()
+    with pytest.raises(TypeError, match="numpy"):
+        there.numpy()
+    assert (there + 1).device == torch.zeros(1, device="cuda").device == GPU
+    assert there[here.long()].device == (there + torch.tensor(1.0)).device == GPU
+    assert there.cpu().device == there.to("cpu", torch.float64).device == CPU
+
+
+# On a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+async def test_tokens_are_the_same_while_others_keep_the_gpu_busy(tmp_path: Path) -> None:
+    """Another thread fills the stream that all share, as a training step does."""
+    trainer = await start_local(tmp_path, device="cuda", dtype="float32")
+    sampler = await trainer.base()
+    asked = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
+    quiet = (await sampler.sample(tuple(range(1, 50)), asked))[0]
+    over = threading.Event()
+
+    def keep_busy() -> None:
+        while not over.is_set():
+            torch.cuda._sleep(20_000_000)
+            time.sleep(0.002)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(keep_busy))
+        try:
+            loud = (await sampler.sample(tuple(range(1, 50)), asked))[0]
+        finally:
+            over.set()
+    assert loud.tokens == quiet.tokens
+    await trainer.aclose()

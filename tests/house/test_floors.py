@@ -1,0 +1,173 @@
+"""The house: modules import from lower floors, third parties stay behind their fences."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FLOORS = {
+    "tinker_claw": 0,
+    "tinker_claw.errors": 0,
+    "tinker_claw.files": 0,
+    "tinker_claw.privacy": 0,
+    "tinker_claw.types": 1,
+    "tinker_claw.origin": 1,
+    "tinker_claw.config": 2,
+    "tinker_claw.formats": 2,
+    "tinker_claw.policy": 2,
+    "tinker_claw.render": 2,
+    "tinker_claw.telemetry": 2,
+    "tinker_claw.judge": 3,
+    "tinker_claw.ledger": 3,
+    "tinker_claw.methods": 3,
+    "tinker_claw.retry": 3,
+    "local_gpu": 3,
+    "tinker_claw.billing": 4,
+    "tinker_claw.conversation": 4,
+    "tinker_claw.backends": 5,
+    "tinker_claw.gateway": 5,
+    "tinker_claw.learner": 5,
+    "tinker_claw.app": 6,
+    "tinker_claw.cli": 7,
+    "run": 8,
+    "examples": 8,
+    "benchmarks": 8,
+}
+LOCAL_GPU_MAY_IMPORT = {
+    "tinker_claw.types",
+    "tinker_claw.errors",
+    "tinker_claw.files",
+    "tinker_claw.origin",
+    "tinker_claw.policy",
+}
+FENCES = {
+    "torch": ("local_gpu", "benchmarks"),
+    "peft": ("local_gpu", "benchmarks"),
+    "safetensors": ("local_gpu",),
+    "kingfisher_sdk": ("tinker_claw.privacy",),
+    "fastapi": (
+        "tinker_claw.gateway",
+        "tinker_claw.app",
+        "local_gpu.demo.judge",
+        "local_gpu.tinker",
+        "benchmarks",
+    ),
+    "uvicorn": (
+        "tinker_claw.gateway",
+        "tinker_claw.app",
+        "local_gpu.demo.judge",
+        "local_gpu.tinker",
+    ),
+    "httpx": (
+        "tinker_claw.judge",
+        "tinker_claw.backends",
+        "tinker_claw.cli.status",  # asks
+        "local_gpu.sample",
+        "examples",
+        "benchmarks",
+    ),
+    "tinker": ("tinker_claw.backends", "local_gpu.tinker"),
+    "tenacity": ("tinker_claw.judge",),
+    "rich": ("tinker_claw.cli", "examples", "benchmarks"),
+    "renderers": ("tinker_claw.render", "benchmarks"),
+    "json5": ("tinker_claw.cli.openclaw_file",),
+    "sqlite3": ("tinker_claw.ledger", "examples"),
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = [ROOT / "run.py"]
+    for folder in ("tinker_claw", "local_gpu", "examples", "benchmarks"):
+        files += sorted((ROOT / folder).rglob("*.py"))
+    names = []
+    for file in files:
+        parts = list(file.relative_to(ROOT).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        names.append((".".join(parts), file))
+    return names
+
+
+def imports(name: str, file: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in it; relative imports resolved."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = name.split(".")[: -node.level or None]
+                base = ".".join([*package, base]).strip(".")
+            found.add(base)
+            if base in ("tinker_claw", "local_gpu"):
+                found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(name: str) -> str | None:
+    """The entry of FLOORS that a dotted name belongs to."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in FLOORS:
+            return ".".join(parts[:end])
+    return None
+
+
+def within(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(place + ".") for place in places)
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: str(value))
+def test_imports_point_down(name: str, file: Path) -> None:
+    here = room(name)
+    assert here is not None, f"{name} has no floor: add it to FLOORS"
+    for target in imports(name, file):
+        there = room(target)
+        if there is None or there == here:
+            continue
+        assert FLOORS[there] < FLOORS[here], f"{name} (F{FLOORS[here]}) imports {target}"
+        if here == "local_gpu":
+            assert there in LOCAL_GPU_MAY_IMPORT | {"tinker_claw"}, f"{name} imports {target}"
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: str(value))
+def test_third_parties_stay_behind_their_fences(name: str, file: Path) -> None:
+    for target in imports(name, file):
+        package = target.split(".")[0]
+        if package in FENCES:
+            assert within(name, FENCES[package]), f"{name} imports {package}"
+
+
+def test_a_wrong_arrow_is_caught(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("def f():\n    from tinker_claw.gateway import app\n")
+    (target,) = imports("tinker_claw.judge.x", file) - {"tinker_claw.gateway.app"}
+    assert FLOORS[room(target) or ""] > FLOORS[room("tinker_claw.judge.x") or ""]
+
+
+def test_lowest_floor_needs_the_standard_library_only() -> None:
+    for name in ("types", "errors"):
+        for target in imports(f"tinker_claw.{name}", ROOT / "tinker_claw" / f"{name}.py"):
+            package = target.split(".")[0]
+            assert package in sys.stdlib_module_names | {"tinker_claw", "__future__"}, target
+
+
+def test_the_whole_package_imports_without_torch() -> None:
+    names = [n for n, _ in modules() if n.startswith("tinker_claw")]
+    script = (
+        "import sys, importlib\n"
+        "for blocked in ('torch', 'peft', 'safetensors'): sys.modules[blocked] = None\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "import local_gpu.demo\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr

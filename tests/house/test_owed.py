@@ -1,0 +1,82 @@
+"""What is owed can be typed as it stands: every command of docs/owed.md is one that is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import serving, training
+from tinker_claw.cli import doctor
+from tinker_claw.config.load import load
+from tinker_claw.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "owed.md").read_text()
+COMMANDS = re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)
+OTHERS = (".venv-vllm/bin/vllm", "sglang.launch_server")
+"""Programs of others, whose flags are theirs to know."""
+
+
+def parse(command: str) -> None:
+    """Raises, or exits, where the command is not one of ours as it stands."""
+    words = shlex.split(command)
+    while "=" in words[0]:
+        words.pop(0)
+    program, *rest = words[2:] if words[:2] == ["python", "-m"] else words
+    if program == "python":
+        program, *rest = rest
+    if program == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in rest), command
+    elif program == "benchmarks.training":
+        training.parser().parse_args(rest)
+    elif program == "benchmarks.serving":
+        serving.parser().parse_args(rest)
+    elif program == "run.py":
+        _run(rest)
+    else:
+        assert program in OTHERS, command
+
+
+def _run(words: Sequence[str]) -> None:
+    if words[0] == "doctor":
+        _, words = doctor.parser().parse_known_args(words[1:])
+    load(list(words))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # files of settings are named from there
+    parse(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m benchmarks.training --presets 8b",
+        "python -m benchmarks.training --only nobody",
+        "python run.py --config configs/nothing.toml",
+        "python run.py --no-such-flag 1",
+        "python -m benchmarks.nothing",
+        "make nothing",
+    ],
+)
+def test_a_command_that_is_not_there_is_found(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((SystemExit, AssertionError, ConfigError)):
+        parse(command)
+
+
+def test_every_entry_has_a_command_a_goal_and_a_reason() -> None:
+    entries = re.split(r"^(?=\*\*)", TEXT, flags=re.MULTILINE)[1:]
+    assert len(entries) > 15
+    for entry in entries:
+        assert re.search(r"^ {4}\S", entry, re.MULTILINE), entry
+        assert re.search(r"Goals?:", entry), entry
+        assert "Why:" in entry, entry

@@ -1,0 +1,134 @@
+"""Judges that send anything: no answer ends judging, is taken for a verdict, or blames a turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bad_judges import (
+    ENDLESS,
+    MARK,
+    READ,
+    SLOW,
+    UNREAD,
+    BadJudge,
+    bad_judge,
+    bad_judge_beside,
+)
+from tests.learner.test_loop import SHORT, World, world
+from tests.lives import until
+from tests.processes import Running, product
+from tests.stories import run
+from tests.talk import ask, rows
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.errors import JudgeError
+from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.retry import Backoff
+
+NEVER = Backoff(1e6, 1e6)
+
+
+def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
+    settings = JudgeSettings(judge_timeout_s=timeout_s, prm_max_tokens=tokens)
+    return HttpEndpoint(judge.url, settings, longest_wait_s=0.01)
+
+
+async def sampled(w: World) -> None:
+    """Another turn is judged well."""
+    before = w.ledger.samples.waiting()
+    w.turn("YES")
+    await w.until(lambda: w.ledger.samples.waiting() > before)
+
+
+@pytest.mark.parametrize("how", [*UNREAD, ENDLESS])
+async def test_whatever_a_judge_sends_the_next_turn_is_judged(tmp_path: Path, how: str) -> None:
+    async with (
+        bad_judge() as judge,
+        endpoint(judge) as http,
+        world(tmp_path, endpoint=http, judge_waits=SHORT, rests=NEVER, batch_size=99) as w,
+    ):
+        await sampled(w)
+        bad = w.turn(f"{MARK} {how}")
+        await w.until(lambda: w.ledger.judgements.in_vain(bad) == 1)
+        assert w.ledger.judgements.verdict(bad) is None
+        await sampled(w)
+        assert w.health.judge.state == "ok"
+        assert w.ledger.turns.judgeable() == [bad], "it is tried again"
+
+
+@pytest.mark.parametrize("how", READ)
+async def test_an_odd_answer_that_holds_votes_is_read(tmp_path: Path, how: str) -> None:
+    async with (
+        bad_judge() as judge,
+        endpoint(judge, tokens=16_384) as http,
+        world(tmp_path, endpoint=http, batch_size=99) as w,
+    ):
+        odd = w.turn(f"{MARK} {how}")
+        await w.settled()
+        verdict = w.ledger.judgements.verdict(odd)
+        assert verdict is not None
+        assert verdict.value == 1
+        assert w.ledger.judgements.hints(odd) == (), "nothing that could be followed"
+        assert w.ledger.samples.waiting() == 1
+
+
+async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:
+    async with bad_judge() as judge, endpoint(judge, timeout_s=0.3) as http:
+        judge.spoilt = SLOW
+        with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s \(--judge-timeout-s\)"):
+            await http.answers([{"role": "system", "content": ""}], 1)
+
+
+IN_VAIN = "SELECT COUNT(*) FROM votes WHERE about = 'in vain'"
+SAMPLES = "SELECT COUNT(*) FROM samples"
+ASIDE = f"SELECT COUNT(*) FROM turns WHERE untrained_because = '{SET_ASIDE}'"
+
+
+def talk(running: Running, session: str, said: str) -> None:
+    """Two turns; what is said in the second follows the first."""
+    first = {"role": "user", "content": "How many are 2 and 3?"}
+    reply = {"role": "assistant", "content": ask(running, session, [first])}
+    ask(running, session, [first, reply, {"role": "user", "content": said}])
+
+
+@pytest.mark.slow
+def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    due = 0
+
+    def sampled(running: Running, session: str) -> None:
+        nonlocal due
+        due += 1
+        talk(running, session, "Thanks, perfect.")
+        until(lambda: rows(data, SAMPLES) == [(due,)], session)
+
+    with bad_judge_beside() as judge:
+        flags = ("--judge-url", judge.url, "--batch-size", "99", "--prm-max-tokens", "64")
+        for life in range(1, TRIES):
+            with product(data, *flags) as running:
+                if life == 1:
+                    talk(running, "bad", f"{MARK} refusal")
+                    until(lambda: running.health()["judge"] == "failing")
+                    assert running.health()["status"] == "degraded"
+                sampled(running, f"life {life}")
+                until(lambda life=life: rows(data, IN_VAIN) == [(life,)])
+                running.process.kill()
+        with product(data, *flags) as running:
+            sampled(running, "last life")
+            until(lambda: rows(data, ASIDE) == [(1,)])
+            for how in ("bad gzip", "brackets", "gzip bomb"):  # the others: in the loop, above
+                talk(running, how, f"{MARK} {how}")
+                until(lambda how=how: judge.asked[how], how)
+                sampled(running, f"after {how}")
+            judge.spoilt = "gzip"  # with votes in it, whatever is asked
+            done = run("rejudge", "1", directory=data)
+            assert done.stdout == "Judged again now: turn 1.\n", done.stderr
+            until(lambda: rows(data, f"{SAMPLES} WHERE turn_id = 1") == [(1,)])
+            assert running.stop() == 0
+    names = [event["event"] for event in running.events()]
+    assert "part.failed" not in names
+    assert names.count("sample.set_aside") == 1

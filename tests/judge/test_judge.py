@@ -1,0 +1,302 @@
+"""The judge: votes, ties, hints; and an endpoint that stumbles, over real HTTP semantics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import httpx
+import pytest
+
+from tests.fakes import FakeSampler, Script
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.errors import AlignmentError, JudgeError, OutageError
+from tinker_claw.judge.endpoints import HttpEndpoint, SamplerEndpoint
+from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.prompts import (
+    MAX_CHARS,
+    choose_hints,
+    hint_messages,
+    majority,
+    parse_hint,
+    parse_vote,
+    verdict_messages,
+)
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Completion, Message, NextState, SamplingParams, Tokens, Vote
+
+SETTINGS = JudgeSettings()
+STATE = NextState("user", "No, do it again without the list.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "vote"),
+    [
+        (r"It was fine. \boxed{1}", 1),
+        (r"\boxed{+1}", 1),
+        (r"\boxed{ -1 }", -1),
+        (r"\boxed{0}", 0),
+        (r"first \boxed{1}, no: \boxed{-1}", -1),
+        (r"\boxed{1} then \boxed{7}", None),
+        (r"\boxed{good}", None),
+        ("-1", None),
+        ("", None),
+    ],
+)
+def test_last_box_is_the_vote(answer: str, vote: Vote | None) -> None:
+    assert parse_vote(answer) == vote
+
+
+@pytest.mark.parametrize(
+    ("votes", "value"),
+    [
+        ((1, 1, -1), 1),
+        ((-1, None, None), -1),
+        ((1, -1), 0),
+        ((1, -1, None), 0),
+        ((0, 0, 1, 1), 0),
+        ((None, None), None),
+        ((), None),
+    ],
+)
+def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
+    verdict = majority(votes)
+    assert verdict.value == value
+    assert verdict.votes == votes
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        ("\\boxed{1}\n[HINT]Write plain\n sentences.[/HINT]", "Write plain sentences."),
+        (
+            "[HINT]old hint, replaced[/HINT] [HINT]the newer hint[/HINT] \\boxed{1}",
+            "the newer hint",
+        ),
+        ("\\boxed{-1}\n[HINT]Write plain sentences.[/HINT]", None),
+        ("\\boxed{1}\n[HINT]be nice[/HINT]", None),
+        ("\\boxed{1} no marks", None),
+    ],
+)
+def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None) -> None:
+    assert parse_hint(answer) == hint
+
+
+def test_hints_are_distinct_and_shortest_first() -> None:
+    def said(hint: str) -> str:
+        return f"\\boxed{{1}}[HINT]{hint}[/HINT]"
+
+    answers = [
+        said("use short sentences, please"),
+        said("no lists at all"),
+        said("no lists at all"),
+    ]
+    assert choose_hints([*answers, "\\boxed{-1}"], 3) == (
+        "no lists at all",
+        "use short sentences, please",
+    )
+    assert choose_hints(answers, 1) == ("no lists at all",)
+
+
+def test_prompt_holds_request_reply_and_next_state_with_its_role() -> None:
+    for messages in (
+        verdict_messages("ask", "reply", NextState("tool", "exit 1")),
+        hint_messages("ask", "reply", NextState("tool", "exit 1")),
+    ):
+        text = messages[-1]["content"]
+        assert "ask" in text
+        assert "reply" in text
+        assert '<next_state from="tool">\nexit 1\n</next_state>' in text
+
+
+def test_long_parts_are_shortened_in_the_middle_and_say_so() -> None:
+    text = verdict_messages("x" * (MAX_CHARS + 500), "r", STATE)[-1]["content"]
+    assert "500 characters left out" in text
+    assert len(text) < MAX_CHARS + 500
+
+
+def completion(*texts: str) -> httpx.Response:
+    choices = [{"message": {"role": "assistant", "content": text}} for text in texts]
+    return httpx.Response(200, json={"choices": choices})
+
+
+def endpoint(answer: Callable[[httpx.Request], httpx.Response]) -> HttpEndpoint:
+    def streamed(request: httpx.Request) -> httpx.Response:
+        whole = answer(request)
+        return httpx.Response(whole.status_code, stream=httpx.ByteStream(whole.content))
+
+    return HttpEndpoint(
+        "http://judge/v1",
+        SETTINGS,
+        transport=httpx.MockTransport(streamed),
+        longest_wait_s=0.01,
+    )
+
+
+async def test_votes_and_hints_are_one_request_each_with_n() -> None:
+    asked: list[dict[str, object]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        asked.append(body)
+        if "[HINT]" in body["messages"][0]["content"]:
+            return completion(*[r"\boxed{1}[HINT]leave the list out[/HINT]"] * 3)
+        return completion(r"\boxed{-1}", "hm", r"\boxed{-1}")
+
+    async with endpoint(answer) as http:
+        judgement = await Judge(http, SETTINGS, hint_candidates=1).judge("ask", "reply", STATE)
+    assert [body["n"] for body in asked] == [3, 3]
+    assert judgement.verdict.votes == (-1, None, -1)
+    assert judgement.verdict.value == -1
+    assert judgement.hints == ("leave the list out",)
+    assert len(judgement.verdict_answers) == len(judgement.hint_answers) == 3
+
+
+async def test_method_without_hints_asks_for_none() -> None:
+    calls = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        return completion(*[r"\boxed{1}"] * 3)
+
+    async with endpoint(answer) as http:
+        judgement = await Judge(http, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
+    assert calls == 1
+    assert judgement.hint_answers == ()
+
+
+async def test_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
+    wanted: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        wanted.append(json.loads(request.content)["n"])
+        return completion("one")
+
+    async with endpoint(answer) as http:
+        assert await http.answers([], 3) == ["one"] * 3
+    assert wanted == [3, 2, 1]
+
+
+async def test_calls_that_stumble_side_by_side_are_all_answered() -> None:
+    calls: Counter[str] = Counter()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        case = json.loads(request.content)["messages"][0]["content"]
+        calls[case] += 1
+        return completion(f"for {case}") if calls[case] > 3 else httpx.Response(503)
+
+    async with endpoint(answer) as http:
+        cases = [str(number) for number in range(20)]
+        asked = [http.answers([{"role": "user", "content": case}], 1) for case in cases]
+        assert await asyncio.gather(*asked) == [[f"for {case}"] for case in cases]
+    assert set(calls.values()) == {4}
+
+
+async def test_passing_failures_are_retried() -> None:
+    replies = iter([httpx.Response(503), httpx.Response(429), completion("fine")])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        try:
+            return next(replies)
+        except StopIteration:
+            raise httpx.ConnectError("gone") from None
+
+    async with endpoint(answer) as http:
+        assert await http.answers([], 1) == ["fine"]
+        with pytest.raises(JudgeError, match=r"http://judge/v1.*ConnectError gone"):
+            await http.answers([], 1)
+
+
+@pytest.mark.parametrize(
+    ("response", "says"),
+    [
+        (httpx.Response(401, text="bad key"), "HTTP 401.*bad key"),
+        (httpx.Response(400, text="invalid: 'my secret'"), r"refuses \(HTTP 400\)$"),
+        (httpx.Response(200, text="<html>"), "no chat completion"),
+        (httpx.Response(200, json={"choices": []}), "no choices"),
+    ],
+)
+async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says: str) -> None:
+    calls = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        return response
+
+    async with endpoint(answer) as http:
+        with pytest.raises(JudgeError, match=says):
+            await http.answers([], 1)
+    assert calls == 1
+
+
+async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
+    answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
+    sampler = FakeSampler(answer)
+    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS)
+    judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
+    assert judgement.verdict.votes == (-1, -1, -1)
+    assert len(set(sampler.prompts)) == 1
+    assert {p.temperature for p in sampler.params} == {SETTINGS.prm_temperature}
+    assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
+
+
+async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_judging(
+    renderer: Renderer,
+) -> None:
+    class Uneven(FakeSampler):
+        async def sample(
+            self, prompt: Tokens, params: SamplingParams, n: int = 1
+        ) -> list[Completion]:
+            raise AlignmentError("completion: lengths differ")
+
+    asked: list[Message] = [{"role": "user", "content": "x"}]
+
+    with pytest.raises(JudgeError, match="lengths differ"):
+        await SamplerEndpoint(Uneven((1,)), renderer, SETTINGS).answers(asked, 1)
+
+
+async def test_question_whose_twin_fails_is_not_asked_on() -> None:
+    class Halved:
+        """Fails the question for hints while that for the verdict is open."""
+
+        def __init__(self) -> None:
+            self.open = asyncio.Event()
+            self.given_up = False
+
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            if "[HINT]" in messages[0]["content"]:
+                await self.open.wait()
+                raise JudgeError("the judge is away")
+            try:
+                self.open.set()
+                return await asyncio.Future()
+            except asyncio.CancelledError:
+                self.given_up = True
+                raise
+
+        async def aclose(self) -> None: ...
+
+    halved = Halved()
+    with pytest.raises(JudgeError, match="the judge is away"):
+        await Judge(halved, SETTINGS, hint_candidates=1).judge("please", "done", STATE)
+    assert halved.given_up
+
+
+async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:
+    sampler = FakeSampler(Script((1, 2), fail_after=0))
+    with pytest.raises(JudgeError, match="base model could not judge"):
+        await SamplerEndpoint(sampler, renderer, SETTINGS).answers(
+            [*verdict_messages("a", "b", STATE)], 3
+        )
+
+
+async def test_base_model_whose_service_is_away_is_an_outage(renderer: Renderer) -> None:
+    sampler = FakeSampler((1,))
+    sampler.away = 1
+    judge = Judge(SamplerEndpoint(sampler, renderer, SETTINGS), SETTINGS, hint_candidates=1)
+    with pytest.raises(OutageError):
+        await judge.judge("please", "done", NextState("user", "thanks"))

@@ -1,0 +1,63 @@
+"""The demo's rule judge: it answers the project's real judge prompts, over real HTTP."""
+
+from __future__ import annotations
+
+import random
+
+import httpx
+import pytest
+
+from local_gpu.demo import grammar
+from local_gpu.demo.judge import create_app, verdict
+from tinker_claw.app.server import in_background
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.errors import JudgeError
+from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.judge.judge import Judge, Judgement
+from tinker_claw.types import NextState
+
+
+async def judge(state: NextState) -> Judgement:
+    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
+        return await Judge(endpoint, JudgeSettings(), hint_candidates=1).judge("q", "a", state)
+
+
+async def test_correction_that_says_how_gives_a_bad_verdict_and_a_hint() -> None:
+    judgement = await judge(NextState("user", "No, write it without bold text."))
+    assert judgement.verdict.votes == (-1, -1, -1)
+    assert judgement.hints
+    assert judgement.hints[0] in grammar.HINTS_PLAIN
+
+
+async def test_approval_gives_a_good_verdict_and_no_hint() -> None:
+    judgement = await judge(NextState("user", "Perfect, thank you."))
+    assert judgement.verdict.value == 1
+    assert judgement.hints == ()
+
+
+async def test_tool_results_are_judged_by_whether_they_worked() -> None:
+    assert (await judge(NextState("tool", "wrote 3 lines"))).verdict.value == 1
+    failed = await judge(NextState("tool", "error: no such file"))
+    assert (failed.verdict.value, failed.hints) == (-1, ())
+
+
+def test_it_understands_everything_that_the_simulated_user_says() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        assert verdict("user", grammar.approval(rng)) == 1
+        for directive in (True, False):
+            said = grammar.correction(rng, directive=directive)
+            assert verdict("user", said) == -1, said
+
+
+async def test_what_is_no_judge_prompt_is_refused() -> None:
+    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
+        with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)"):
+            await endpoint.answers([{"role": "user", "content": "hello"}], 1)
+        async with httpx.AsyncClient() as client:
+            messages = [{"role": "user", "content": "hello"}]
+            response = await client.post(f"{url}/chat/completions", json={"messages": messages})
+            assert response.status_code == 400
+            assert "judge prompts only" in response.text
+            response = await client.post(f"{url}/chat/completions", json={"n": 1})
+            assert response.status_code == 400

@@ -1,0 +1,535 @@
+"""Sampler and trainer compared on every batch: faults are seen, rounding is not, learning stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.backends import VOCABULARY, start_local, tiny_model
+from tests.cli.test_status import NOON
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.learner.test_loop import World, world
+from tests.ledger.test_ledger import COMPLETION
+from tests.local_reference import reference
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.prices import Price
+from tinker_claw.cli.doctor import CheckContext
+from tinker_claw.cli.doctor import agreement as look
+from tinker_claw.cli.status import describe
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import Training
+from tinker_claw.errors import DisagreementError, OutageError
+from tinker_claw.learner.diagnostics import agreement, compare, figures
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.recovery import restore
+from tinker_claw.learner.scoring import batch_items
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.methods import build
+from tinker_claw.methods.passes import BatchItem
+from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import (
+    Adam,
+    Completion,
+    Datum,
+    Kind,
+    LossPass,
+    NextState,
+    PolicyVersion,
+    Sample,
+    SamplingParams,
+    StepReport,
+    Tokens,
+)
+
+# The figures.
+
+
+def test_figures_of_gaps_that_were_computed_by_hand() -> None:
+    # Ratios 1, 1.5, 0.5 and 1.05: two of four outside 0.9 to 1.1.
+    gaps = [0.0, math.log(1.5), math.log(0.5), math.log(1.05)]
+    found = compare(gaps)
+    assert (found.tokens, found.outside, found.agrees) == (4, 0.5, None)
+    assert found.ratio == pytest.approx((1 + 1.5 + 0.5 + 1.05) / 4)
+    assert found.largest == pytest.approx(0.693147, abs=1e-6)
+    mean = (0.405465 - 0.693147 + 0.048790) / 4
+    assert found.mean == pytest.approx(mean, abs=1e-6)
+    assert found.sd == pytest.approx(math.sqrt(sum((d - mean) ** 2 for d in gaps) / 4), abs=1e-6)
+    assert found.k3 == pytest.approx(found.ratio - 1 - mean, abs=1e-6)
+
+
+def sample(number: int, version: int) -> Sample:
+    done = replace(COMPLETION, tokens=(number, 8, 9), logprobs=(-1.0, -2.0, -3.0))
+    return Sample(
+        *(number, number, number, version, version),
+        prompt=(1, 2),
+        completion=done,
+        reward=1,
+        teacher=None,
+    )
+
+
+def test_fresh_tokens_are_compared_once_and_those_of_older_versions_never() -> None:
+    fresh, older, unseen = (BatchItem(sample(n, v)) for n, v in ((1, 5), (2, 4), (3, 5)))
+    datums = [Datum((1, 2, *i.sample.completion.tokens), 2) for i in (fresh, older)]
+    passes = [LossPass("ppo", tuple(datums)), LossPass("cross_entropy", (datums[0],))]
+    near, far = (-1.0, -1.5, -3.0), (-9.0, -9.0, -9.0)
+    report = StepReport((0.0, 0.0), ((near, far), (near,)), None, 15)
+    found = agreement([fresh, older, unseen], passes, report, 5)
+    assert found is not None
+    assert (found.tokens, found.largest, found.mean) == (3, 0.5, pytest.approx(0.5 / 3))
+    assert agreement([older], passes, report, 5) is None
+    assert figures(None)["fresh_tokens"] == 0
+    assert figures(None)["agreement_sd"] is None
+
+
+def noise(tokens: int, sd: float, *, tails: bool = False, seed: int = 0) -> list[float]:
+    """Rounding; with tails as kernels have it: rarely ten times as large."""
+    draw = random.Random(seed)
+    return [
+        draw.gauss(0, sd) * (10 if tails and draw.random() < 0.005 else 1) for _ in range(tokens)
+    ]
+
+
+@pytest.mark.parametrize("tokens", [20, 300, 3000])
+def test_rounding_raises_no_alarm_whatever_the_number_of_tokens(tokens: int) -> None:
+    for seed in range(50):
+        assert compare(noise(tokens, 1e-5, seed=seed)).agrees
+        assert compare(noise(tokens, 0.05, tails=True, seed=seed)).agrees, seed
+
+
+def test_one_token_alone_raises_no_alarm_and_too_few_say_nothing() -> None:
+    for outlier in (-12.0, 12.0, math.nan, -math.inf):
+        assert compare([*noise(30, 0.05), outlier]).agrees
+    assert compare([3.0] * 19).agrees is None
+    assert compare([3.0] * 20).agrees is False
+    broken = compare([math.nan, math.inf] * 20)
+    assert broken.agrees is False
+    assert json.dumps(figures(broken), allow_nan=False)
+
+
+def cut(tokens: int) -> list[float]:
+    """Half of the tokens were drawn from 0.95 of the mass: hardly apart, but all to one side."""
+    return [d + (math.log(0.95) if i % 2 else 0.0) for i, d in enumerate(noise(tokens, 0.02))]
+
+
+def test_a_cut_distribution_shows_in_the_mean_ratio() -> None:
+    found = compare(cut(2000))
+    assert found.k3 < 0.002
+    assert found.agrees is False
+    assert compare([d - math.log(0.975) for d in cut(2000)]).agrees, "as far to both sides"
+
+
+# The learner, with a trainer that says what it is told.
+
+
+class Apart(FakeTrainer):
+    """Its logprobs are not those of its samplers."""
+
+    def __init__(self, *gaps: float) -> None:
+        super().__init__()
+        self.gaps = list(gaps)
+        """One per step that comes, then the last for ever."""
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        report = await super().train_step(passes, adam)
+        gap = self.gaps.pop(0) if len(self.gaps) > 1 else self.gaps[0]
+        moved = tuple(
+            tuple(tuple(z + gap for z in row) for row in rows) for rows in report.logprobs
+        )
+        return replace(report, logprobs=moved)
+
+
+def batch(w: World, tokens: int = 8) -> None:
+    for number in range(4):
+        w.turn("YES" if number % 2 else "NO", tokens=(7,) * tokens)
+
+
+def seen(w: World) -> dict[str, Any]:
+    return w.health.snapshot(version=1, waiting=0, batch_size=4)
+
+
+def gauge(w: World, name: str, **labels: str) -> float:
+    for family in text_string_to_metric_families(w.telemetry.exposition().decode()):
+        for found in family.samples:
+            if (found.name, found.labels) == (name, labels):
+                return found.value
+    raise LookupError(name)
+
+
+async def test_alarm_is_told_everywhere_and_ends_with_a_batch_that_agrees(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with world(tmp_path, trainer=Apart(0.4, 0.0)) as w:
+            assert seen(w)["agreement"] == "ok"
+            batch(w)
+            await w.version(1)
+            told = seen(w)
+            assert (told["status"], told["agreement"]) == ("degraded", "alarm")
+            assert "On 32 fresh tokens" in told["agreement_error"]
+            assert "learning stops if they do not on the next" in told["meaning"]
+            lines = describe(told | {"agreement_since": NOON - 60}, "http://here", NOON)
+            assert lines[1] == "  agreement: alarm since 11:59:00 (60 s ago)"
+            assert "adapter, with its alpha" in lines[2]
+            assert gauge(w, "tinker_claw_agreement", figure="mean") == pytest.approx(0.4)
+            assert gauge(w, "tinker_claw_agreement_alarm") == 1
+            batch(w)
+            await w.version(2)
+            assert (seen(w)["status"], seen(w)["agreement"]) == ("ok", "ok")
+            assert gauge(w, "tinker_claw_agreement_alarm") == 0
+            lines = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+    assert [line["agrees"] for line in lines] == [False, True]
+    assert [line["fresh_tokens"] for line in lines] == [32, 32]
+    names = [entry["event"] for entry in logs if entry["event"].startswith("agreement.")]
+    assert names == ["agreement.alarm", "agreement.back"]
+
+
+async def test_batch_without_enough_fresh_tokens_neither_raises_nor_ends_an_alarm(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, trainer=Apart(0.4)) as w:
+        batch(w, tokens=4)
+        await w.version(1)
+        assert seen(w)["agreement"] == "ok"
+        assert gauge(w, "tinker_claw_fresh_tokens") == 16
+        for _ in range(2):
+            batch(w)  # the second batch is of the version before
+        await w.version(3)
+        assert seen(w)["agreement"] == "alarm"
+        assert gauge(w, "tinker_claw_fresh_tokens") == 0
+        assert math.isnan(gauge(w, "tinker_claw_agreement", figure="sd"))
+
+
+async def test_second_batch_in_a_row_stops_learning_and_is_not_kept(tmp_path: Path) -> None:
+    trainer = Apart(0.4)
+
+    async def until_it_stops() -> None:
+        async with world(tmp_path, trainer=trainer) as w:
+            batch(w)
+            await w.version(1)
+            batch(w)
+            await w.until(lambda: False)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await until_it_stops()
+    assert failed.group_contains(DisagreementError, match="two batches in a row")
+    trainer.gaps = [0.0]  # mended
+    async with world(tmp_path, trainer=trainer, running=False) as w:
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.ledger.samples.waiting() == 4
+        assert w.ledger.steps.failures([s.id for s in w.ledger.samples.oldest(4)]) == 0
+        assert trainer.weights == 1, "the void step left nothing in the weights"
+    async with world(tmp_path, trainer=trainer) as w:
+        await w.version(2)
+        assert seen(w)["agreement"] == "ok"
+
+
+async def test_a_step_that_fails_after_it_was_compared_is_no_second_batch(tmp_path: Path) -> None:
+    trainer = Apart(0.4, 0.4, 0.0)
+    async with world(tmp_path, trainer=trainer) as w:
+        trainer.fail["publish"] = 1
+        batch(w)
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        batch(w)
+        await w.version(2)
+        assert seen(w)["agreement"] == "ok"
+
+
+async def test_the_doctor_tells_of_the_last_comparison(tmp_path: Path) -> None:
+    settings = load(["--data-dir", str(tmp_path)])
+    patient = CheckContext(settings, stack=None)  # type: ignore[arg-type]
+    assert (await look(patient)).state == "-"
+    async with world(tmp_path, trainer=Apart(0.0, 0.4)) as w:
+        batch(w, tokens=1)
+        await w.version(1)
+        assert (await look(patient)).state == "-"
+        batch(w)
+        await w.version(2)
+    found = await look(patient)
+    assert found.state == "warn"
+    assert "0!" in found.told
+
+
+# Truncated ratios.
+
+RARE = 9
+
+
+@pytest.mark.parametrize("score_fresh", [False, True])
+async def test_token_that_the_trainer_finds_three_times_as_likely_gets_no_advantage(
+    tmp_path: Path, score_fresh: bool
+) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer, score_fresh=score_fresh) as w:
+        sampler = w.policy.current.sampler
+        assert isinstance(sampler, FakeSampler)
+        sampler._opinion = lambda token: LOGPROB + (math.log(3) if token == RARE else 0.0)
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO", tokens=(7, RARE, 8))
+        await w.version(1)
+        ((ppo,),) = trainer.steps
+        left_out = [[a == 0 for a in datum.advantages] for datum in ppo.datums]
+        assert left_out == [[False, score_fresh, False]] * 4
+        assert len(sampler.scored) == (4 if score_fresh else 0)
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert line["fresh_tokens"] == 12, "scored or not, they are fresh"
+
+
+class AllAtOnce(FakeSampler):
+    """Answers nobody before four have asked."""
+
+    def __init__(self) -> None:
+        super().__init__((1,))
+        self._asked = asyncio.Barrier(4)
+
+    async def logprobs(self, tokens: Tokens, **how: Any) -> Any:
+        async with asyncio.timeout(60):
+            await self._asked.wait()
+        return await super().logprobs(tokens, **how)
+
+
+async def test_scores_of_a_batch_are_asked_for_at_once_and_fail_with_their_own_error() -> None:
+    samples, sampler = [sample(n, 0) for n in range(4)], AllAtOnce()
+    policy = Policy(PolicyVersion(1, 0, 1, None, "now"), sampler)
+    items = await batch_items(samples, policy, sampler, Training())
+    assert [item.sample.id for item in items] == [0, 1, 2, 3]
+    assert all(item.current is not None for item in items)
+    sampler.away = 1
+    with pytest.raises(OutageError):
+        await batch_items(samples, policy, sampler, Training())
+    assert len(sampler.scored) == 7
+
+
+# A real model, and samplers with a fault.
+
+
+class Faulty:
+    """A sampler that answers with the weights, or in the way, of `wrong`."""
+
+    def __init__(self, right: Sampler, wrong: Sampler, temperature: float = 1.0) -> None:
+        self.ref = right.ref
+        self._right = right
+        self._wrong = wrong
+        self._temperature = temperature
+
+    def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
+        return self._wrong.stream(prompt, replace(params, temperature=self._temperature))
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        asked = replace(params, temperature=self._temperature)
+        return [replace(done, params=params) for done in await self._wrong.sample(prompt, asked, n)]
+
+    async def logprobs(self, tokens: Tokens, **how: Any) -> Any:
+        return await self._right.logprobs(tokens, **how)
+
+    async def aclose(self) -> None:
+        await self._right.aclose()
+
+
+Fault = Callable[[Trainer, Path, list[Sampler]], Awaitable[Sampler]]
+"""From what was published so far, the newest last, to what answers."""
+
+
+async def none(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    return published[-1]
+
+
+async def adapter_not_applied(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    return Faulty(published[-1], await trainer.base())
+
+
+async def alpha_doubled(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    written = root / "adapters" / published[-1].ref
+    other = written.with_name(f"{written.name}-doubled")
+    other.mkdir()
+    for file in written.iterdir():
+        other.joinpath(file.name).write_bytes(file.read_bytes())
+    config = json.loads((other / "adapter_config.json").read_text())
+    config["lora_alpha"] *= 2
+    (other / "adapter_config.json").write_text(json.dumps(config))
+    return Faulty(published[-1], await trainer.open(other.name))
+
+
+async def weights_of_the_version_before(
+    trainer: Trainer, root: Path, published: list[Sampler]
+) -> Sampler:
+    if len(published) < 3:
+        return published[-1]
+    return Faulty(published[-1], await trainer.open(published[-2].ref))
+
+
+async def stale_prefix_cache(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    if len(published) < 3:
+        return published[-1]
+    before, now = (
+        reference(root.parent / "model", root / "adapters" / sampler.ref)
+        for sampler in published[-2:]
+    )
+    return StalePrefix(published[-1], before, now)
+
+
+class StalePrefix(Faulty):
+    """Has the right weights, and keys and values of the prompt that older ones computed."""
+
+    def __init__(self, right: Sampler, before: Any, now: Any) -> None:
+        super().__init__(right, right)
+        self._before = before
+        self._now = now
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        draw = torch.Generator().manual_seed(params.seed or 0)
+        tokens, logprobs = [prompt[-1]], list[float]()
+        with torch.no_grad():
+            cache = self._before(torch.tensor([prompt[:-1]]), use_cache=True).past_key_values
+            for _ in range(params.max_tokens):
+                last = torch.tensor([tokens[-1:]])
+                rows = self._now(last, past_key_values=cache, use_cache=True).logits[0, -1]
+                scores = rows.log_softmax(-1)
+                tokens.append(int(torch.multinomial(scores.exp(), 1, generator=draw)))
+                logprobs.append(float(scores[tokens[-1]]))
+        bare = replace(COMPLETION, topk_ids=(), topk_logprobs=(), params=params)
+        return [replace(bare, tokens=tuple(tokens[1:]), logprobs=tuple(logprobs))]
+
+
+async def temperature_of_its_own(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
+    return Faulty(published[-1], published[-1], temperature=0.7)
+
+
+class Publishing:
+    """A trainer whose samplers have a fault."""
+
+    def __init__(self, trainer: Trainer, root: Path, fault: Fault) -> None:
+        self._trainer = trainer
+        self._root = root
+        self._fault = fault
+        self._published: list[Sampler] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    async def publish(self) -> Sampler:
+        self._published.append(await self._trainer.publish())
+        return await self._fault(self._trainer, self._root, self._published)
+
+
+@dataclass
+class Small:
+    """A learner over a real ledger and a real, tiny model."""
+
+    ledger: Ledger
+    policy: PolicyHolder
+    learner: Learner
+    health: Health
+    metrics: Path
+
+    async def step(self) -> dict[str, Any]:
+        """Sample a batch with the newest policy, let it be trained on, and return its metrics."""
+        policy = self.policy.newest
+        for number in range(4):
+            await self._sample(policy, number)
+        self.learner.wake()
+        async with asyncio.timeout(120):
+            while self.policy.newest is policy:  # noqa: ASYNC110 - an observer
+                await asyncio.sleep(0.005)
+        return json.loads(self.metrics.read_text().splitlines()[-1])
+
+    async def _sample(self, policy: Policy, number: int) -> None:
+        prompt = tuple((number * 7 + i * i) % VOCABULARY for i in range(24))
+        params = SamplingParams(max_tokens=40, seed=policy.version.id * 4 + number)
+        (done,) = await policy.sampler.sample(prompt, params)
+        turn = self.ledger.turns.add(
+            NewTurn(
+                session_id=self.ledger.turns.session("me", f"{policy.version.id}:{number}"),
+                kind=Kind.MAIN,
+                kind_reason="test",
+                policy_version=policy.version.id,
+                prompt=prompt,
+                completion=done,
+                hint_at=None,
+                request_text="please",
+                reply_text="done",
+                history=(),
+                reply_digest="",
+            )
+        )
+        self.ledger.turns.add_next_state(turn, NextState("user", "well"))
+        self.ledger.samples.add(turn, 1 if number % 2 else -1, None)
+
+
+@asynccontextmanager
+async def small(folder: Path, fault: Fault) -> AsyncGenerator[Small]:
+    tiny_model(folder / "model")
+    local = await start_local(folder)
+    ledger = Ledger(folder / "data")
+    trainer: Any = Publishing(local, folder / "run", fault)
+    try:
+        policy = PolicyHolder(await restore(ledger, trainer))
+        telemetry, health = Telemetry(folder / "metrics.jsonl"), Health()
+        spending = Spending(Price(), ledger.spend, telemetry)
+        learner = Learner(
+            LearnerDeps(
+                *(ledger, trainer, await trainer.base(), build("binary"), policy, telemetry),
+                *(health, spending, Training(batch_size=4)),
+                learning_rate=0.02,
+            )
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(learner.run())
+            yield Small(ledger, policy, learner, health, folder / "metrics.jsonl")
+            running.cancel()
+    finally:
+        await local.aclose()
+        ledger.close()
+
+
+async def test_without_a_fault_sampler_and_trainer_agree_to_rounding(tmp_path: Path) -> None:
+    async with small(tmp_path, none) as s:
+        for _ in range(3):
+            found = await s.step()
+            assert found["fresh_tokens"] == 160
+            assert found["agreement_max"] < 1e-4
+            assert abs(found["agreement_k3"]) < 1e-6
+            assert found["agrees"] is True
+        assert s.health.agreement.state == "ok"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+@pytest.mark.parametrize(
+    ("fault", "well"),
+    [
+        (adapter_not_applied, 1),  # the first version is the base, whatever is done to its adapter
+        (alpha_doubled, 1),
+        (weights_of_the_version_before, 2),
+        (stale_prefix_cache, 2),
+    ],
+)
+async def test_wrong_weights_raise_the_alarm(tmp_path: Path, fault: Fault, well: int) -> None:
+    async with small(tmp_path, fault) as s:
+        for _ in range(well):
+            assert (await s.step())["agrees"] is True
+            assert s.health.agreement.state == "ok"
+        found = await s.step()
+        assert found["agrees"] is False
+        assert s.health.agreement.state == "alarm"
+
+
+async def test_wrong_temperature_raises_the_alarm(tmp_path: Path) -> None:
+    async with small(tmp_path, temperature_of_its_own) as s:
+        found = await s.step()
+        assert found["agrees"] is False
+        assert found["agreement_mean"] < 0, "the tokens were likelier under what they came from"
+        assert s.health.agreement.state == "alarm"

@@ -1,0 +1,258 @@
+"""Turns that cannot be judged are tried, set aside and taken up again; a judge that fails is not
+the fault of its turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeTrainer
+from tests.learner.test_loop import SHORT, Says, World, world
+from tinker_claw.app.main import guarded
+from tinker_claw.cli import main
+from tinker_claw.errors import JudgeError
+from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.retry import Backoff
+from tinker_claw.types import Message
+
+NEVER = Backoff(1e6, 1e6)
+RARE = Backoff(0.1, 0.2)
+"""Others are judged in between."""
+
+
+class Moody(Says):
+    """Answers nothing that can be read, or less, while it is in the mood."""
+
+    mood: str | None = None
+    at_once = most_at_once = 0
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0)
+            text = messages[-1]["content"]
+            if "BOOM" in text:
+                raise ZeroDivisionError("what nobody thought of")
+            if self.mood == "down":
+                raise JudgeError("the judge is down")
+            if self.mood or ("UNHINTED" in text and "[HINT]" in messages[0]["content"]):
+                return ["As an AI, I would rather not."] * n
+            return await super().answers(messages, n)
+        finally:
+            self.at_once -= 1
+
+
+def set_aside(w: World) -> list[int]:
+    found = w.ledger._db.rows(
+        "SELECT id FROM turns WHERE untrained_because = ? ORDER BY id", SET_ASIDE
+    )
+    return [row["id"] for row in found]
+
+
+async def judge_others_until(w: World, happened: Any) -> None:
+    for _ in range(100):
+        if happened():
+            return
+        before = w.ledger.samples.waiting()
+        w.turn("YES")
+        await w.until(lambda before=before: w.ledger.samples.waiting() > before)
+    raise AssertionError("in vain")
+
+
+@pytest.mark.parametrize("said", ["MUMBLE", "UNJUDGEABLE"])
+async def test_turn_that_alone_cannot_be_judged_is_set_aside_after_three_tries(
+    tmp_path: Path, said: str
+) -> None:
+    async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=10_000) as w:
+        bad = w.turn(said)
+        await judge_others_until(w, lambda: set_aside(w) == [bad])
+        assert w.ledger.judgements.in_vain(bad) == TRIES
+        assert w.ledger.judgements.verdict(bad) is None, "it is no verdict"
+        assert w.ledger.turns.judgeable() == []
+        assert w.health.judge.state == "ok"
+        text = w.telemetry.exposition().decode()
+        assert 'tinker_claw_samples_total{fate="set_aside"} 1.0' in text
+
+
+async def test_no_try_counts_while_nobody_else_is_judged(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=10_000) as w:
+        bad = w.turn("MUMBLE")
+        await w.until(lambda: w.says.asked > 20)
+        assert w.ledger.judgements.in_vain(bad) == 0
+        assert w.health.judge.state == "failing"
+        assert w.health.snapshot(version=0, waiting=0, batch_size=4)["status"] == "degraded"
+        await judge_others_until(w, lambda: w.ledger.judgements.in_vain(bad) == 1)
+        asked = w.says.asked
+        await w.until(lambda: w.says.asked > asked + 20)
+        assert w.ledger.judgements.in_vain(bad) <= 2, "nobody else was judged since"
+
+
+async def test_tries_are_counted_over_restarts(tmp_path: Path) -> None:
+    bad: int | None = None
+    trainer = FakeTrainer()
+    for life in range(TRIES):
+        async with world(
+            tmp_path, trainer=trainer, judge_waits=SHORT, rests=NEVER, batch_size=10_000
+        ) as w:
+            bad = bad or w.turn("MUMBLE")
+            await judge_others_until(
+                w, lambda w=w, bad=bad, life=life: w.ledger.judgements.in_vain(bad) > life
+            )
+            assert set_aside(w) == ([bad] if life == TRIES - 1 else [])
+
+
+@pytest.mark.parametrize("mood", ["mumbles", "down"])
+async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
+    tmp_path: Path, mood: str
+) -> None:
+    says = Moody()
+    async with world(
+        tmp_path, endpoint=says, judge_waits=SHORT, rests=SHORT, batch_size=10_000
+    ) as w:
+        await judge_others_until(w, lambda: w.ledger.samples.waiting() == 4)
+        says.mood = mood
+        turns = [w.turn("YES") for _ in range(20)]
+        await w.until(lambda: w.health.judge.state == "failing")
+        says.most_at_once = 0
+        before = sum(w.ledger.judgements.in_vain(turn) for turn in turns)
+        await w.until(lambda: says.most_at_once > 0)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            assert w.health.judge.state == "failing", "it has not answered since"
+        assert sum(w.ledger.judgements.in_vain(turn) for turn in turns) == before
+        assert before < 4 + 1, "those in hand when it began"
+        error = w.health.judge.error
+        assert error is not None
+        assert "could not be read" in error or "down" in error
+        says.mood = None
+        await w.settled()
+        await w.until(lambda: w.health.judge.state == "ok")
+        assert set_aside(w) == []
+        assert w.ledger.samples.waiting() == 24
+
+
+async def test_one_turn_asks_at_a_time_while_the_judge_fails(tmp_path: Path) -> None:
+    says = Moody()
+    says.mood = "mumbles"
+    async with world(tmp_path, endpoint=says, judge_waits=SHORT, rests=SHORT) as w:
+        first = w.turn("YES")
+        await w.until(lambda: w.health.judge.state == "failing")
+        says.most_at_once = 0
+        for _ in range(20):
+            w.turn("YES")
+        asked = w.ledger.turns.judgeable()
+        assert first in asked
+        await w.until(lambda: says.most_at_once > 0)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert says.most_at_once <= 2, "verdict and hint of one turn"
+
+
+async def test_hint_that_cannot_be_read_is_asked_for_again_and_then_the_reward_counts(
+    tmp_path: Path,
+) -> None:
+    async with world(
+        tmp_path, endpoint=Moody(), judge_waits=SHORT, rests=SHORT, batch_size=10_000
+    ) as w:
+        early = w.turn("NO, UNHINTED")
+        await w.settled()
+        assert w.ledger.judgements.in_vain(early) == 0, "as far as is known it never gives hints"
+        w.turn("YES")
+        await w.settled()
+        unhinted = w.turn("NO, UNHINTED")
+        neutral = w.turn("UNHINTED")
+        await judge_others_until(w, lambda: not w.ledger.turns.judgeable())
+        verdict = w.ledger.judgements.verdict(unhinted)
+        assert verdict is not None
+        assert verdict.value == -1
+        assert w.ledger.judgements.in_vain(unhinted) == TRIES - 1
+        assert w.why_refused(unhinted) is None
+        assert set_aside(w) == [neutral], "no reward either"
+
+
+async def test_accident_over_one_turn_restarts_judging_and_sets_that_turn_aside(
+    tmp_path: Path,
+) -> None:
+    async with world(
+        tmp_path, endpoint=Moody(), judge_waits=SHORT, rests=SHORT, batch_size=10_000, running=False
+    ) as w:
+        part = w.health.judge
+        running = asyncio.create_task(guarded("judging", w.judging.run, part, SHORT))
+        poison = w.turn("BOOM")
+        await w.until(lambda: part.state == "failed")
+        assert part.error == "ZeroDivisionError: what nobody thought of"
+        assert part.next_try_s is not None
+        await judge_others_until(w, lambda: set_aside(w) == [poison])
+        await judge_others_until(w, lambda: part.state == "ok")
+        assert not running.done()
+        running.cancel()
+
+
+async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: Path) -> None:
+    says = Moody()
+    async with world(
+        tmp_path, endpoint=says, judge_waits=SHORT, rests=RARE, batch_size=10_000
+    ) as w:
+        bad = [w.turn("MUMBLE YES"), w.turn("MUMBLE YES")]
+        await judge_others_until(w, lambda: set_aside(w) == bad)
+        undoing = Rollback(
+            *(w.ledger, w.trainer, w.policy, w.learner), lambda session: None, w.judging.wake
+        )
+        w.ledger._db._connection.execute("UPDATE next_states SET text = 'YES'")  # it can be read
+        before = w.ledger.samples.waiting()
+        assert undoing.judge_again([bad[1], 999]) == [bad[1]]
+        await w.until(lambda: w.ledger.samples.waiting() == before + 1)
+        assert set_aside(w) == bad[:1]
+        assert w.ledger.judgements.in_vain(bad[1]) == 0
+        assert undoing.judge_again(None) == bad[:1]
+        await w.settled()
+        assert undoing.judge_again(None) == []
+
+
+async def test_command_takes_up_what_was_set_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world(tmp_path, running=False) as w:
+        bad = [w.turn("MUMBLE") for _ in range(3)]
+        gone = w.turn("MUMBLE")
+        for turn in (*bad, gone):
+            for _ in range(TRIES):
+                w.ledger.judgements.add_in_vain(turn, "As an AI, I would rather not.")
+        w.ledger.forget(from_turn(gone))
+    where = ("--data-dir", str(tmp_path))
+
+    def told(*command: str) -> tuple[int, str]:
+        status = main.main([*command, *where])
+        seen = capsys.readouterr()
+        return status, " ".join((seen.out + seen.err).split())
+
+    capsys.readouterr()
+    _, explained = told("explain", str(bad[0]))
+    assert f"It is not trained: {SET_ASIDE}." in explained
+    assert "Try 3 to judge it came to nothing: | As an AI, I would rather not." in explained
+    _, short = told("explain", str(bad[0]), "--no-text")
+    assert "As an AI" not in short
+    assert told("rejudge", str(bad[1])) == (
+        0,
+        f"Judged again when the gateway is started: turn {bad[1]}.",
+    )
+    assert "It waits for the judge." in told("explain", str(bad[1]))[1]
+    status, said = told("rejudge", str(gone), str(bad[1]))
+    assert status == 2
+    assert f"not set aside, or its words are gone: turn {bad[1]}, turn {gone}" in said
+    assert told("rejudge") == (
+        0,
+        f"Judged again when the gateway is started: turn {bad[0]}, turn {bad[2]}.",
+    )
+    assert told("rejudge") == (0, "No turn is set aside.")
+    ledger = Ledger(tmp_path)
+    assert ledger.turns.judgeable() == bad
+    ledger.close()

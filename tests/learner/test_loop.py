@@ -1,0 +1,619 @@
+"""Judging and learning over a real ledger: what becomes a sample, and what a step may never do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tinker_claw.backends.open import lora_learning_rate
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.meter import bill
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.errors import BackendError, JudgeError, OutageError
+from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.judge.judge import Judge
+from tinker_claw.learner import judging
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.judging import Judging, JudgingDeps
+from tinker_claw.learner.loop import Learner, LearnerDeps, Observing
+from tinker_claw.learner.recovery import restore
+from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.methods import build
+from tinker_claw.policy import PolicyHolder, Sampler
+from tinker_claw.retry import Backoff
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import (
+    Completion,
+    HintScores,
+    Kind,
+    LossPass,
+    Message,
+    NextState,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    Usage,
+)
+
+PROMPT = (1, 2, 3, 4)
+HINT = (90, 91)
+SHORT = Backoff(first_s=0.01, longest_s=0.04)
+
+
+class Splicer:
+    """The part of a renderer that hints need."""
+
+    def shorten(self, text: str) -> str:
+        return text
+
+    def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
+        return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
+
+
+@dataclass
+class Says:
+    """A judge's endpoint whose answers follow from the next state in the prompt."""
+
+    failing: int = 0
+    away: int = 0
+    """So many questions find the service away."""
+    asked: int = 0
+    billed: Usage = Usage()  # noqa: RUF009 - frozen
+    """Of one question, whatever comes of it."""
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        self.asked += 1
+        bill(self.billed)
+        text = messages[-1]["content"]
+        if self.away:
+            self.away -= 1
+            raise OutageError("the service is away, as told")
+        if self.failing or "UNJUDGEABLE" in text:
+            self.failing = max(0, self.failing - 1)
+            raise JudgeError("the judge is away")
+        bad, good = "NO" in text, "YES" in text
+        if "[HINT]" in messages[0]["content"]:
+            hint = "\\boxed{1}[HINT]do it the other way[/HINT]" if "HOW" in text else "\\boxed{-1}"
+            return [hint] * n
+        if "MUMBLE" in text:
+            return ["I'm sorry, I cannot rate that."] * n
+        return [f"\\boxed{{{-1 if bad else 1 if good else 0}}}"] * n
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class World:
+    ledger: Ledger
+    trainer: FakeTrainer
+    policy: PolicyHolder
+    judging: Judging
+    learner: Learner
+    says: Says
+    health: Health
+    metrics: Path
+    spending: Spending
+    telemetry: Telemetry
+    sessions: int = 0
+    base: FakeSampler = field(default_factory=FakeSampler)
+
+    def turn(
+        self,
+        said: str,
+        *,
+        hint_at: int | None = 3,
+        tokens: Tokens = (7, 8),
+        session: str | None = None,
+        role: Literal["user", "tool"] = "user",
+        reply: str = "done",
+    ) -> int:
+        """A captured main turn whose next state is `said`, of a session of its own unless named."""
+        self.sessions += 1
+        k = 4
+        done = Completion(
+            tokens=tuple(tokens),
+            logprobs=(LOGPROB,) * len(tokens),
+            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens),
+            topk_logprobs=((LOGPROB,) * k,) * len(tokens),
+            stop_reason=StopReason.STOP,
+            params=SamplingParams(max_tokens=8),
+        )
+        turn_id = self.ledger.turns.add(
+            NewTurn(
+                session_id=self.ledger.turns.session("me", session or str(self.sessions)),
+                kind=Kind.MAIN,
+                kind_reason="test",
+                policy_version=self.policy.current.version.id,
+                prompt=PROMPT,
+                completion=done,
+                hint_at=hint_at,
+                request_text="please",
+                reply_text=reply,
+                history=(),
+                reply_digest="",
+            )
+        )
+        self.ledger.turns.add_next_state(turn_id, NextState(role, said))
+        self.judging.wake()
+        return turn_id
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not happened():  # noqa: ASYNC110 - an observer; events would change what is observed
+                await asyncio.sleep(0.005)
+
+    async def settled(self) -> None:
+        await self.until(lambda: not self.ledger.turns.judgeable())
+
+    async def version(self, number: int) -> None:
+        await self.until(lambda: self.policy.current.version.id >= number)
+
+    def why_refused(self, turn_id: int) -> str | None:
+        row = self.ledger.turns._db.row(  # there is no reader for it yet
+            "SELECT untrained_because FROM turns WHERE id = ?", turn_id
+        )
+        return row["untrained_because"] if row else None
+
+
+@asynccontextmanager
+async def world(
+    path: Path,
+    *,
+    method: Any = "combine",
+    trainer: FakeTrainer | None = None,
+    running: bool = True,
+    spending: Callable[[Ledger, Telemetry], Spending] | None = None,
+    waits: Backoff = SHORT,
+    redact: Callable[[str], str] = str,
+    score_fresh: bool = False,
+    judge_waits: Backoff = judging.WAITS,
+    rests: Backoff = judging.RESTS,
+    endpoint: Endpoint | None = None,
+    **training: Any,
+) -> AsyncGenerator[World]:
+    cfg = Training(**({"batch_size": 4} | training))
+    ledger = Ledger(path)
+    trainer = trainer or FakeTrainer()
+    policy = PolicyHolder(await restore(ledger, trainer))
+    telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
+    base = await trainer.base()
+    paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
+    learner = Learner(
+        LearnerDeps(
+            *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
+            learning_rate=1e-3,
+            waits=waits,
+            observing=Observing(ledger.samples, cfg.batch_size, lambda: 0.25)
+            if cfg.observe
+            else None,
+            score_fresh=score_fresh,
+        )
+    )
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
+    teacher = base if cfg.teacher == "base" else None
+    scorer = HintScorer(teacher, Splicer(), build(method), cfg)  # type: ignore[arg-type]
+    judged = Judging(
+        JudgingDeps(
+            *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),
+            on_sample=learner.wake,
+            concurrency=4,
+            redact=redact,
+            waits=judge_waits,
+            rests=rests,
+        )
+    )
+    assert isinstance(base, FakeSampler)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part.run()) for part in (judged, learner) if running]
+            yield World(
+                ledger, trainer, policy, judged, learner, says, health, path / "metrics.jsonl",
+                paid, telemetry, base=base,
+            )  # fmt: skip
+            for task in tasks:
+                task.cancel()
+    finally:
+        ledger.close()
+
+
+async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=16) as w:
+        for number in range(15):
+            w.turn("YES" if number % 2 else "NO")
+        await w.settled()
+        assert w.policy.current.version.id == 0, "fifteen are not sixteen"
+        for _ in range(4):
+            w.turn("NO")
+        await w.version(1)
+        await w.settled()
+        assert w.ledger.samples.counts() == {
+            "queued": 3,
+            "trained": 16,
+            "expired": 0,
+            "quarantined": 0,
+        }
+        assert len(w.trainer.steps) == 1
+
+
+async def test_turn_without_signal_is_never_counted(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        silent = w.turn("something that does not tell")
+        for _ in range(3):
+            w.turn("YES")
+        await w.settled()
+        assert w.why_refused(silent) == "neutral verdict, no hint"
+        assert w.ledger.samples.waiting() == 3
+        assert w.trainer.steps == []
+
+
+async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)]
+        (sample,) = w.ledger.samples.oldest(1)
+        assert sample.teacher is not None
+        assert sample.teacher.hint == "do it the other way"
+        assert len(sample.teacher.targets) == 2
+        assert sample.reward == -1
+
+
+async def test_sample_without_a_hint_costs_no_teacher_call(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.turn("NO")
+        await w.settled()
+        assert w.base.scored == []
+        assert w.ledger.samples.waiting() == 1
+
+
+async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.base.fail_logprobs = 1
+        failed = w.turn("NO, HOW it should be")
+        await w.settled()
+        assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -> None:
+    class Odd(FakeTrainer):
+        async def base(self) -> Sampler:
+            return FakeSampler(opinion=lambda token: math.nan)
+
+    async with world(tmp_path, trainer=Odd()) as w:
+        odd = w.turn("NO, HOW it should be")
+        await w.settled()
+        why = w.why_refused(odd)
+        assert why is not None
+        assert why.endswith("a score is not a number")
+        assert w.ledger.samples.waiting() == 0
+
+
+@pytest.mark.parametrize(("method", "waiting"), [("combine", 1), ("opd", 0)])
+async def test_hint_that_has_no_place_in_the_prompt_leaves_the_reward(
+    tmp_path: Path, method: str, waiting: int
+) -> None:
+    async with world(tmp_path, method=method) as w:
+        w.turn("NO, HOW it should be", hint_at=None)
+        await w.settled()
+        assert w.ledger.samples.waiting() == waiting
+        assert w.base.scored == []
+
+
+async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=Backoff(0.05, 0.1)) as w:
+        w.says.failing = 2
+        turn = w.turn("YES")
+        await w.until(lambda: w.health.judge.state == "failing")
+        assert w.ledger.judgements.verdict(turn) is None
+        await w.settled()
+        verdict = w.ledger.judgements.verdict(turn)
+        assert verdict is not None
+        assert verdict.value == 1
+        assert w.health.judge.state == "ok"
+
+
+async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=SHORT) as w:
+        stuck = [w.turn("UNJUDGEABLE") for _ in range(6)]  # more than are judged at a time
+        await w.until(lambda: w.says.asked >= 6)
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.turns.judgeable() == stuck
+
+
+async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) -> None:
+    async with world(tmp_path, running=False) as w:
+        w.turn("YES")
+        trainer = w.trainer
+    async with world(tmp_path, trainer=trainer) as w:
+        await w.settled()
+        for _ in range(2):
+            w.turn("NO")
+        await w.settled()
+        assert w.ledger.samples.waiting() == 3
+    async with world(tmp_path, trainer=trainer) as w:
+        w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        old = w.policy.current
+        for said in ("YES", "NO", "NO, HOW it should be", "YES"):
+            w.turn(said)
+        await w.version(1)
+        version = w.policy.current.version
+        assert (version.parent, version.step) == (0, 1)
+        assert version.state_ref in w.trainer.states
+        assert version.sampler_ref in w.trainer.samplers
+        (passes,) = w.trainer.steps
+        assert [p.loss for p in passes] == ["ppo", "cross_entropy"]
+        await w.until(lambda: old.sampler.closed)  # type: ignore[attr-defined]
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert (line["samples"], line["hinted"], line["reward_mean"]) == (4, 1, 0.0)
+        assert line["version"] == 1
+
+
+@pytest.mark.parametrize("what", ["train_step", "save_state", "publish"])
+async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.fail[what] = 1
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.ledger.samples.counts()["trained"] == 4
+        assert w.trainer.weights == 1, "the void step left nothing in the weights"
+        assert w.health.learner.state in ("waiting", "training")
+
+
+async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
+    tmp_path: Path,
+) -> None:
+    """A disk that is full for hours must not fill the samplers, attempt by attempt."""
+    async with world(tmp_path) as w:
+        with w.ledger.turns._db.transaction() as tx:
+            tx.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON versions "
+                "BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
+        for _ in range(4):
+            w.turn("YES")
+        await w.until(lambda: w.trainer.asked["publish"] > 3)
+        published = [s for ref, s in w.trainer.samplers.items() if ref != "base"]
+        assert [s.closed for s in published[1:-1]] == [True] * (len(published) - 2)
+        assert not published[0].closed, "it serves"
+        with w.ledger.turns._db.transaction() as tx:
+            tx.execute("DROP TRIGGER full")
+        await w.version(1)
+
+
+def has_token(token: int) -> Callable[[Sequence[LossPass]], bool]:
+    return lambda passes: any(token in d.tokens for p in passes for d in p.datums)
+
+
+async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> None:
+    trainer = FakeTrainer(refuse=has_token(666))
+    async with world(tmp_path, trainer=trainer) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.counts() == {
+            "queued": 0,
+            "trained": 4,
+            "expired": 0,
+            "quarantined": 1,
+        }
+        assert w.trainer.weights == 1
+
+
+async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    """What it breaks a step with is no error of ours."""
+
+    def breaks(passes: Sequence[LossPass]) -> bool:
+        if has_token(666)(passes):
+            raise ZeroDivisionError("what nobody thought of")
+        return False
+
+    async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (4, 1)
+        errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
+        assert [tuple(row) for row in errors] == [("ZeroDivisionError: what nobody thought of",)]
+
+
+async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, running=False) as w:
+        cut = HintScores("hint", (LOGPROB,), targets=((LOGPROB,) * 4,))  # one row for two tokens
+        w.ledger.samples.add(w.turn("NO"), -1, cut)
+        trainer = w.trainer
+    async with world(tmp_path, trainer=trainer) as w:
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (4, 1)
+
+
+async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause(
+    tmp_path: Path,
+) -> None:
+    failing = FakeTrainer()
+
+    async def until_it_stops() -> None:
+        async with world(tmp_path, trainer=failing) as w:
+            failing.fail["publish"] = 4
+            for _ in range(4):
+                w.turn("YES")
+            await w.until(lambda: False)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await until_it_stops()
+    assert failed.group_contains(BackendError, match="publishing failed, as told")
+    async with world(tmp_path, trainer=failing) as w:
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_trainer_that_fails_whatever_it_gets_is_waited_for_and_no_sample_is_blamed(
+    tmp_path: Path,
+) -> None:
+    sick = [True]
+    async with world(tmp_path, trainer=FakeTrainer(refuse=lambda _: sick[0])) as w:
+        for number in range(8):
+            w.turn("YES" if number % 2 else "NO")
+        await w.until(lambda: w.health.backend.attempts("learning") > 3)
+        assert w.health.learner.state == "stalled"
+        assert "fails whatever it is given" in (w.health.learner.error or "")
+        await w.settled()
+        counts = w.ledger.samples.counts()
+        assert (counts["queued"], counts["quarantined"]) == (8, 0)
+        sick.clear()
+        sick.append(False)
+        await w.version(2)
+        assert w.health.backend.away == frozenset()
+        assert w.trainer.weights == 2, "what was only tried left nothing in the weights"
+
+
+async def test_trainer_that_breaks_while_the_culprit_is_looked_for_makes_none(
+    tmp_path: Path,
+) -> None:
+    trainer = FakeTrainer()
+    # Twice the batch fails; then a step that cannot fail goes well; then everything fails.
+    trainer.refuse = lambda _: trainer.asked["train_step"] in (1, 2, *range(4, 10))
+    async with world(tmp_path, trainer=trainer) as w:
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        assert w.ledger.samples.counts()["quarantined"] == 0
+        assert w.ledger.samples.counts()["trained"] == 4
+
+
+async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_not(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        for _ in range(6):
+            w.turn("YES")
+        await w.version(1)
+        current = w.policy.current.sampler
+        assert isinstance(current, FakeSampler)
+        for _ in range(2):
+            w.turn("NO")
+        await w.version(2)
+        assert len(current.scored) == 2, "two of the four samples were taken with version 0"
+
+
+async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> None:
+    async with world(tmp_path, max_staleness=0) as w:
+        for _ in range(5):
+            w.turn("YES")
+        await w.version(1)
+        await w.until(lambda: w.ledger.samples.counts()["expired"] == 1)
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_max_steps_ends_learning_not_judging(tmp_path: Path) -> None:
+    async with world(tmp_path, max_steps=1) as w:
+        for _ in range(8):
+            w.turn("YES")
+        await w.version(1)
+        await w.settled()
+        await w.until(lambda: w.health.learner.state == "finished")
+        assert w.ledger.samples.waiting() == 4
+        assert len(w.trainer.steps) == 1
+
+
+async def test_steps_that_were_not_saved_are_void_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        for step in (1, 2, 3):
+            for _ in range(4):
+                w.turn("YES")
+            await w.version(step)
+        trainer = w.trainer
+        assert w.policy.current.version.state_ref is None
+    async with world(tmp_path, trainer=trainer, running=False) as w:
+        version = w.policy.current.version
+        assert (version.id, version.parent, version.step) == (4, 2, 2)
+        assert trainer.weights == 2
+        assert w.ledger.samples.waiting() == 4
+
+
+async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
+    async with world(tmp_path, running=False) as w:
+        for _ in range(4):
+            w.ledger.samples.add(w.turn("YES"), 1, None)
+        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.oldest(4)])
+        trainer = w.trainer
+        trainer.weights = 99  # trained, and killed before the commit
+    async with world(tmp_path, trainer=trainer) as w:
+        assert w.ledger.steps.counts()["void"] == 1
+        await w.version(1)
+        assert trainer.weights == 1
+
+
+def test_automatic_learning_rate() -> None:
+    assert lora_learning_rate(2000, "qwen3") == pytest.approx(5e-4)
+    assert lora_learning_rate(4096, "qwen3") == pytest.approx(4.7297e-4, rel=1e-4)
+    assert lora_learning_rate(4096, "llama") == pytest.approx(2.857e-4, rel=1e-3)
+
+
+async def test_two_passing_failures_of_one_batch_blame_nobody_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        w.trainer.fail["publish"] = 2
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 2}
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_restart_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.version(1)
+        gone = w.policy.current.version
+    del trainer.samplers[gone.sampler_ref]
+    async with world(tmp_path, trainer=trainer) as w:
+        now = w.policy.current.version
+        assert (now.id, now.parent, now.step, now.state_ref) == (2, 1, 1, gone.state_ref)
+        assert w.policy.current.sampler is trainer.samplers[now.sampler_ref]
+    trainer.away["open"] = 1
+    with pytest.raises(OutageError):
+        await restore_alone(tmp_path, trainer)
+
+
+async def restore_alone(path: Path, trainer: FakeTrainer) -> None:
+    ledger = Ledger(path)
+    try:
+        await restore(ledger, trainer)
+    finally:
+        ledger.close()

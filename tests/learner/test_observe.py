@@ -1,0 +1,111 @@
+"""--observe: judged and queued as ever, told of, and nothing trained; a later run trains on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from tests.fakes import FakeTrainer
+from tests.learner.test_loop import Says, world
+from tests.processes import product
+from tests.talk import converse, learn, rows
+from tinker_claw.privacy.redact import Redactor
+
+
+def told(logs: Any, event: str) -> list[dict[str, Any]]:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+async def test_batches_are_told_of_and_none_is_trained(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    with structlog.testing.capture_logs() as logs:
+        async with world(tmp_path, trainer=trainer, observe=True) as w:
+            for said in ("NO", "NO, HOW it should be", "YES"):
+                w.turn(said)
+            await w.settled()
+            assert told(logs, "observed") == [], "three are no batch of four"
+            w.turn("NO")
+            await w.settled()
+            await w.until(lambda: len(told(logs, "observed")) == 1)
+            for _ in range(3):
+                w.turn("YES")
+            await w.settled()
+            await w.until(lambda: w.health.learner.state == "observing")
+            seen = w.health.snapshot(version=0, waiting=7, batch_size=4)
+            assert (seen["status"], seen["learner"]) == ("ok", "observing")
+            assert seen["meaning"].endswith(
+                "observing: nothing is trained, and 7 samples are queued."
+            )
+            w.turn("YES")
+            await w.until(lambda: len(told(logs, "observed")) == 2)
+            assert w.ledger.samples.waiting() == 8
+    assert trainer.steps == []
+    first, second = told(logs, "observed")
+    assert (first["samples"], first["steps"], first["reward_mean"], first["hints"]) == (
+        4,
+        1,
+        -0.5,
+        1,
+    )
+    assert (first["step_usd"], first["usd"]) == (0.25, 0.25)
+    assert (second["samples"], second["steps"], second["usd"]) == (8, 2, 0.5)
+
+
+async def test_what_was_observed_is_trained_later(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer, observe=True) as w:
+        for _ in range(9):
+            w.turn("NO")
+        await w.settled()
+    async with world(tmp_path, trainer=trainer) as w:
+        await w.version(2)
+        assert w.ledger.samples.counts()["trained"] == 8
+        assert w.ledger.samples.counts()["queued"] == 1
+
+
+async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
+    secret = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
+    asked: list[str] = []
+
+    class Leaks(Says):
+        async def answers(self, messages: Any, n: int) -> list[str]:
+            asked.append(json.dumps(list(messages)))
+            if "[HINT]" in messages[0]["content"]:
+                return [f"\\boxed{{1}}[HINT]use {secret} next time[/HINT]"] * n
+            return [f"he said {secret} \\boxed{{-1}}"] * n
+
+    async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
+        w.judging._deps.judge._endpoint = Leaks()
+        turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
+        await w.judging._one(turn)
+        assert len(asked) == 2
+        assert not any(secret in prompt for prompt in asked)
+        kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
+        assert len(kept) == 7
+        assert not any(secret in row[0] for row in kept)
+        (sample,) = w.ledger.samples.oldest(1)
+        assert sample.teacher is not None
+        assert sample.teacher.hint == "use [redacted: API key] next time"
+
+
+@pytest.mark.slow
+def test_product_observes_and_then_trains_on_that(tmp_path: Path) -> None:
+    data, flags = tmp_path / "data", ("--batch-size", "4", "--lora-rank", "16")
+    with product(data, *flags, "--observe") as running:
+        assert running.health()["learner"] == "observing"
+        for seed in range(4):
+            converse(running, seed)
+        while running.health()["samples_waiting"] < 4:
+            assert running.process.poll() is None
+        assert running.health()["policy_version"] == 0
+        assert running.stop() == 0
+        assert [e["steps"] for e in running.events() if e["event"] == "observed"][:1] == [1]
+    assert rows(data, "SELECT COUNT(*) FROM steps") == [(0,)]
+    with product(data, *flags) as running:
+        learn(running, 1, range(4, 8))
+        assert running.stop() == 0
+    assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained' AND id <= 4") == [(4,)]

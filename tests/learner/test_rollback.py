@@ -1,0 +1,308 @@
+"""Pins and rollbacks while the loop runs: who answers, what learning goes on from, what expires."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeTrainer
+from tests.learner.test_loop import World, world
+from tests.ledger.test_ledger import queue
+from tinker_claw.app.control import control
+from tinker_claw.errors import OutageError, UndoError
+from tinker_claw.learner.recovery import restore, restore_pin
+from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.versions import read_versions
+from tinker_claw.types import Adam, LossPass, StepReport
+
+
+def undoing(w: World) -> Rollback:
+    return Rollback(w.ledger, w.trainer, w.policy, w.learner, lambda session: None, w.judging.wake)
+
+
+async def learn(w: World, to: int) -> None:
+    """Four good turns a step, until version `to` is the newest."""
+    while w.policy.newest.version.id < to:
+        at = w.policy.newest.version.id
+        for number in range(4):
+            w.turn("YES" if number % 2 else "NO")
+        await w.until(lambda at=at: w.policy.newest.version.id > at)
+
+
+class SlowTrainer(FakeTrainer):
+    """Its steps end when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepping, self.go_on = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
+
+    async def train_step(self, passes: list[LossPass], adam: Adam) -> StepReport:  # type: ignore[override]
+        self.stepping.set()
+        await self.go_on.wait()
+        return await super().train_step(passes, adam)
+
+
+async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 3)
+        new = await undoing(w).roll_back(1)
+        first = w.ledger.steps.version(1)
+        assert first is not None
+        assert (new.id, new.parent, new.step) == (4, 1, 1)
+        assert (new.state_ref, new.sampler_ref) == (first.state_ref, first.sampler_ref)
+        assert w.policy.current.version == new
+        assert w.policy.current.sampler.ref == first.sampler_ref
+        assert w.trainer.weights == 1, "the trainer has the state of version 1"
+        await learn(w, 5)
+        assert w.trainer.weights == 2, "one step on from there"
+        assert w.policy.current.version.parent == 4
+        live = [r.version.id for r in read_versions(w.ledger._db) if r.live]
+        assert live == [0, 1, 4, 5]
+
+
+async def test_what_was_trained_before_a_rollback_is_not_trained_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 2)
+        await undoing(w).roll_back(0)
+        assert w.ledger.samples.counts()["trained"] == 8
+        assert w.ledger.samples.waiting() == 0
+
+
+async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_stay(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        w.turn("YES")  # of version 0
+        await w.settled()
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        for _ in range(4):  # makes version 1 of the first four, one of version 0 is left
+            w.turn("NO")
+        await w.version(1)
+        await w.settled()
+        w.turn("NO")  # of version 1
+        await w.until(lambda: w.ledger.samples.waiting() == 2)
+        unjudged = w.turn("UNJUDGEABLE")
+        await undoing(w).roll_back(0)
+        assert w.ledger.samples.counts() == {
+            **{"queued": 1, "trained": 4, "expired": 1, "quarantined": 0},
+        }
+        # What a version that was left has sampled may become a sample later; it expires then.
+        w.ledger.samples.add(unjudged, 1, None)
+        w.learner.wake()
+        await w.until(lambda: w.ledger.samples.counts()["expired"] == 2)
+
+
+async def test_rollback_during_a_step_answers_at_once_and_leaves_what_the_step_makes(
+    tmp_path: Path,
+) -> None:
+    trainer = SlowTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 1)
+        trainer.go_on.clear()
+        trainer.stepping.clear()
+        for _ in range(4):
+            w.turn("NO")
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        rolling = asyncio.create_task(undoing(w).roll_back(0))
+        await w.until(lambda: w.policy.current.version.id == 0)
+        assert not rolling.done(), "it waits for the step"
+        assert "load_state" not in trainer.asked
+        trainer.go_on.set()
+        new = await asyncio.wait_for(rolling, 60)
+        assert (new.id, new.parent) == (3, 0), "the step made version 2, which is left behind"
+        assert w.policy.current.version == new
+        assert trainer.weights == 0
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 2, "void": 0}
+
+
+async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_path: Path) -> None:
+    trainer = SlowTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 1)
+        trainer.go_on.clear()
+        trainer.stepping.clear()
+        for _ in range(4):
+            w.turn("NO")
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        rolling = asyncio.create_task(undoing(w).roll_back(0))
+        await w.until(lambda: w.policy.current.version.id == 0)
+        rolling.cancel()
+        await asyncio.wait([rolling])
+        assert w.policy.current.version.id == 1
+        trainer.go_on.set()
+        await w.version(2)
+        assert w.policy.current.version.parent == 1
+
+
+async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
+    """Ctrl-C in a command that waits for the step in hand."""
+    trainer = SlowTrainer()
+    async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
+        await learn(w, 1)
+        trainer.go_on.clear()
+        trainer.stepping.clear()
+        for _ in range(4):
+            w.turn("NO")
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        known = json.loads((tmp_path / "control.json").read_bytes())
+        _, sender = await asyncio.open_connection("127.0.0.1", known["port"])
+        order = {"do": "rollback", "version": 0, "token": known["token"]}
+        sender.write(json.dumps(order).encode() + b"\n")
+        await w.until(lambda: w.policy.current.version.id == 0)
+        sender.close()
+        await w.until(lambda: w.policy.current.version.id == 1)
+        trainer.go_on.set()
+        await w.version(2)
+        assert w.policy.current.version.parent == 1
+
+
+@pytest.mark.parametrize(
+    "order", [b"{}\n", b"nonsense\n", b'["x"]\n', b'{"do": "unpin", "token": "guess"}\n', b""]
+)
+async def test_order_without_the_secret_is_not_answered(tmp_path: Path, order: bytes) -> None:
+    async with world(tmp_path) as w, control(tmp_path, undoing(w)):
+        w.ledger.pin.to(0)
+        known = json.loads((tmp_path / "control.json").read_bytes())
+        answers, sender = await asyncio.open_connection("127.0.0.1", known["port"])
+        sender.write(order)
+        sender.write_eof()
+        assert await answers.read() == b""
+        sender.close()
+        assert w.ledger.pin.version == 0
+    assert "control.json" not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["open", "load_state"])
+async def test_version_whose_weights_are_gone_is_refused_and_all_stays(
+    tmp_path: Path, what: str
+) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 2)
+        w.trainer.fail[what] = 1
+        with pytest.raises(UndoError, match="of v0 cannot be had"):
+            await undoing(w).roll_back(0)
+        assert w.policy.current.version.id == 2
+        assert w.trainer.weights == 2
+        await learn(w, 3)
+        assert w.policy.current.version.parent == 2
+        assert w.trainer.weights == 3
+
+
+async def test_outage_during_a_rollback_is_told_and_all_stays(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 1)
+        w.trainer.away["load_state"] = 1
+        with pytest.raises(OutageError):
+            await undoing(w).roll_back(0)
+        assert w.policy.current.version.id == 1
+        await learn(w, 2)
+
+
+async def test_pinned_version_answers_while_learning_goes_on(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 1)
+        undo = undoing(w)
+        await undo.pin(0)
+        assert w.policy.current.version.id == 0
+        await learn(w, 3)
+        assert w.policy.current.version.id == 0
+        assert w.ledger.steps.newest_version() == w.policy.newest.version
+        assert await undo.unpin() == 3
+        assert w.policy.current.version.id == 3
+
+
+async def test_pin_outlives_the_process_and_a_rollback_ends_it(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 2)
+        await undoing(w).pin(1)
+    ledger = Ledger(tmp_path)
+    pinned = await restore_pin(ledger, trainer)
+    assert pinned is not None
+    assert pinned.version.id == 1
+    assert (await restore(ledger, trainer)).version.id == 2
+    ledger.steps.roll_back(pinned.version)
+    assert await restore_pin(ledger, trainer) is None
+    assert (await restore(ledger, trainer)).version.id == 3
+    assert trainer.weights == 1
+    ledger.close()
+
+
+async def test_pinned_version_whose_weights_are_gone_does_not_stop_a_start(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 1)
+        await undoing(w).pin(0)
+    ledger = Ledger(tmp_path)
+    trainer.fail["open"] = 1
+    assert await restore_pin(ledger, trainer) is None
+    ledger.close()
+
+
+async def test_turn_that_is_forgotten_while_it_is_judged_is_not_judged(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        asked, answer = asyncio.Event(), asyncio.Event()
+        usual = w.says.answers
+
+        async def slowly(messages: object, n: int) -> list[str]:
+            asked.set()
+            await answer.wait()
+            return await usual(messages, n)  # type: ignore[arg-type]
+
+        w.says.answers = slowly  # type: ignore[method-assign]
+        turn = w.turn("YES")
+        await asyncio.wait_for(asked.wait(), 60)
+        forgotten = await undoing(w).forget(from_turn(turn))
+        assert forgotten.turns == (turn,)
+        answer.set()
+        w.turn("YES")
+        await w.settled()
+        assert w.ledger.judgements.counts()["good"] == 1
+        assert w.health.last_error is None
+
+
+async def test_sample_that_is_forgotten_before_its_step_begins_is_not_in_it(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, running=False) as w:
+        turns = [w.turn("YES") for _ in range(4)]
+        for turn in turns:
+            w.ledger.samples.add(turn, 1 if turn % 2 else -1, None)
+        batch = w.learner._batch()
+        assert batch is not None
+        async with w.learner.between_steps():
+            taking = asyncio.create_task(w.learner._take(batch))
+            await asyncio.sleep(0)
+            w.ledger.forget(from_turn(turns[0]))
+        await taking
+        assert (w.trainer.asked["load_state"], w.health.last_error) == (0, None)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 0}
+        assert w.ledger.samples.waiting() == 3
+
+
+def test_samples_of_steps_that_a_crash_lost_do_not_expire(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    first = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    step = ledger.steps.begin(0, queue(ledger, 1))
+    lost = ledger.steps.commit(step, first, state_ref=None, sampler_ref="p1", metrics={})
+    (sampled,) = queue(ledger, 1, version=lost.id)
+    ledger.steps.restart_from(first)
+    assert ledger.samples.expire(0, 4) == 0
+    assert {sample.id for sample in ledger.samples.oldest(9)} == {1, sampled}
+    other = ledger.steps.begin(2, [1])
+    newest = ledger.steps.version(2)
+    assert newest is not None
+    ledger.steps.commit(other, newest, state_ref="s2", sampler_ref="p2", metrics={})
+    queue(ledger, 1, version=3)
+    ledger.steps.roll_back(first)
+    assert [sample.id for sample in ledger.samples.oldest(9)] == [sampled], "v3 was left behind"
+    ledger.close()

@@ -1,0 +1,403 @@
+"""The ledger through real SQLite: rows come back exactly, steps are all or nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import Ballot, NewTurn
+from tinker_claw.types import (
+    Completion,
+    HintScores,
+    Kind,
+    NextState,
+    SamplingParams,
+    StopReason,
+    Verdict,
+)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+COMPLETION = Completion(
+    tokens=(5, 151_000, 7),
+    logprobs=(-0.1, -1.2345678901234567, -1e-9),
+    topk_ids=((5, 6), (151_000, 1), (7, 8)),
+    topk_logprobs=((-0.1, -3.0), (-1.2345678901234567, -1.5), (-1e-9, -20.0)),
+    stop_reason=StopReason.STOP,
+    params=SamplingParams(max_tokens=9, seed=3, stop_tokens=(7,), student_topk=2),
+    cached_tokens=2,
+)
+
+
+def new_turn(ledger: Ledger, key: str = "s", **changes: object) -> NewTurn:
+    turn = NewTurn(
+        session_id=ledger.turns.session("me", key),
+        kind=Kind.MAIN,
+        kind_reason="test",
+        policy_version=0,
+        prompt=(1, 2, 3, 4),
+        completion=COMPLETION,
+        hint_at=3,
+        request_text="do it",
+        reply_text="done",
+        history=("a", "b"),
+        reply_digest="r",
+    )
+    return replace(turn, **changes)  # type: ignore[arg-type]
+
+
+def queue(ledger: Ledger, count: int, version: int = 0) -> list[int]:
+    return [
+        ledger.samples.add(
+            ledger.turns.add(new_turn(ledger, f"q{i}", policy_version=version)), 1, None
+        )
+        for i in range(count)
+    ]
+
+
+def test_turn_comes_back_exactly(ledger: Ledger) -> None:
+    turn = ledger.turns.get(ledger.turns.add(new_turn(ledger)))
+    assert turn.completion == COMPLETION
+    assert (turn.prompt, turn.hint_at, turn.index, turn.kind) == ((1, 2, 3, 4), 3, 0, Kind.MAIN)
+    assert (turn.request_text, turn.reply_text) == ("do it", "done")
+
+
+def test_turns_are_numbered_within_session_and_kind(ledger: Ledger) -> None:
+    ids = [
+        ledger.turns.add(new_turn(ledger, "a")),
+        ledger.turns.add(new_turn(ledger, "a", kind=Kind.SIDE, untrained_because="side")),
+        ledger.turns.add(new_turn(ledger, "b")),
+        ledger.turns.add(new_turn(ledger, "a")),
+    ]
+    assert [ledger.turns.get(i).index for i in ids] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_long_prompts_come_back_exactly(ledger: Ledger, length: int, at_hand: bool) -> None:
+    prompt = tuple((i * 7919) % 151_936 for i in range(length))
+    packed = array("i", prompt).tobytes() if at_hand else None
+    turn = ledger.turns.add(new_turn(ledger, prompt=prompt, packed_prompt=packed))
+    assert ledger.turns.get(turn).prompt == prompt
+    ledger.samples.add(turn, 1, None)
+    assert ledger.samples.oldest(1)[0].prompt == prompt
+
+
+def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
+    shared = tuple(range(11 * 1024 + 100))
+    ledger.turns.add(new_turn(ledger, prompt=shared))
+    before = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
+    for own in range(50):
+        prompt = (*shared, *(own + 1000 * i for i in range(300)))
+        assert ledger.turns.get(ledger.turns.add(new_turn(ledger, prompt=prompt))).prompt == prompt
+    after = ledger._db.row("SELECT COUNT(*) AS n, SUM(LENGTH(ids)) AS bytes FROM prompt_blocks")
+    assert before is not None
+    assert after is not None
+    assert (before["n"], after["n"]) == (11, 11)
+    own_bytes = ledger._db.row("SELECT MAX(LENGTH(prompt) + LENGTH(blocks)) AS n FROM turns")
+    assert own_bytes is not None
+    assert own_bytes["n"] < 4 * 400 + 100, "no turn holds more than what is its own"
+
+
+def test_prompt_that_has_lost_a_block_is_not_made_up(ledger: Ledger) -> None:
+    turn = ledger.turns.add(new_turn(ledger, prompt=tuple(range(3000))))
+    with ledger._db.transaction() as tx:
+        tx.execute("DELETE FROM prompt_blocks WHERE id = 2")
+    with pytest.raises(LedgerError, match="has lost block 2"):
+        ledger.turns.get(turn)
+
+
+def test_sessions_of_two_users_never_mix(ledger: Ledger) -> None:
+    assert ledger.turns.session("ann", "k") != ledger.turns.session("bob", "k")
+    assert ledger.turns.session("ann", "k") == ledger.turns.session("ann", "k")
+
+
+def test_latest_turns_are_main_ones_the_newest_first(ledger: Ledger) -> None:
+    session = ledger.turns.session("me", "s")
+    assert ledger.turns.latest(session) == []
+    first = ledger.turns.add(new_turn(ledger))
+    newest = ledger.turns.add(new_turn(ledger, history=("a", "b", "c")))
+    ledger.turns.add(new_turn(ledger, kind=Kind.SIDE, untrained_because="side"))
+    found = ledger.turns.latest(session)
+    assert [turn.turn_id for turn in found] == [newest, first]
+    assert (found[0].history, found[0].reply_digest) == (("a", "b", "c"), "r")
+
+
+def test_first_next_state_stays(ledger: Ledger) -> None:
+    turn = ledger.turns.add(new_turn(ledger))
+    assert ledger.turns.next_state(turn) is None
+    assert ledger.turns.add_next_state(turn, NextState("user", "thanks"))
+    assert not ledger.turns.add_next_state(turn, NextState("user", "again"))
+    assert ledger.turns.next_state(turn) == NextState("user", "thanks")
+
+
+def test_judgeable_is_what_has_a_next_state_and_is_not_settled(ledger: Ledger) -> None:
+    turns = [ledger.turns.add(new_turn(ledger, str(i))) for i in range(4)]
+    side = ledger.turns.add(new_turn(ledger, "x", kind=Kind.SIDE, untrained_because="side"))
+    for turn in [*turns[1:], side]:
+        ledger.turns.add_next_state(turn, NextState("user", "ok"))
+    ledger.turns.refuse(turns[2], "neutral verdict")
+    ledger.samples.add(turns[3], 1, None)
+    assert ledger.turns.judgeable() == [turns[1]]
+
+
+def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:
+    turns = [ledger.turns.add(new_turn(ledger, str(i))) for i in range(3)]
+    for turn, value in zip(turns, (None, 0, -1), strict=True):
+        ledger.judgements.add(
+            turn,
+            value=value,
+            verdict_ballots=[Ballot("?", None), Ballot("-1", -1)],
+            hint_ballots=[Ballot("hint", 1)],
+            hints=["be brief", "be short and brief"] if value == -1 else [],
+        )
+    assert ledger.judgements.verdict(turns[0]) == Verdict(votes=(None, -1), value=None)
+    assert ledger.judgements.verdict(turns[1]) == Verdict(votes=(None, -1), value=0)
+    assert ledger.judgements.hints(turns[2]) == ("be brief", "be short and brief")
+    assert ledger.judgements.counts() == {"good": 0, "neutral": 1, "bad": 1, "none": 1, "hints": 1}
+    assert ledger.judgements.verdict(999) is None
+
+
+def test_sample_carries_turn_and_teacher_exactly(ledger: Ledger) -> None:
+    teacher = HintScores("hint", (-1.0, -2.0, -3.0), ((-1.0, -2.0),) * 3, overlap=4)
+    turn = ledger.turns.add(new_turn(ledger))
+    number = ledger.samples.add(turn, None, teacher)
+    (sample,) = ledger.samples.oldest(5)
+    assert (sample.id, sample.turn_id, sample.reward) == (number, turn, None)
+    assert sample.teacher == teacher
+    assert sample.completion == COMPLETION
+    assert (sample.policy_version, sample.policy_step) == (0, 0)
+
+
+def test_a_turn_is_a_sample_at_most_once(ledger: Ledger) -> None:
+    turn = ledger.turns.add(new_turn(ledger))
+    ledger.samples.add(turn, 1, None)
+    with pytest.raises(LedgerError):
+        ledger.samples.add(turn, 1, None)
+    assert ledger.samples.waiting() == 1
+
+
+def test_forty_queued_in_batches_of_sixteen_lose_none(ledger: Ledger) -> None:
+    queue(ledger, 40)
+    trained: list[int] = []
+    version = ledger.steps.newest_version()
+    assert version is not None
+    for waiting in (24, 8):
+        batch = [sample.id for sample in ledger.samples.oldest(16)]
+        step = ledger.steps.begin(version.id, batch)
+        version = ledger.steps.commit(step, version, state_ref="s", sampler_ref="p", metrics={})
+        trained += batch
+        assert ledger.samples.waiting() == waiting
+    assert len(set(trained)) == 32
+    assert ledger.samples.counts() == {"queued": 8, "trained": 32, "expired": 0, "quarantined": 0}
+    assert (version.id, version.parent, version.step) == (2, 1, 2)
+
+
+def test_old_samples_expire_by_optimizer_steps(ledger: Ledger) -> None:
+    queue(ledger, 2)
+    assert ledger.samples.expire(current_step=4, max_staleness=4) == 0
+    assert ledger.samples.expire(current_step=5, max_staleness=4) == 2
+    assert ledger.samples.waiting() == 0
+
+
+def test_unfinished_step_is_void_and_its_samples_stay_queued(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    step = ledger.steps.begin(version.id, queue(ledger, 3))
+    ledger.close()
+
+    ledger = Ledger(tmp_path)
+    assert ledger.steps.void_unfinished() == [step]
+    assert ledger.samples.waiting() == 3
+    assert ledger.steps.newest_version() == version
+    with pytest.raises(LedgerError, match="cannot be committed"):
+        ledger.steps.commit(step, version, state_ref=None, sampler_ref="p", metrics={})
+    assert ledger.steps.newest_version() == version
+    ledger.close()
+
+
+def test_step_with_a_sample_that_was_taken_out_meanwhile_is_refused(ledger: Ledger) -> None:
+    version = ledger.steps.newest_version()
+    assert version is not None
+    samples = queue(ledger, 2)
+    step = ledger.steps.begin(version.id, samples)
+    ledger.samples.quarantine(samples[0])
+    with pytest.raises(LedgerError, match="1 of its 2 samples"):
+        ledger.steps.commit(step, version, state_ref="s", sampler_ref="p", metrics={})
+    assert ledger.steps.newest_version() == version
+
+
+def test_step_that_was_left_open_is_void_when_the_next_one_begins(ledger: Ledger) -> None:
+    version = ledger.steps.newest_version()
+    assert version is not None
+    samples = queue(ledger, 2)
+    first, second = (ledger.steps.begin(version.id, samples) for _ in range(2))
+    with pytest.raises(LedgerError, match="it is not open"):
+        ledger.steps.commit(first, version, state_ref="s", sampler_ref="p", metrics={})
+    ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})
+    ledger.steps.void(second, "too late")
+    assert ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+    assert ledger.steps.failures(samples) == 0, "nothing says that it was the samples' doing"
+
+
+def test_unsaved_steps_are_void_and_version_ids_still_grow(ledger: Ledger) -> None:
+    start = version = ledger.steps.newest_version()
+    assert start is not None
+    assert version is not None
+    samples = queue(ledger, 4)
+    for pair in (samples[:2], samples[2:]):
+        step = ledger.steps.begin(version.id, pair)
+        version = ledger.steps.commit(step, version, state_ref=None, sampler_ref="p", metrics={})
+    saved = ledger.steps.newest_saved_version()
+    assert saved == start
+    assert len(ledger.steps.unsaved(start)) == 2
+    again = ledger.steps.restart_from(start)
+    assert ledger.samples.waiting() == 4
+    assert ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 2}
+    assert (again.id, again.parent, again.step, again.sampler_ref) == (3, 0, 0, "p0")
+
+
+def test_failures_of_exactly_one_batch_are_counted(ledger: Ledger) -> None:
+    samples = queue(ledger, 4)
+    for batch in (samples[:2], samples[:2], samples[1:3], samples):
+        ledger.steps.void(ledger.steps.begin(0, batch), "boom")
+    assert ledger.steps.failures(samples[:2]) == 2
+    assert ledger.steps.failures(samples[1:3]) == 1
+    assert ledger.steps.failures(samples[2:]) == 0
+
+
+def test_ledger_of_another_run_is_refused_by_name(ledger: Ledger) -> None:
+    assert not ledger.bind({"model": "demo", "method": "combine"})
+    assert ledger.bind({"model": "demo", "method": "combine"})
+    with pytest.raises(LedgerError, match="method 'combine', not 'binary'"):
+        ledger.bind({"model": "demo", "method": "binary"})
+
+
+_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger import Ledger
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    Ledger(Path(sys.argv[1]))
+except LedgerError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_at_the_start_is_told_from_a_file_that_is_no_ledger(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "see what is wrong with its disk or choose another --data-dir" in said
+    assert "move it away" not in said
+
+
+def test_second_process_on_the_same_directory_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="in use by another process"):
+        Ledger(ledger.path.parent)
+
+
+def test_lock_of_a_killed_process_does_not_hold(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, pathlib; from tinker_claw.ledger import Ledger\n"
+        f"ledger = Ledger(pathlib.Path({str(tmp_path)!r}))\n"
+        "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -9
+    ledger = Ledger(tmp_path)
+    assert ledger.steps.newest_version() is not None
+    ledger.close()
+
+
+def test_new_directory_is_the_users_alone(tmp_path: Path) -> None:
+    Ledger(tmp_path / "data").close()
+    assert (tmp_path / "data").stat().st_mode & 0o077 == 0
+
+
+def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match=r"cannot be written.*--data-dir"):
+        Ledger(tmp_path / "file" / "deeper")
+
+
+def test_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite3"
+    file.write_bytes(b"this is not a database, but somebody's notes" * 40)
+    before = file.read_bytes()
+    with pytest.raises(LedgerError, match="move it away"):
+        Ledger(tmp_path)
+    assert file.read_bytes() == before
+
+
+def test_later_schema_is_refused(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(LedgerError, match="schema is version 99"):
+        Ledger(tmp_path)
+
+
+def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:
+    turn = ledger.turns.add(new_turn(ledger))
+    with pytest.raises(LedgerError):
+        ledger.judgements.add(
+            turn,
+            value=1,
+            verdict_ballots=[Ballot("a", 1)],
+            hint_ballots=[],
+            hints=[None],  # type: ignore[list-item]
+        )
+    assert ledger.judgements.verdict(turn) is None
+    ledger.judgements.add(
+        turn, value=1, verdict_ballots=[Ballot("a", 1)], hint_ballots=[], hints=[]
+    )
+
+
+def write_turns_for_ever(directory: Path) -> None:
+    """Run in a process of its own: a dot on standard output for every turn that is durable."""
+    ledger = Ledger(directory)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    for number in range(1_000_000):
+        ledger.turns.add(new_turn(ledger, str(number % 7)))
+        os.write(1, b".")
+
+
+def test_committed_turn_survives_sigkill(tmp_path: Path) -> None:
+    script = (
+        "import pathlib; from tests.ledger.test_ledger import write_turns_for_ever\n"
+        f"write_turns_for_ever(pathlib.Path({str(tmp_path)!r}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as child:
+        assert child.stdout is not None
+        seen = len(child.stdout.read(20))
+        child.kill()
+        seen += len(child.stdout.read())
+    ledger = Ledger(tmp_path)
+    connection = sqlite3.connect(ledger.path)
+    (turns,) = connection.execute("SELECT COUNT(*) FROM turns").fetchone()
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+    ledger.close()
+    assert turns >= seen >= 20

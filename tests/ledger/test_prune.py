@@ -1,0 +1,225 @@
+"""--keep-days and --keep-gb: what is old or too much loses text and tokens, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateways import gateway
+from tests.ledger.test_ledger import COMPLETION, new_turn
+from tinker_claw.app.main import once
+from tinker_claw.cli.explain import tell
+from tinker_claw.config.settings import Keeping, Training
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
+from tinker_claw.ledger.turns import Ballot
+from tinker_claw.ledger.views import read_history
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import HintScores, NextState, PolicyVersion
+
+WORDS = "quetzalcoatl"
+TEACHER = HintScores("be brief", (-1.0,) * 3, ((-1.0, -2.0),) * 3, 1)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def add(ledger: Ledger, key: str, **changes: Any) -> int:
+    rng = random.Random(key)
+    prompt = (*range(3000), *(rng.randrange(150_000) for _ in range(2000)))
+    said = {"request_text": f"{WORDS} {key}", "reply_text": WORDS, "prompt": prompt}
+    return ledger.turns.add(new_turn(ledger, key, **(said | changes)))
+
+
+def follow(ledger: Ledger, turn: int) -> None:
+    ledger.turns.add_next_state(turn, NextState("user", WORDS))
+    ballots = [Ballot(f"{WORDS} \\boxed{{-1}}", -1)] * 3
+    ledger.judgements.add(
+        turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[f"no {WORDS}"]
+    )
+
+
+def sampled(ledger: Ledger, key: str) -> int:
+    turn = add(ledger, key)
+    follow(ledger, turn)
+    ledger.samples.add(turn, -1, TEACHER)
+    return turn
+
+
+def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersion:
+    marks = ", ".join("?" * len(turns))
+    found = ledger._db.rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
+    number = ledger.steps.begin(parent.id, [row["id"] for row in found])
+    return ledger.steps.commit(
+        number, parent, state_ref=f"s{number}", sampler_ref="p", metrics={"samples": len(found)}
+    )
+
+
+def trim(ledger: Ledger, before: float | None = None, most: int | None = None) -> int:
+    return sum(ledger.retention.round(before, most))
+
+
+def full(ledger: Ledger) -> set[int]:
+    """Turns that have their text."""
+    return {row["id"] for row in ledger._db.rows("SELECT id FROM turns WHERE request_text <> ''")}
+
+
+def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) -> None:
+    parent = ledger.steps.newest_version()
+    assert parent is not None
+    trained = [sampled(ledger, f"t{n}") for n in range(2)]
+    parent = step(ledger, parent, trained)
+    for n in range(SAFE_STATES - 1):
+        last = sampled(ledger, f"u{n}")
+        parent = step(ledger, parent, [last])
+    queued = sampled(ledger, "q")
+    refused = add(ledger, "r", untrained_because="side turn: recap")
+    waits = add(ledger, "w")
+    judged = add(ledger, "j")
+    follow(ledger, judged)
+    ended = add(ledger, "e")
+    row = ledger._db.row("SELECT session_id FROM turns WHERE id = ?", ended)
+    assert row is not None
+    ledger.turns.close([row["session_id"]])
+
+    assert trim(ledger, before=time.time() + 1) == 4
+    gone = {*trained, refused, ended}
+    assert full(ledger).isdisjoint(gone)
+    assert {queued, waits, judged, last} <= full(ledger)
+    assert ledger.samples.oldest(1)[0].prompt == ledger.turns.get(queued).prompt
+    assert len(ledger.turns.get(queued).prompt) == 5000
+    assert ledger.turns.get(waits).completion == COMPLETION
+    assert trim(ledger, before=time.time() + 1) == 0, "there is nothing more to do"
+    refusals = dict(tuple(r) for r in ledger._db.rows("SELECT id, untrained_because FROM turns"))
+    assert (refusals[ended], refusals[refused]) == (UNFOLLOWED, "side turn: recap")
+    assert refusals[waits] is None
+
+
+def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
+    parent = ledger.steps.newest_version()
+    assert parent is not None
+    turn = sampled(ledger, "t")
+    for n in range(SAFE_STATES):
+        parent = step(ledger, parent, [turn] if n == 0 else [sampled(ledger, f"u{n}")])
+    figures = (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts())
+    assert trim(ledger, before=time.time() + 1) == 1
+    assert (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts()) == figures
+    with reading(ledger.path) as rows:
+        told = read_history(rows, turn)
+    assert told is not None
+    assert told.prompt_tokens == 5000
+    assert (told.request_text, told.reply_text, told.hints) == ("", "", ("",))
+    assert told.verdict is not None
+    assert told.verdict.votes == (-1, -1, -1)
+    assert told.sample is not None
+    assert (told.sample.state, told.sample.reward, told.sample.teacher) == ("trained", -1, None)
+    assert (told.completion_tokens, told.completion.tokens) == (3, ())
+    text = "\n".join(tell(told, Training(), text=True)).replace("\n", " ")
+    assert "answered with 3 tokens" in text
+    assert "Its tokens are not in the ledger" in text
+    assert "It was trained in step 1" in text
+
+
+def test_texts_are_gone_from_the_file_and_shared_blocks_stay(ledger: Ledger) -> None:
+    for n in range(40):
+        add(ledger, f"x{n}", untrained_because="side")
+    kept = add(ledger, "kept")
+    prompt = ledger.turns.get(kept).prompt
+    before = ledger.live_bytes()
+    assert trim(ledger, before=time.time() + 1) == 40
+    assert ledger.turns.get(kept).prompt == prompt
+    row = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
+    assert row is not None
+    assert row["n"] == 4, "the kept one's own"
+    assert ledger.live_bytes() < before / 2
+    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert ledger.path.read_bytes().count(WORDS.encode()) == 2, "request and reply of the kept one"
+
+
+@pytest.mark.parametrize("when", range(8))
+def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
+    ledger: Ledger, when: int
+) -> None:
+    shared = tuple(range(50_000, 55_000))
+    for n in range(30):  # so many blocks that they are deleted in several transactions
+        add(ledger, f"x{n}", untrained_because="side")
+    add(ledger, "shared", untrained_because="side", prompt=shared)
+    new = 0
+    for at, _ in enumerate(ledger.retention.round(time.time() + 1, None)):
+        if at == when:
+            new = add(ledger, "new", prompt=(*shared, 7))
+    new = new or add(ledger, "new", prompt=(*shared, 7))
+    assert ledger.turns.get(new).prompt == (*shared, 7)
+
+
+def test_age_is_what_counts_and_only_the_old_go(ledger: Ledger) -> None:
+    old = add(ledger, "old", untrained_because="side")
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET created_at = created_at - 10 * 86400")
+    young = add(ledger, "young", untrained_because="side")
+    assert asyncio.run(once(ledger, Keeping())) == 0, "nothing goes unless it was asked for"
+    assert asyncio.run(once(ledger, Keeping(keep_days=11))) == 0
+    assert asyncio.run(once(ledger, Keeping(keep_days=9))) == 1
+    assert full(ledger) == {young}
+    assert old < young
+
+
+def test_oldest_go_until_the_file_is_small_enough_and_it_shrinks(ledger: Ledger) -> None:
+    for n in range(400):
+        add(ledger, f"x{n}", untrained_because="side")
+    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = ledger.path.stat().st_size
+    assert size > 3_000_000
+    dropped = trim(ledger, most=size // 2)
+    assert 20 < dropped < 399
+    left = full(ledger)
+    assert left == set(range(dropped + 1, 401)), "the oldest"
+    assert ledger.live_bytes() <= size // 2
+    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert ledger.path.stat().st_size < 0.85 * size
+    check = sqlite3.connect(ledger.path)
+    assert check.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    check.close()
+
+
+def test_rows_of_emptied_turns_share_pages(ledger: Ledger) -> None:
+    for n in range(200):
+        add(ledger, f"x{n}", prompt=(1,), request_text=WORDS * 120, untrained_because="side")
+    size = ledger.live_bytes()
+    assert trim(ledger, time.time() + 60) == 200
+    assert ledger.live_bytes() < size / 2
+
+
+def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(300):
+        add(ledger, f"x{n}", untrained_because="side")
+    monkeypatch.setattr("tinker_claw.ledger.prune.SLICE_S", -1)  # each row takes all of it
+    dropped = list(ledger.retention.round(time.time() + 1, None))
+    assert sum(dropped) == 300
+    assert max(dropped) == 1
+
+
+async def test_gateway_answers_while_old_turns_go(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        for n in range(100):
+            add(world.ledger, f"x{n}", untrained_because="side")
+        trimming = asyncio.create_task(once(world.ledger, Keeping(keep_days=1e-9)))
+        assert (await world.ask("hello")).status_code == 200
+        assert await trimming >= 100
+        assert replace(world.turns()[-1].completion).tokens

@@ -1,0 +1,333 @@
+"""What fits on which GPU: arithmetic beside figures that were worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen3Config
+
+from local_gpu.demo import MODEL_DIR
+from local_gpu.plan.fits import Demand, Fit, advice, reckon
+from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
+from local_gpu.plan.memory import (
+    GIB,
+    ModelSize,
+    base_bytes,
+    checkpoint_bytes,
+    layer_bytes,
+    model_size,
+    token_bytes,
+)
+from tests.backends import tiny_model
+from tinker_claw.backends.local import arrange, why_not
+from tinker_claw.config.load import load
+from tinker_claw.errors import ModelFileError
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+FOR_GPUS = sorted(file for file in CONFIGS.glob("*.toml") if file.stem not in ("demo", "prices"))
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
+    "Qwen/Qwen3-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "Qwen/Qwen3-32B": {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def model_folders(root: Path) -> dict[str, str]:
+    """A folder for each hub id, with a config.json of its shapes and nothing else."""
+    folders: dict[str, str] = {}
+    for name, shape in SHAPES.items():
+        folder = root / name.rpartition("/")[2]
+        Qwen3Config(
+            vocab_size=151_936,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=40_960,
+            **shape,
+        ).save_pretrained(folder)
+        folders[name] = str(folder)
+    return folders
+
+
+def table_of(file: Path, gib: int, folders: Mapping[str, str]) -> list[str]:
+    """What the doctor prints for a settings file, and that it fits."""
+    named = load(["--config", str(file)])
+    flags = ["--config", str(file), "--gpu-memory-gb", str(gib)]
+    flags += ["--model-name", folders[named.run.model_name]]
+    if named.local.prm_model_name:
+        flags += ["--prm-model-name", folders[named.local.prm_model_name]]
+    arranged = arrange(load(flags), only_reckon=True)
+    assert arranged.fit is not None
+    assert why_not(arranged) is None
+    return [arranged.layout.told(), *arranged.fit.lines()]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return model_folders(tmp_path_factory.mktemp("shapes"))
+
+
+@pytest.fixture(scope="module")
+def sizes(folders: dict[str, str]) -> dict[str, ModelSize]:
+    return {name.rpartition("-")[2]: model_size(folder) for name, folder in folders.items()}
+
+
+def gpus(count: int, gib: float, used: float = 0) -> list[Gpu]:
+    return [Gpu(str(n), "GPU", int(gib * GIB), int(used * GIB)) for n in range(count)]
+
+
+def demand(model: ModelSize, **changed: Any) -> Demand:
+    return replace(Demand(model=model, rank=32, context_tokens=model.context_tokens), **changed)
+
+
+def test_sizes_are_those_of_the_models(sizes: dict[str, ModelSize]) -> None:
+    """Hand-counted: body 36 (4096 (4096 2 + 1024 2) + 3 4096 12288), head and embeddings."""
+    eight = sizes["8B"]
+    assert eight.linear == 36 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12_288)
+    norms = 36 * (2 * 4096 + 2 * 128) + 4096
+    assert eight.parameters == eight.linear + 2 * 151_936 * 4096 + norms
+    assert eight.lora * 32 == 87_293_952, "LoRA of rank 32 on all linear layers but the head"
+    assert eight.kv_bytes == 147_456
+    assert (eight.context_tokens, eight.vocabulary) == (40_960, 151_936)
+    assert sizes["4B"].parameters == pytest.approx(4.02e9, rel=0.01), "a tied head counts once"
+    assert sizes["32B"].parameters == pytest.approx(32.8e9, rel=0.01)
+
+
+def test_sizes_agree_with_a_loaded_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for folder in (str(MODEL_DIR), str(tiny_model(tmp_path / "tiny"))):
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        assert model_size(folder).parameters == sum(p.numel() for p in loaded.parameters())
+
+
+def test_no_weights_are_needed_but_a_config_is(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"config\.json of .* is missing"):
+        model_size(str(tmp_path))
+
+
+def test_memory_per_token(sizes: dict[str, ModelSize]) -> None:
+    """36 layers' inputs of 4096 are 0.295 MB; one layer that goes backwards holds 0.172 MB."""
+    eight = sizes["8B"]
+    assert checkpoint_bytes(eight) == 36 * 4096 * 2 == 294_912
+    assert layer_bytes(eight) == 172_032
+    assert token_bytes(eight, checkpointing=True) == 294_912 + 1.5 * 172_032
+    without = token_bytes(eight, checkpointing=False)
+    assert without == pytest.approx(6.2e6 + 1.5 * 172_032, rel=0.01)
+
+
+def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path) -> None:
+    """A real layer with LoRA in bfloat16: what autograd keeps of a token."""
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers import Qwen3ForCausalLM
+
+    shape = Qwen3Config(
+        vocab_size=64,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=128,
+    )
+    shape.save_pretrained(tmp_path)
+    module: Any = Qwen3ForCausalLM(shape).to(torch.bfloat16).requires_grad_(False)
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    inject_adapter_in_model(lora, module)
+    for name, parameter in module.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.requires_grad_(True)
+    tokens = 64
+    rows = torch.randn(1, tokens, 256, dtype=torch.bfloat16, requires_grad=True)
+    angles = module.model.rotary_emb(rows, torch.arange(tokens)[None])
+    shared = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *angles)}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in shared:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module.model.layers[0](rows, position_embeddings=angles, attention_mask=None)
+    saved = sum(storage.nbytes() for storage in kept.values()) / tokens
+    reckoned = layer_bytes(model_size(str(tmp_path)))
+    assert reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
+
+
+def test_four_bits(sizes: dict[str, ModelSize]) -> None:
+    """4.127 bits a weight, scales and theirs included; embeddings and head stay in bfloat16."""
+    eight = sizes["8B"]
+    rest = eight.parameters - eight.linear
+    assert base_bytes(eight, "none") == 2 * eight.parameters
+    assert base_bytes(eight, "4bit") == pytest.approx(eight.linear * 4.127 / 8 + 2 * rest, rel=1e-4)
+
+
+@pytest.mark.parametrize("gib", [80, 140])
+def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: float) -> None:
+    fit = fitted(demand(sizes["8B"]), gpus(1, gib))
+    assert fit.micro_batch_tokens >= 40_960
+    assert kv_tokens(fit) >= 40_960
+    (share,) = fit.shares
+    assert 0 <= left(fit) < 0.02 * gib * GIB, "what is there is used"
+    sampler = sum(p.size for p in share.parts[-4:] if "activations" not in p.what)
+    assert fit.sampler_memory is not None
+    assert sampler == pytest.approx(fit.sampler_memory * gib * GIB, rel=1e-3)
+    assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(share.parts[-1].size, rel=1e-6)
+
+
+def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
+    """16.4 GB of weights, 0.7 of adapters and 3 GiB leave 0.9 of 80 GiB room for 387,000 tokens."""
+    layout = plan(Wanted(gpus=8))
+    fit = reckon(layout, gpus(8, 80), demand(sizes["8B"]))
+    assert fit.short == ()
+    assert (fit.shard, fit.sampler_memory) == (False, 0.9)
+    fixed = 2 * sizes["8B"].parameters + 4 * 2 * 87_293_952 + 3 * GIB
+    assert kv_tokens(fit) == int((0.9 * 80 * GIB - fixed) / 147_456)
+    assert fit.micro_batch_tokens > 100_000
+    assert any("11.8 contexts of 32k" in line for line in fit.lines())
+
+
+def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
+    wanted = Wanted(gpus=8, actor=4, rollout=4, tensor_parallel=2)
+    fit = reckon(plan(wanted), gpus(8, 80), demand(sizes["32B"]))
+    assert (fit.short, fit.shard) == ((), True), "65.5 GB are over 45 % of 80 GiB"
+    off = reckon(plan(wanted), gpus(8, 80), demand(sizes["32B"], shard="off"))
+    assert any(wrong.startswith("GPU 0-3: ") for wrong in off.short)
+    alone = reckon(plan(Wanted(gpus=2)), gpus(2, 140), demand(sizes["32B"]))
+    assert (alone.short, alone.shard) == ((), False), "on one GPU there is nothing to split"
+
+
+def test_4b_on_24_gib_needs_four_bits_on_both_sides(sizes: dict[str, ModelSize]) -> None:
+    four, one = sizes["4B"], gpus(1, 24)
+    shared = Layout((0,), ((0,),))
+    assert reckon(shared, one, demand(four, context_tokens=20_480)).short
+    half = demand(four, context_tokens=20_480, quantization="4bit")
+    assert reckon(shared, one, half).short
+    both = replace(half, sampler_quantization="bitsandbytes")
+    assert reckon(shared, one, both).short == ()
+
+
+def test_advice_fits(sizes: dict[str, ModelSize]) -> None:
+    four = demand(sizes["4B"])
+    told = advice(Layout((0,), ((0,),)), gpus(1, 24), four)
+    assert told[0] == "--base-quantization 4bit --gpus 2"
+    for shorter in told[1:]:
+        found = re.search(r"--context-tokens (\d+)", shorter)
+        assert found, shorter
+        changed = replace(four, context_tokens=int(found[1]))
+        if "--base-quantization 4bit" in shorter:
+            changed = replace(changed, quantization="4bit")
+        if "--sampler-quantization" in shorter:
+            changed = replace(changed, sampler_quantization="bitsandbytes")
+        fitted(changed, gpus(1, 24))
+    big = advice(plan(Wanted(gpus=8, tensor_parallel=2)), gpus(8, 80), demand(sizes["32B"]))
+    assert "--actor-gpus 4" in big
+
+
+def test_memory_that_others_have_is_not_counted_on(sizes: dict[str, ModelSize]) -> None:
+    free = fitted(demand(sizes["8B"]), gpus(1, 80))
+    layout = Layout((0,), ((1,),))
+    busy = reckon(layout, [*gpus(1, 80), Gpu("1", "GPU", 80 * GIB, 40 * GIB)], demand(sizes["8B"]))
+    assert busy.sampler_memory is not None
+    assert busy.sampler_memory < 0.5
+    assert "  40.0  other programs" in busy.lines()
+    half_gone = reckon(Layout((0,), ((0,),)), gpus(1, 80, used=20), demand(sizes["8B"]))
+    assert half_gone.short
+    assert not free.short
+
+
+def test_what_the_user_sets_stands(sizes: dict[str, ModelSize]) -> None:
+    eight, one = sizes["8B"], gpus(1, 140)
+    chosen = fitted(demand(eight, micro_batch_tokens=65_536), one)
+    assert chosen.micro_batch_tokens == 65_536
+    assert kv_tokens(chosen) > kv_tokens(fitted(demand(eight), one)), "the rest is the sampler's"
+    shared = fitted(demand(eight, sampler_memory=0.35), one)
+    assert shared.sampler_memory == 0.35
+    greedy = reckon(
+        Layout((0,), ((0,),)), one, demand(eight, sampler_memory=0.8, micro_batch_tokens=100_000)
+    )
+    assert "--micro-batch-tokens and --sampler-memory" in greedy.short[0]
+    over = reckon(plan(Wanted(gpus=2)), gpus(2, 80), demand(eight, micro_batch_tokens=200_000))
+    assert "--micro-batch-tokens 200000 is more than" in over.short[0]
+
+
+def test_the_embedded_sampler_keeps_its_caches_beside_what_learns(
+    sizes: dict[str, ModelSize],
+) -> None:
+    without = plan(Wanted(gpus=1, samples=False))
+    fit = reckon(without, gpus(1, 80), demand(sizes["8B"], embedded_tokens=61_440))
+    assert fit.sampler_memory is None
+    assert any("3 KV caches of the embedded sampler: 184,320 tokens" in x for x in fit.lines())
+    both = reckon(Layout((0, 1), ()), gpus(2, 80), demand(sizes["8B"], embedded_tokens=61_440))
+    for told in (fit, both):
+        assert "  15.3  base, bfloat16" in told.lines()
+        again = "  15.3  base of the embedded sampler, on the first GPU"
+        assert again in told.lines(), "what learns is another process than the one that samples"
+        assert "   1.5  CUDA of the embedded sampler" in told.lines()
+
+
+@pytest.mark.parametrize("file", FOR_GPUS, ids=lambda file: file.stem)
+def test_the_figures_in_a_settings_file_are_what_is_reckoned(
+    file: Path, folders: dict[str, str]
+) -> None:
+    text = file.read_text()
+    command = re.search(r"`python run\.py doctor --config (\S+) --gpu-memory-gb (\d+)`", text)
+    assert command, file
+    assert command[1] == f"configs/{file.name}"
+    told = table_of(file, int(command[2]), folders)
+    assert "\n".join(f"#   {line}".rstrip() for line in told) in text
+
+
+def test_there_is_a_file_for_every_usual_machine() -> None:
+    names = {file.stem for file in FOR_GPUS}
+    assert {"1x24GB-4bit", "1x80GB", "1xH200", "2x80GB", "4x80GB", "8x80GB"} <= names
+    assert {"remote-samplers", "two-nodes"} <= names
+
+
+def fitted(what: Demand, there: list[Gpu]) -> Fit:
+    fit = reckon(Layout((0,), ((0,),)), there, what)
+    assert fit.short == ()
+    return fit
+
+
+def left(fit: Fit) -> float:
+    (share,) = fit.shares
+    return share.gpu.total - sum(part.size for part in share.parts)
+
+
+def kv_tokens(fit: Fit) -> int:
+    (told,) = (part.what for part in fit.shares[-1].parts if part.what.startswith("KV cache:"))
+    return int(told.split()[2].replace(",", ""))

@@ -1,0 +1,209 @@
+"""A base that is cut over the ranks learns and scores as a whole one does."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import tiny_model
+from local_reference import rl_datum
+from rank_checks import (
+    ADAM,
+    PASSES,
+    apart,
+    learn_the_same,
+    one_process,
+    same_report,
+    score_the_same,
+    weights,
+    write_warm,
+)
+from rank_runs import config
+from torch.distributed.fsdp import FSDPModule
+
+from local_gpu.learn.learning import LearningCore
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
+from local_gpu.ranks.remote import RankedLearning
+from local_gpu.ranks.shard import Lockstep, Shards
+from local_gpu.ranks.world import Distributed, OutOfStep
+from tinker_claw.errors import BackendError, StepError
+from tinker_claw.types import Datum, LossPass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers of odd widths, so that parts of two ranks differ in size."""
+    folder = tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=3, intermediate_size=63)
+    write_warm(folder, folder / "warm")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLearning]:
+    wanted = config(
+        tmp_path_factory.mktemp("ranks"),
+        2,
+        model=str(model),
+        micro_batch_tokens=90,
+        shard="on",
+        checkpointing="on",
+    )
+    learning = RankedLearning(wanted)
+    yield learning
+    learning.close()
+
+
+@pytest.fixture
+def many(ranks: RankedLearning, model: Path) -> RankedLearning:
+    ranks.read_state(model / "warm")
+    return ranks
+
+
+@pytest.fixture
+def one(model: Path, tmp_path: Path) -> LearningCore:
+    learning = one_process(model, tmp_path / "root")
+    learning.read_state(model / "warm")
+    return learning
+
+
+@pytest.mark.slow
+def test_a_cut_base_learns_as_a_whole_one(
+    one: LearningCore, many: RankedLearning, tmp_path: Path
+) -> None:
+    learn_the_same(one, many, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_cut_base_scores_as_a_whole_one_and_goes_on_learning(
+    one: LearningCore, many: RankedLearning, model: Path, tmp_path: Path
+) -> None:
+    score_the_same(one, many, tmp_path)
+    for learning in (one, many):
+        learning.read_state(model / "warm")
+    same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
+
+
+@pytest.mark.slow
+def test_a_rank_without_work_enters_the_passes_of_the_others(
+    one: LearningCore, many: RankedLearning, tmp_path: Path
+) -> None:
+    single = (LossPass("ppo", (rl_datum(40, 9, 3),)),)
+    same_report(many.step(single, ADAM), one.step(single, ADAM))
+    assert apart(weights(many, tmp_path / "a"), weights(one, tmp_path / "b")) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_loss_that_fails_on_one_rank_voids_the_step_and_nobody_waits(
+    one: LearningCore, many: RankedLearning, tmp_path: Path
+) -> None:
+    bad = rl_datum(70, 30, 5)
+    bad = Datum(bad.tokens, bad.start, bad.logprobs, (float("nan"),) * len(bad.advantages))
+    before = weights(many, tmp_path / "before")
+    with pytest.raises(StepError, match="loss is nan"):
+        many.step((LossPass("ppo", (*PASSES[0].datums, bad)),), ADAM)
+    assert apart(weights(many, tmp_path / "after"), before) == 0
+    same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
+
+
+@pytest.mark.slow
+def test_an_adapter_of_another_rank_is_refused(
+    many: RankedLearning, model: Path, tmp_path: Path
+) -> None:
+    other = one_process(model, tmp_path / "root", rank=2)
+    other.write_adapter(tmp_path / "narrow")
+    with pytest.raises(BackendError, match="rank"):
+        many.score(tmp_path / "narrow", [])
+
+
+def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_path: Path) -> None:
+    base = open_base(str(model), device="cpu", dtype="auto", threads=1)
+    layers = [weakref.ref(p) for p in base.module.model.layers.parameters()]
+    head = base.module.get_output_embeddings().weight
+    world = Distributed(
+        torch.device("cpu"), torch.distributed.HashStore(), rank=0, size=1, timeout_s=30
+    )
+    try:
+        wanted = config(tmp_path, 1, model=str(model))
+        learning = LearningCore(wanted, base, world, Shards(base, world))
+        gc.collect()
+        assert not [ref for ref in layers if ref() is not None]
+        assert learning.facts.vocabulary == len(head)
+        learning.read_state(model / "warm")
+        one = one_process(model, tmp_path / "one")
+        one.read_state(model / "warm")
+        same_report(learning.step(PASSES, ADAM), one.step(PASSES, ADAM))
+    finally:
+        world.leave()
+
+
+def test_each_layer_is_let_go_of_before_the_next_is_cut(model: Path, tmp_path: Path) -> None:
+    """To be cut it stands whole on the GPU, which has no room for two of all."""
+    base = open_base(str(model), device="cpu", dtype="auto", threads=1)
+    shape = LoraShape(4, 8)
+    module = with_lora(base, shape, fresh_adapter(base, shape, 0))
+    cut: list[int] = []
+    for layer in base.module.model.layers:
+        weakref.finalize(layer.mlp.up_proj.weight, lambda: cut.append(_cut(module)))
+    world = Distributed(
+        torch.device("cpu"), torch.distributed.HashStore(), rank=0, size=1, timeout_s=30
+    )
+    try:
+        Shards(base, world).cut(module)
+        assert cut == [1, 2, 3]
+    finally:
+        world.leave()
+
+
+def _cut(module: Any) -> int:
+    """How many layers are."""
+    return sum(isinstance(layer, FSDPModule) for layer in module.base_model.layers)
+
+
+def nothing() -> None: ...
+
+
+def test_lockstep_goes_through_every_pass_whatever_fails_in_one() -> None:
+    entered: list[object] = []
+
+    def compute(indices: object) -> list[int]:
+        entered.append(indices)
+        if indices == [1]:
+            raise StepError("no")
+        return [0]
+
+    def idle() -> None:
+        entered.append("idle")
+
+    with pytest.raises(StepError, match=r"^no$"):
+        Lockstep(64).run([[0], [1], [2]], compute, sequences=[], undo=nothing, idle=idle, most=5)
+    assert entered == [[0], [1], [2], "idle", "idle"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "error", "halve"),
+    [
+        ([0, 1], RuntimeError("DefaultCPUAllocator: can't allocate memory"), 14),
+        ([0], RuntimeError("DefaultCPUAllocator: can't allocate memory"), None),
+        ([0, 1], IndexError("out of range"), None),
+    ],
+)
+def test_a_pass_left_in_the_middle_ends_the_ranks(
+    indices: list[int], error: Exception, halve: int | None
+) -> None:
+    """With fewer tokens at once where that can help."""
+
+    def compute(_indices: object) -> list[int]:
+        raise error
+
+    sequences = [torch.arange(9), torch.arange(20, 25)]  # 14 tokens
+    with pytest.raises(OutOfStep) as told:
+        Lockstep(64).run(
+            [indices], compute, sequences=sequences, undo=nothing, idle=nothing, most=1
+        )
+    assert told.value.halve == halve

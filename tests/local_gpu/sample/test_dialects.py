@@ -1,0 +1,767 @@
+"""The dialects of vLLM and SGLang: what is asked, what is read, and what is refused, over HTTP.
+
+Answers of vLLM were captured from a real one (0.32); those of SGLang follow its sources (0.5.23).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from local_gpu.sample.connect import connect, connect_all
+from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.http import Deadlines
+from local_gpu.sample.server import NotLoaded
+from local_gpu.sample.sglang import SglangServer
+from local_gpu.sample.vllm import VllmServer
+from tinker_claw.errors import (
+    BackendError,
+    ClawError,
+    ConfigError,
+    ContextLengthError,
+    OutageError,
+    RequestError,
+    SamplerError,
+)
+from tinker_claw.formats.chat_reply import model_list
+from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk
+
+FOLDER = Path("/adapters/v1")
+PROMPT = (1, 2, 3, 4, 5)
+BASE = {"id": "base", "owned_by": "vllm", "parent": None, "max_model_len": 2048}
+ADAPTER = {"id": "v1", "owned_by": "vllm", "parent": "base", "max_model_len": None}
+
+
+@dataclass
+class Reply:
+    """What a path answers."""
+
+    status: int = 200
+    pieces: Sequence[bytes] = ()
+    then: str = "end"
+    """end, cut: the connection breaks. hang: nothing more comes."""
+
+
+def said(body: object, status: int = 200) -> Reply:
+    return Reply(status, [json.dumps(body).encode()])
+
+
+def streamed(*events: object, then: str = "end") -> Reply:
+    lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
+    return Reply(pieces=[*lines, b"data: [DONE]\n\n"] if then == "end" else lines, then=then)
+
+
+def error(status: int, message: str, **more: object) -> dict[str, object]:
+    return {"error": {"message": message, "type": "Error", "param": None, "code": status} | more}
+
+
+@dataclass
+class Scripted:
+    """A server that answers what it was told to, and keeps what it was asked."""
+
+    url: str = ""
+    replies: dict[str, Reply] = field(default_factory=dict)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    key: str | None = None
+    """What it wants to be sent; None: it does not ask."""
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        path = head.split()[1]
+        length = head.partition("content-length: ")[2].partition("\r\n")[0]
+        body = json.loads(await reader.readexactly(int(length))) if length else None
+        self.asked.append((path, body))
+        reply = self.replies.get(path, said({"detail": "Not Found"}, 404))
+        if self.key is not None and f"authorization: bearer {self.key}\r\n" not in head:
+            reply = said({"error": "Unauthorized"}, 401)
+        writer.write(b"HTTP/1.1 %d X\r\nConnection: close\r\n" % reply.status)
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        for piece in reply.pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        if reply.then == "hang":
+            await reader.read()
+            self.hung_up.set()
+        elif reply.then == "end":
+            writer.write(b"0\r\n\r\n")
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def scripted() -> AsyncIterator[Scripted]:
+    script = Scripted()
+    script.replies = {
+        "/health": Reply(),
+        "/v1/models": said({"object": "list", "data": [BASE, ADAPTER]}),
+    }
+    listening = await asyncio.start_server(script.handle, "127.0.0.1", 0)
+    async with listening:
+        script.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield script
+
+
+@pytest.fixture
+async def script() -> AsyncIterator[Scripted]:
+    async with scripted() as script:
+        yield script
+
+
+@pytest.fixture
+async def vllm(script: Scripted) -> AsyncIterator[HttpServer]:
+    async with aclosing(VllmServer(script.url)) as server:
+        yield server
+
+
+@pytest.fixture
+async def sglang(script: Scripted) -> AsyncIterator[HttpServer]:
+    async with aclosing(SglangServer(script.url)) as server:
+        yield server
+
+
+async def drained(
+    server: HttpServer, params: SamplingParams, name: str | None = "v1"
+) -> list[TokenChunk]:
+    async with aclosing(server.stream(name, PROMPT, params)) as stream:
+        return [chunk async for chunk in stream]
+
+
+# vLLM
+
+
+def choice(
+    token: int, logprob: float, *others: tuple[int, float], index: int = 0, ends: str | None = None
+) -> dict[str, Any]:
+    """One event's choice, as a real one sent it: the sampled token, then the likeliest."""
+    row = {f"token_id:{id}": value for id, value in [(token, logprob), *others]}
+    return {
+        "index": index,
+        "text": "",
+        "logprobs": {
+            "text_offset": [0],
+            "token_logprobs": [logprob],
+            "tokens": [f"token_id:{token}"],
+            "top_logprobs": [row],
+        },
+        "finish_reason": ends,
+        "stop_reason": None,
+        "prompt_token_ids": list(PROMPT),
+        "token_ids": [token],
+    }
+
+
+def event(*choices: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "cmpl-8", "object": "text_completion", "model": "v1", "choices": list(choices)}
+
+
+USAGE = event() | {
+    "usage": {
+        "prompt_tokens": 5,
+        "total_tokens": 8,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+}
+THREE = [
+    event(choice(23, -4.167773246765137, (43, -0.798015296459198), (48, -2.1915013790130615))),
+    event(choice(43, -1.135514736175537, (51, -2.081542730331421))),
+    event(
+        choice(43, -2.6241066455841064, (48, -1.0673866271972656), (9, -2.03), ends="length"),
+    ),
+    USAGE,
+]
+PARAMS = SamplingParams(max_tokens=3, seed=5, student_topk=2)
+
+
+async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    script.replies["/v1/completions"] = streamed(*THREE)
+    shape = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    params = replace(PARAMS, **shape, stop_tokens=(7, 8), cache_salt="anna's")
+    chunks = await drained(vllm, params)
+    assert [chunk.tokens for chunk in chunks] == [(23,), (43,), (43,)]
+    assert [chunk.logprobs for chunk in chunks] == [
+        (-4.167773246765137,),
+        (-1.135514736175537,),
+        (-2.6241066455841064,),
+    ]
+    assert [chunk.topk_ids for chunk in chunks] == [((43, 48),), ((43, 51),), ((48, 9),)]
+    assert chunks[0].topk_logprobs == ((-0.798015296459198, -2.1915013790130615),)
+    assert chunks[1].topk_logprobs == ((-1.135514736175537, -2.081542730331421),)
+    assert [chunk.stop_reason for chunk in chunks] == [None, None, StopReason.LENGTH]
+    assert [chunk.cached_tokens for chunk in chunks] == [0, 0, 4]
+    assert [path for path, _ in script.asked] == ["/health", "/v1/models", "/v1/completions"]
+    assert script.asked[-1][1] == {
+        "model": "v1",
+        "prompt": list(PROMPT),
+        "n": 1,
+        "max_tokens": 3,
+        "min_tokens": 0,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 5,
+        "ignore_eos": True,
+        "stop_token_ids": [7, 8],
+        "logprobs": 2,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": "anna's",
+    }
+
+
+async def test_vllm_is_asked_for_the_base_by_its_own_name_and_all_tokens_by_0(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    script.replies["/v1/completions"] = streamed(*THREE)
+    await drained(vllm, SamplingParams(max_tokens=3), name=None)
+    body = script.asked[-1][1]
+    assert (body["model"], body["top_k"], body["seed"], body["logprobs"]) == ("base", 0, None, 0)
+
+
+async def test_completions_of_one_request_are_told_apart(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    script.replies["/v1/completions"] = streamed(
+        event(choice(1, -1.0)),
+        event(choice(2, -2.0, index=1), choice(3, -3.0, index=1, ends="stop")),
+        event(choice(4, -4.0, ends="length")),
+        USAGE,
+    )
+    params = SamplingParams(max_tokens=2, seed=5, stop_tokens=(3,))
+    first, second = await vllm.sample("v1", PROMPT, params, 2)
+    assert first == Completion((1, 4), (-1.0, -4.0), (), (), StopReason.LENGTH, params, 4)
+    assert (second.tokens, second.stop_reason) == ((2, 3), StopReason.STOP)
+    assert second.params.seed == 6
+
+
+async def test_greedy_completions_are_drawn_once(script: Scripted, vllm: HttpServer) -> None:
+    script.replies["/v1/completions"] = streamed(event(choice(1, -1.0, ends="length")), USAGE)
+    params = SamplingParams(max_tokens=1, temperature=0)
+    first, second = await vllm.sample("v1", PROMPT, params, 2)
+    assert first == second
+    assert script.asked[-1][1]["n"] == 1
+
+
+async def test_events_may_be_torn_anywhere_and_hold_any_character(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    odd = choice(1, -1.0, ends="length") | {"text": "line\u2028and\u0085next 中"}
+    line = "data: " + json.dumps(event(odd), ensure_ascii=False) + "\r\n\r\n"
+    whole = f": a comment\n\n{line}data: [DONE]\n\n".encode()
+    script.replies["/v1/completions"] = Reply(pieces=[bytes([byte]) for byte in whole])
+    [chunk] = await drained(vllm, SamplingParams(max_tokens=1))
+    assert chunk.tokens == (1,)
+
+
+LAST = choice(1, -1.0, (2, -2.0), (3, -3.0), ends="length")
+
+
+def of_token(id: int) -> dict[str, Any]:
+    return choice(id, -1.0, (2, -2.0), (3, -3.0), ends="length")
+
+
+def row(logprob: object) -> dict[str, object]:
+    return {"token_id:1": -1.0, "token_id:2": logprob, "token_id:3": -3.0}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        LAST | {"logprobs": None},
+        LAST | {"token_ids": None},
+        LAST | {"token_ids": [1, 2]},
+        LAST | {"token_ids": [2]},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [None]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [-9999.0]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": []}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": []}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [{"token_id:1": -1.0}]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [{"the": -1.0, "a": -2.0}]}},
+        LAST | {"token_ids": [1.0]},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": ["-1.0"]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [float("nan")]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"token_logprobs": [10**400]}},
+        of_token(2**31),
+        of_token(-1),
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row(float("nan"))]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row("-1.0")]}},
+        LAST | {"logprobs": LAST["logprobs"] | {"top_logprobs": [row(10**400)]}},
+        LAST | {"finish_reason": "stop"},
+        LAST | {"finish_reason": "repetition"},
+        LAST | {"index": 1},
+        {"index": 0},
+    ],
+)
+async def test_an_answer_that_does_not_add_up_is_an_error(
+    script: Scripted, vllm: HttpServer, odd: dict[str, Any]
+) -> None:
+    script.replies["/v1/completions"] = streamed(event(odd), USAGE)
+    with pytest.raises(SamplerError, match=script.url):
+        await drained(vllm, SamplingParams(max_tokens=1, student_topk=2))
+
+
+async def test_a_reply_that_was_cut_short_is_an_error(script: Scripted, vllm: HttpServer) -> None:
+    script.replies["/v1/completions"] = streamed(event(choice(1, -1.0, ends="length")), USAGE)
+    with pytest.raises(SamplerError, match="after 1 tokens"):
+        await drained(vllm, SamplingParams(max_tokens=2))
+
+
+async def test_what_is_not_json_is_an_error(script: Scripted, vllm: HttpServer) -> None:
+    for sent in (b"{", b"[" * 100_000 + b"]" * 100_000, b"\xff", b"9" * 5000):
+        script.replies["/v1/completions"] = Reply(pieces=[b"data: %b\n\n" % sent])
+        with pytest.raises(SamplerError, match="not JSON"):
+            await drained(vllm, PARAMS)
+
+
+async def test_what_a_server_says_of_itself_is_not_trusted_either(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    for body in (b"[" * 100_000, b"[1]", b'{"data": [1]}', b'{"data": [{"id": 1}]}'):
+        script.replies["/v1/models"] = Reply(pieces=[body])
+        with pytest.raises(SamplerError, match="does not say what it serves"):
+            await vllm.info()
+    script.replies["/v1/models"] = said({"data": [BASE | {"max_model_len": 1e999}]})
+    with pytest.raises(SamplerError, match="does not say what it serves"):
+        await vllm.info()
+
+
+@pytest.mark.parametrize("cached", ["many", -3, 10**400, 2.5])
+async def test_a_count_of_cached_tokens_costs_no_reply(
+    script: Scripted, vllm: HttpServer, cached: object
+) -> None:
+    usage = event() | {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+    script.replies["/v1/completions"] = streamed(event(LAST), usage)
+    (chunk,) = await drained(vllm, SamplingParams(max_tokens=1))
+    assert type(chunk.cached_tokens) is int
+    assert 0 <= chunk.cached_tokens <= len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        streamed(THREE[0], then="cut"),
+        streamed(THREE[0]),
+        Reply(pieces=[b"data: {"]),
+        Reply(then="cut"),
+        streamed(THREE[0], error(500, "EngineCore encountered an issue.")),
+        streamed(event(choice(1, -1.0, (2, -2.0), ends="abort"))),
+        said(error(500, "EngineCore encountered an issue."), 500),
+        Reply(503),
+        said({"error": "Unauthorized"}, 401),
+        Reply(429, [b"slow down"]),
+    ],
+)
+async def test_a_server_that_breaks_off_or_cannot_at_present_is_an_outage(
+    script: Scripted, vllm: HttpServer, reply: Reply
+) -> None:
+    script.replies["/v1/completions"] = reply
+    with pytest.raises(OutageError, match=script.url):
+        await drained(vllm, PARAMS)
+
+
+async def test_a_server_that_is_not_there_is_an_outage() -> None:
+    async with scripted() as script:
+        url = script.url
+    async with aclosing(VllmServer(url)) as server:
+        for call in (server.info(), server.load("v1", FOLDER), drained(server, PARAMS)):
+            with pytest.raises(OutageError, match=f"{url} cannot be reached"):
+                await call
+        with pytest.raises(OutageError):
+            await connect(url)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "events"),
+    [
+        (Deadlines(first_token_s=0.1), []),
+        (Deadlines(between_tokens_s=0.1), THREE[:1]),
+        (Deadlines(request_s=0.1), []),
+        (Deadlines(request_s=0.1), THREE[:1]),
+    ],
+)
+async def test_a_server_that_lets_us_wait_is_an_outage(
+    script: Scripted, deadlines: Deadlines, events: list[dict[str, Any]]
+) -> None:
+    script.replies["/v1/completions"] = streamed(*events, then="hang")
+    async with aclosing(VllmServer(script.url, deadlines=deadlines)) as server:
+        with pytest.raises(OutageError, match="not answered in time"):
+            await drained(server, PARAMS)
+        async with asyncio.timeout(60):
+            await script.hung_up.wait()
+
+
+async def test_questions_and_loads_have_deadlines_of_their_own(script: Scripted) -> None:
+    script.replies["/v1/load_lora_adapter"] = script.replies["/health"] = Reply(then="hang")
+    deadlines = Deadlines(answer_s=0.1, load_s=0.1)
+    async with aclosing(VllmServer(script.url, deadlines=deadlines)) as server:
+        for call in (server.info(), server.load("v1", FOLDER)):
+            with pytest.raises(OutageError, match="not answered in time"):
+                await call
+
+
+async def test_closing_a_stream_hangs_up(script: Scripted, vllm: HttpServer) -> None:
+    script.replies["/v1/completions"] = streamed(THREE[0], then="hang")
+    async with aclosing(vllm.stream("v1", PROMPT, PARAMS)) as stream:
+        await anext(stream)
+        assert not script.hung_up.is_set()
+    async with asyncio.timeout(60):
+        await script.hung_up.wait()
+
+
+CONTEXT_ERROR = (
+    "This model's maximum context length is 2048 tokens. However, your prompt contains 2100 input "
+    "tokens, which exceeds this limit even without any output tokens."
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "ours"),
+    [
+        (404, "The model `v1` does not exist. Valid aliases: base.", NotLoaded),
+        (400, CONTEXT_ERROR, ContextLengthError),
+        (400, "Requested sample logprobs of 30, which is greater than max allowed", RequestError),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "in mid-stream"])
+async def test_a_refusal_keeps_the_servers_words(
+    script: Scripted,
+    vllm: HttpServer,
+    status: int,
+    message: str,
+    ours: type[ClawError],
+    late: bool,
+) -> None:
+    told = error(status, message)
+    script.replies["/v1/completions"] = streamed(told) if late else said(told, status)
+    with pytest.raises(ours) as raised:
+        await drained(vllm, PARAMS)
+    assert type(raised.value) is ours
+    assert ours is ContextLengthError or message.rstrip(".") in str(raised.value)
+
+
+async def test_what_cannot_fit_is_refused_before_it_is_asked(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    with pytest.raises(ContextLengthError, match="2048 tokens; the prompt has 5 and 2044"):
+        await drained(vllm, SamplingParams(max_tokens=2044))
+    with pytest.raises(RequestError, match="prompt is empty"):
+        await vllm.sample("v1", (), PARAMS, 1)
+    for n, params in ((0, PARAMS), (1, replace(PARAMS, max_tokens=0))):
+        with pytest.raises(RequestError, match="not at least 1"):
+            await vllm.sample("v1", PROMPT, params, n)
+    assert "/v1/completions" not in [path for path, _ in script.asked]
+
+
+ADDED = Reply(pieces=[b"Success: LoRA adapter 'v1' added successfully."])
+THERE = said(error(400, "The lora adapter 'v1' has already been loaded."), 400)
+
+
+@pytest.mark.parametrize("reply", [ADDED, THERE])
+async def test_an_adapter_that_is_loaded_is_loaded(
+    script: Scripted, vllm: HttpServer, reply: Reply
+) -> None:
+    script.replies["/v1/load_lora_adapter"] = reply
+    await vllm.load("v1", FOLDER)
+    assert script.asked[0] == (
+        "/v1/load_lora_adapter",
+        {"lora_name": "v1", "lora_path": str(FOLDER)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (
+            said(error(404, "Loading lora v2 failed: No adapter found for <path>"), 404),
+            "No adapter found for <path>. Does it see that folder",
+        ),
+        (said(error(500, "Call to add_lora method failed: invalid header"), 500), "invalid header"),
+        (said(error(400, "conflicts with a served base model."), 400), "conflicts"),
+        (said({"detail": "Not Found"}, 404), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ],
+)
+async def test_an_adapter_that_cannot_be_loaded_is_not_an_outage(
+    script: Scripted, vllm: HttpServer, reply: Reply, words: str
+) -> None:
+    script.replies["/v1/load_lora_adapter"] = reply
+    with pytest.raises(BackendError, match=words) as raised:
+        await vllm.load("v2", FOLDER)
+    assert type(raised.value) is BackendError
+
+
+async def test_a_load_that_fails_on_a_sick_server_is_an_outage(
+    script: Scripted, vllm: HttpServer
+) -> None:
+    script.replies["/v1/load_lora_adapter"] = said(error(500, "EngineCore"), 500)
+    script.replies["/health"] = Reply(503)
+    with pytest.raises(OutageError, match="503"):
+        await vllm.load("v2", FOLDER)
+
+
+async def test_an_adapter_that_is_gone_is_unloaded(script: Scripted, vllm: HttpServer) -> None:
+    script.replies["/v1/unload_lora_adapter"] = said(
+        error(404, "The lora adapter 'v1' cannot be found."), 404
+    )
+    await vllm.unload("v1")
+    script.replies["/v1/unload_lora_adapter"] = said(error(500, "EngineCore"), 500)
+    with pytest.raises(OutageError):
+        await vllm.unload("v1")
+
+
+async def test_a_server_says_what_it_serves(script: Scripted, vllm: HttpServer) -> None:
+    info = await vllm.info()
+    assert (info.model, info.context_tokens, info.adapters) == ("base", 2048, frozenset({"v1"}))
+    script.replies["/v1/models"] = said({"data": []})
+    with pytest.raises(SamplerError, match="does not say what it serves"):
+        await vllm.info()
+    script.replies["/health"] = Reply(503)
+    with pytest.raises(OutageError, match="503"):
+        await vllm.info()
+
+
+# SGLang
+
+
+def told(
+    count: int, tokens: list[int], *, ends: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """An event after `count` tokens, with logprob -t of each token t told."""
+    return more | {
+        "text": "",
+        "output_ids": tokens,
+        "meta_info": {
+            "id": "1",
+            "finish_reason": ends,
+            "prompt_tokens": 5,
+            "completion_tokens": count,
+            "cached_tokens": 4,
+            "output_token_logprobs": [[-float(t), t, None] for t in tokens],
+            "output_top_logprobs": [[[-0.5, 60, None], [-1.5, 61, None]] for _ in tokens],
+        },
+    }
+
+
+LENGTH = {"type": "length", "length": 4}
+ALL_ALONG = [
+    told(1, [7]),
+    told(3, [7, 8, 9, 10]),  # its lists may be ahead of its count
+    told(4, [7, 8, 9, 10], ends=LENGTH),
+]
+SINCE_THE_LAST = [told(1, [7]), told(3, [8, 9]), told(4, [10], ends=LENGTH)]
+
+
+@pytest.mark.parametrize("events", [ALL_ALONG, SINCE_THE_LAST], ids=["all along", "since last"])
+async def test_sglang_may_tell_all_along_or_what_is_new(
+    script: Scripted, sglang: HttpServer, events: list[dict[str, Any]]
+) -> None:
+    script.replies["/generate"] = streamed(*events)
+    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,), cache_salt="anna's")
+    chunks = await drained(sglang, params)
+    assert [chunk.tokens for chunk in chunks] == [(7,), (8, 9), (10,)]
+    assert [chunk.logprobs for chunk in chunks] == [(-7.0,), (-8.0, -9.0), (-10.0,)]
+    assert chunks[1].topk_ids == ((60, 61), (60, 61))
+    assert chunks[1].topk_logprobs == ((-0.5, -1.5), (-0.5, -1.5))
+    assert [chunk.stop_reason for chunk in chunks] == [None, None, StopReason.LENGTH]
+    assert chunks[-1].cached_tokens == 4
+    assert script.asked[-1] == (
+        "/generate",
+        {
+            "input_ids": list(PROMPT),
+            "lora_path": "v1",
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 2,
+            "return_text_in_logprobs": False,
+            "extra_key": "anna's",
+            "stream": True,
+            "sampling_params": {
+                "max_new_tokens": 4,
+                "min_new_tokens": 0,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "sampling_seed": 5,
+                "stop_token_ids": [3],
+                "ignore_eos": False,
+                "skip_special_tokens": False,
+                "no_stop_trim": True,
+                "n": 1,
+            },
+        },
+    )
+
+
+async def test_sglang_draws_each_of_n_with_its_own_seed(
+    script: Scripted, sglang: HttpServer
+) -> None:
+    script.replies["/generate"] = streamed(
+        told(1, [7], index=1),
+        told(1, [3], index=0, ends={"type": "stop", "matched": 3}),
+        told(2, [8], index=1, ends={"type": "length", "length": 2}),
+    )
+    params = SamplingParams(max_tokens=2, seed=0, stop_tokens=(3,))
+    first, second = await sglang.sample(None, PROMPT, params, 2)
+    assert (first.tokens, first.stop_reason) == ((3,), StopReason.STOP)
+    assert (second.tokens, second.stop_reason) == ((7, 8), StopReason.LENGTH)
+    body = script.asked[-1][1]
+    assert body["input_ids"] == [list(PROMPT)] * 2
+    assert body["lora_path"] == [None, None]
+    assert [each["sampling_seed"] for each in body["sampling_params"]] == [0, 1]
+
+
+async def test_sglang_ends_at_the_models_own_end_token_too(
+    script: Scripted, sglang: HttpServer
+) -> None:
+    script.replies["/generate"] = streamed(told(1, [9], ends={"type": "stop", "matched": 9}))
+    [chunk] = await drained(sglang, SamplingParams(max_tokens=4, stop_tokens=(3,)))
+    assert (chunk.tokens, chunk.stop_reason) == ((9,), StopReason.STOP)
+
+
+BROKEN = told(2, [7, 8], ends=LENGTH)
+UNTOLD = BROKEN["meta_info"] | {"output_token_logprobs": [[-7.0, 7, None]]}
+OTHERS = BROKEN["meta_info"] | {"output_token_logprobs": [[-7.0, 7, None], [-7.0, 7, None]]}
+NEVER = "Got LoRA adapter that has never been loaded: v1"
+LONG = "The input (2100 tokens) is longer than the model's context length (2048 tokens)."
+ABORTED = {"type": "abort", "message": "Abort in waiting queue", "status_code": None}
+
+
+@pytest.mark.parametrize(
+    ("reply", "ours"),
+    [
+        (streamed(BROKEN | {"meta_info": UNTOLD}), SamplerError),
+        (streamed(BROKEN | {"meta_info": OTHERS}), SamplerError),
+        (streamed(told(1, [7], ends=LENGTH)), SamplerError),
+        (streamed({"text": "what?"}), SamplerError),
+        (streamed(told(1, [7])), OutageError),
+        (streamed(told(1, [7], ends=ABORTED)), OutageError),
+        (streamed(told(1, [7], ends=ABORTED | {"status_code": 503})), OutageError),
+        (streamed(told(0, [], ends=ABORTED | {"status_code": 400})), RequestError),
+        (streamed(error(400, NEVER)), NotLoaded),
+        (said({"error": {"message": NEVER}}, 400), NotLoaded),
+        (said({"error": {"message": LONG}}, 400), ContextLengthError),
+        (said({"error": "min_p is not a number"}, 400), RequestError),
+        (Reply(503), OutageError),
+    ],
+)
+async def test_what_sglang_says_of_a_failure_is_sorted(
+    script: Scripted, sglang: HttpServer, reply: Reply, ours: type[ClawError]
+) -> None:
+    script.replies["/generate"] = reply
+    with pytest.raises(ours) as raised:
+        await drained(sglang, SamplingParams(max_tokens=2))
+    assert type(raised.value) is ours
+
+
+async def test_sglang_loads_and_unloads(script: Scripted, sglang: HttpServer) -> None:
+    script.replies["/load_lora_adapter"] = said({"success": True, "error_message": None})
+    script.replies["/unload_lora_adapter"] = said({"success": True, "error_message": None})
+    await sglang.load("v1", FOLDER)
+    await sglang.unload("v1")
+    assert script.asked == [
+        ("/load_lora_adapter", {"lora_name": "v1", "lora_path": str(FOLDER)}),
+        ("/unload_lora_adapter", {"lora_name": "v1"}),
+    ]
+
+
+async def test_sglang_is_none_the_worse_for_what_is_done_already_and_says_what_cannot_be(
+    script: Scripted, sglang: HttpServer
+) -> None:
+    refusal = {"success": False, "error_message": "it will not do"}
+    for path in ("/load_lora_adapter", "/unload_lora_adapter"):
+        script.replies[path] = said(refusal, 400)
+    await sglang.load("v1", FOLDER)  # which is there
+    await sglang.unload("v2")  # which is not
+    with pytest.raises(BackendError, match="it will not do"):
+        await sglang.load("v2", FOLDER)
+    with pytest.raises(BackendError, match="it will not do"):
+        await sglang.unload("v1")
+
+
+# Which of the two
+
+
+async def test_a_server_is_known_by_what_it_says_of_itself(script: Scripted) -> None:
+    for owner, kind in (("vllm", VllmServer), ("sglang", SglangServer)):
+        script.replies["/v1/models"] = said({"data": [BASE | {"owned_by": owner}]})
+        server = await connect(f"{script.url}/v1/")
+        assert type(server) is kind
+        assert server.url == script.url
+        await server.aclose()
+
+
+async def test_each_of_several_is_asked_what_it_is_but_one_that_is_away(script: Scripted) -> None:
+    script.replies["/v1/models"] = said({"data": [BASE | {"owned_by": "sglang"}]})
+    nobody = "http://127.0.0.1:9"
+    async with scripted() as other:
+        servers = await connect_all([nobody, script.url, other.url])
+        assert [type(server) for server in servers] == [SglangServer, SglangServer, VllmServer]
+        assert [server.url for server in servers] == [nobody, script.url, other.url]
+        other.replies["/v1/models"] = Reply(404)
+        with pytest.raises(ConfigError, match=other.url):
+            await connect_all([script.url, other.url])
+    with pytest.raises(OutageError, match="cannot be reached"):
+        await connect_all([nobody])
+    for server in servers:
+        await server.aclose()
+
+
+async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripted) -> None:
+    script.key = "of-the-box"
+    with pytest.raises(OutageError, match=r"401.*SAMPLER_API_KEY"):
+        await connect_all([script.url])
+    (server,) = await connect_all([script.url], api_key="of-the-box")
+    assert (await server.info()).model == BASE["id"]
+    script.replies["/v1/load_lora_adapter"] = Reply()
+    await server.load("v1", Path("/adapters/v1"))
+    await server.aclose()
+
+
+@pytest.mark.parametrize(
+    "reply", [said({"data": [{"id": "gpt", "owned_by": "me"}]}), Reply(404), said([1])]
+)
+async def test_what_is_neither_must_be_named(script: Scripted, reply: Reply) -> None:
+    script.replies["/v1/models"] = reply
+    with pytest.raises(ConfigError, match=r"neither a vLLM nor an SGLang.*--sampler-kind"):
+        await connect(script.url)
+    server = await connect(script.url, "sglang")
+    assert type(server) is SglangServer
+    await server.aclose()
+
+
+async def test_a_gateway_of_ours_is_told_from_an_inference_server(script: Scripted) -> None:
+    script.replies["/v1/models"] = said(model_list(["demo"], created=0))
+    with pytest.raises(ConfigError, match="is a gateway of this project"):
+        await connect(script.url)
+
+
+async def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ConfigError, match="http://host:port"):
+        await connect("gpu-box:8000")
+
+
+async def test_an_address_that_holds_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="--sampler-api-key") as refused:
+        await connect("http://me:secret@127.0.0.1:1", "vllm")
+    assert "secret" not in str(refused.value)

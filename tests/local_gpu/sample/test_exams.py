@@ -1,0 +1,270 @@
+"""No server answers with other weights than those that are trained: each way to do so is caught."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import tiny_model
+from inference_servers import InferenceServer, inference_servers
+from pools import FAST, Site, Trainer, eventually, facts_of, site, tiny_base
+
+from local_gpu.halves import BASE_REF
+from local_gpu.model.load import load_base
+from local_gpu.sample.exam import PLACES, Exam, ExamResult, ExamSample, judge, tempered
+from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.serving import PoolServing
+from local_gpu.sample.vllm import VllmServer
+from tinker_claw.errors import BackendError, ConfigError
+from tinker_claw.types import SamplingParams
+
+
+def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
+    return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(length))
+
+
+async def conversed(place: Site, ref: str) -> None:
+    """Serve a version to two conversations with one system prompt, on both servers."""
+    sampler = await place.publish(ref)
+    for salt in range(2):
+        tokens = (*prompt(520, salt=7), *prompt(20, salt))
+        await sampler.sample(tokens, SamplingParams(max_tokens=2))
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "adapter not applied": {"ignores_adapters": True},
+    "alpha twice as large": {"alpha": 2.0},
+    "alpha half as large": {"alpha": 0.5},
+    "no alpha but minus one": {"alpha": -1.0},
+    "prefix cache of the version before": {"stale": True},
+}
+
+
+def break_(server: InferenceServer, fault: str) -> None:
+    for name, value in FAULTS[fault].items():
+        setattr(server.faults, name, value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_server_that_answers_with_other_weights_leaves(tmp_path: Path, fault: str) -> None:
+    async with site(tmp_path) as place:
+        await conversed(place, "v1")
+        break_(place.servers[0], fault)
+        new = await place.publish("v2", change=0.02)
+        ((url, why),) = place.pool.away()
+        assert url == place.servers[0].url
+        # On some draws so large a change is no longer along u, and the mean |d| tells it.
+        assert "what tells 'v2' from" in why or "'v2' that are" in why
+        assert "prefix cache of older weights?" in why
+        for salt in range(4):
+            tokens = prompt(150, salt)
+            (drawn,) = await new.sample(tokens, SamplingParams(max_tokens=8))
+            assert place.errors("v2", tokens, drawn) < 1e-4
+        (agreement,) = place.pool.agreements("v2")
+        assert agreement.url == place.servers[1].url
+        assert agreement.applied == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("fault", ["adapter not applied", "prefix cache of the version before"])
+async def test_a_version_that_all_servers_get_wrong_is_not_served(
+    tmp_path: Path, fault: str
+) -> None:
+    async with site(tmp_path, 1) as place:
+        await conversed(place, "v1")
+        break_(place.servers[0], fault)
+        with pytest.raises(BackendError, match="No server serves 'v2'"):
+            await place.publish("v2", change=0.02)
+        assert place.pool.live() == {"v1"}
+        assert place.pool.away() == ()
+        await eventually(lambda: set(place.servers[0].adapters) == {"v1"})
+
+
+async def test_the_cache_of_the_version_before_is_told_from_it(tmp_path: Path) -> None:
+    """Against the base it would pass: half of the change from there is in both."""
+    async with site(tmp_path, 1) as place:
+        await conversed(place, "v1")
+        place.servers[0].faults.stale = True
+        with pytest.raises(BackendError, match=r"answers with -?\d% of what tells 'v2' from 'v1'"):
+            await place.publish("v2", seed=sum(b"v1"), change=0.06)  # v1 goes on the same way
+
+
+async def test_a_change_too_small_to_tell_does_no_harm_and_is_let_pass(tmp_path: Path) -> None:
+    async with site(tmp_path, 1) as place:
+        place.servers[0].faults.ignores_adapters = True
+        sampler = await place.publish("v1", change=2e-6)
+        (agreement,) = place.pool.agreements("v1")
+        assert agreement.applied is None
+        (drawn,) = await sampler.sample(prompt(100), SamplingParams(max_tokens=8))
+        assert place.errors("v1", prompt(100), drawn) < 0.01
+        await place.publish("v2", change=0.0)  # before the first step
+
+
+async def test_a_server_that_comes_back_wrong_stays_away(tmp_path: Path) -> None:
+    async with site(tmp_path) as place:
+        sampler = await place.publish("v1")
+        place.servers[0].faults.ignores_adapters = True
+        place.servers[0].restart()
+        for salt in range(8):
+            await sampler.sample(prompt(30, salt), SamplingParams(max_tokens=2))
+        await eventually(lambda: any("what tells 'v1'" in why for _, why in place.pool.away()))
+        scored = len(place.trainer.scored)
+        place.servers[0].faults.ignores_adapters = False
+        place.servers[0].restart()
+        await eventually(lambda: place.pool.away() == ())
+        assert len(place.trainer.scored) == scored  # the trainer was not asked again
+        assert len(place.pool.agreements("v1")) == 2
+
+
+async def start(
+    *servers: InferenceServer, folder: Path, options: PoolOptions = FAST
+) -> PoolServing:
+    connected = [VllmServer(server.url) for server in servers]
+    trainer = Trainer(tiny_base(), folder)
+    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, options)
+
+
+async def test_logprobs_before_temperature_are_refused_with_the_flag_that_helps(
+    tmp_path: Path,
+) -> None:
+    with inference_servers(tiny_base(), 1) as (server,):
+        server.faults.raw = True
+        with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+            await start(server, folder=tmp_path)
+
+
+async def test_too_few_candidates_are_refused_before_anybody_asks(tmp_path: Path) -> None:
+    with inference_servers(tiny_base(), 1) as (server,):
+        server.faults.most_candidates = 3
+        with pytest.raises(ConfigError, match="too small a --max-logprobs"):
+            await start(server, folder=tmp_path, options=replace(FAST, student_topk=4))
+        pool = await start(server, folder=tmp_path, options=replace(FAST, student_topk=3))
+        await pool.aclose()
+
+
+async def test_another_base_model_is_refused(tmp_path: Path) -> None:
+    source = str(tiny_model(tmp_path / "other", seed=1))
+    other = load_base(source, device=torch.device("cpu"), dtype=torch.float32)
+    with (
+        inference_servers(other, 1) as (server,),
+        pytest.raises(ConfigError, match="another base model than the trainer's"),
+    ):
+        await start(server, folder=tmp_path)
+
+
+async def test_servers_of_two_names_are_refused(tmp_path: Path) -> None:
+    with (
+        inference_servers(tiny_base(), 1, model="a") as (one,),
+        inference_servers(tiny_base(), 1, model="b") as (two,),
+        pytest.raises(ConfigError, match=r"serves 'a', .* serves 'b'"),
+    ):
+        await start(one, two, folder=tmp_path)
+
+
+async def test_a_server_that_takes_no_adapters_is_refused_with_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    server = InferenceServer(tiny_base())
+    server.faults.static = True
+    server.start()
+    try:
+        with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            await start(server, folder=tmp_path)
+    finally:
+        server.stop()
+
+
+# The figures, on numbers that are made up: tokens drawn from known distributions, with noise.
+
+Logits = list[list[float]]
+
+
+def row(logits: list[float]) -> dict[int, float]:
+    total = math.log(math.fsum(map(math.exp, logits)))
+    return {token: value - total for token, value in enumerate(logits)}
+
+
+def exam(chance: random.Random, change: float) -> Exam:
+    """Base and version, whose logits differ by `change` as a standard deviation."""
+    base = [[chance.gauss(0, 1.5) for _ in range(200)] for _ in range(PLACES)]
+    moved = [[x + chance.gauss(0, change) for x in logits] for logits in base]
+    rows = tuple(map(row, moved))
+    return Exam("v1", ((1,) * 20,), (rows,), {BASE_REF: (tuple(map(row, base)),)}, advice="")
+
+
+def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> list[ExamSample]:
+    """Noise is a place's own as much as a token's: the normaliser is rounded, too."""
+    answers, own = [], noise / math.sqrt(2)
+    for place, row in enumerate(rows[0]):
+        tokens = chance.choices(list(row), [math.exp(x) for x in row.values()], k=count)
+        shared, off = chance.gauss(0, own), {t: chance.gauss(0, own) for t in row}
+        answers += [ExamSample(0, place, t, row[t] + shared + off[t]) for t in tokens]
+    return answers
+
+
+def verdict(paper: Exam, answers: list[ExamSample], noise: float) -> tuple[ExamResult, str | None]:
+    return judge(paper, "http://server", answers, base=BASE_REF, noise=noise, tolerance=0.2)
+
+
+@pytest.mark.parametrize("change", [0.0, 0.01, 0.05, 0.2, 1.0])
+def test_rounding_as_bfloat16_makes_it_fails_no_exam(change: float) -> None:
+    chance = random.Random(1)
+    for _ in range(300):
+        paper = exam(chance, change)
+        # Half as noisy again as it was when the noise was measured.
+        _, fault = verdict(paper, drawn(chance, paper.right, 0.075), noise=0.05)
+        assert fault is None
+
+
+@pytest.mark.parametrize(("change", "caught"), [(0.01, 0), (0.15, 95), (0.3, 100)])
+def test_an_adapter_that_is_not_applied_is_caught_where_its_change_exceeds_the_rounding(
+    change: float, caught: int
+) -> None:
+    chance, faults = random.Random(2), 0
+    for _ in range(100):
+        paper = exam(chance, change)
+        _, fault = verdict(paper, drawn(chance, paper.wrong[BASE_REF], 0.05), noise=0.05)
+        faults += fault is not None
+    assert faults >= caught
+    assert caught or not faults
+
+
+def test_the_figures_are_those_of_their_definitions() -> None:
+    rows = (({1: -1.0, 2: -2.0}, {1: -0.5}),)
+    other = (({1: -2.0, 2: -2.0}, {1: -0.5}),)
+    paper = Exam("v1", ((1,) * 20,), rows, {BASE_REF: other}, advice="")
+    answers = [ExamSample(0, 0, 1, -1.5), ExamSample(0, 0, 2, -1.9), ExamSample(0, 1, 1, -0.5)]
+    found, fault = verdict(paper, answers, noise=0.0)
+    assert found.tokens == 3
+    assert found.mean == pytest.approx(0.2)
+    assert found.largest == pytest.approx(0.5)
+    assert found.sd == pytest.approx(math.sqrt((0.25 + 0.01) / 3 - (0.4 / 3) ** 2))
+    k3 = [math.exp(0.5) - 1 - 0.5, math.exp(-0.1) - 1 + 0.1, 0.0]
+    assert found.k3 == pytest.approx(sum(k3) / 3)
+    assert found.applied == pytest.approx(0.5)  # d . u = -0.5, u . u = 1
+    assert fault is not None
+    assert "50% of what tells 'v1' from 'base'" in fault
+
+
+def test_a_token_beyond_the_table_is_no_likelier_than_the_last_of_it() -> None:
+    rows = (({1: -1.0, 2: -2.0},),)
+    paper = Exam("base", ((1,) * 20,), rows, {}, advice="")
+    assert verdict(paper, [ExamSample(0, 0, 9, -3.0)], 0.0)[0].mean == 0
+    assert verdict(paper, [ExamSample(0, 0, 9, -0.5)], 0.0)[0].mean == pytest.approx(1.5)
+    assert "nats from the trainer's" in str(verdict(paper, [ExamSample(0, 0, 9, math.nan)], 0.0)[1])
+
+
+def test_a_table_cut_short_tells_another_temperature_all_the_same() -> None:
+    chance = random.Random(3)
+    logits = [chance.gauss(0, 2) for _ in range(2000)]
+    whole = row(logits)
+    hot = row([x / 0.7 for x in logits])
+    ids = sorted(whole, key=lambda i: -whole[i])[:256]
+    ((cut,),) = tempered((({i: whole[i] for i in ids},),), 0.7, vocabulary=2000)
+    assert max(abs(cut[i] - hot[i]) for i in ids) < 0.02
+    ((exact,),) = tempered(((whole,),), 0.7, vocabulary=2000)
+    assert max(abs(exact[i] - hot[i]) for i in whole) < 1e-9

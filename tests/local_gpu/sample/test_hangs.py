@@ -1,0 +1,240 @@
+"""Servers that hang: nothing breaks off, nothing comes. Others take over what they had."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from inference_servers import inference_servers
+from pools import PATIENT, Site, Trainer, eventually, facts_of, site, tiny_base
+from stopped_servers import SLOW_S, Stoppable, stoppable
+
+from local_gpu.sample.hang import Pulse, hangs
+from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.sampler import PoolSampler
+from local_gpu.sample.serving import PoolServing
+from local_gpu.sample.vllm import VllmServer
+from tinker_claw.errors import OutageError
+from tinker_claw.types import Completion, SamplingParams, TokenChunk
+
+QUICK = PoolOptions(first_wait_s=0.1, longest_wait_s=0.5, look_s=600, quiet_s=0.5, still_s=4)
+AT_MOST_S = 240
+"""So that a test ends. What ended the waiting is told by the pool: `hangs`, or a deadline."""
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[Stoppable]:
+    with stoppable("tiny") as server:
+        yield server
+
+
+@asynccontextmanager
+async def beside(
+    stopped: Stoppable, folder: Path, others: int, options: PoolOptions = QUICK
+) -> AsyncGenerator[Site]:
+    """A pool of the server that will be stopped, and others."""
+    base = tiny_base()
+    trainer = Trainer(base, folder)
+    with inference_servers(base, others) as servers:
+        for server in servers:
+            server.faults.slow_s = SLOW_S
+        urls = [stopped.url, *(server.url for server in servers)]
+        connected = [VllmServer(url, deadlines=PATIENT) for url in urls]
+        pool = await PoolServing.start(connected, facts_of(base), trainer.score, options)
+        try:
+            yield Site(pool, trainer, servers, folder)
+        finally:
+            stopped.go_on()
+            await pool.aclose()
+
+
+def prompt(salt: int) -> tuple[int, ...]:
+    return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(40))
+
+
+@dataclass
+class Reply:
+    """One that is gone on with where it breaks off, as the gateway does it."""
+
+    sampler: PoolSampler
+    prompt: tuple[int, ...]
+    length: int
+    parts: list[tuple[tuple[int, ...], Completion]] = field(default_factory=list)
+    """What was sampled, each with its prompt."""
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        tokens, left = self.prompt, self.length
+        while left:
+            params, chunks = SamplingParams(max_tokens=left), list[TokenChunk]()
+            try:
+                async with aclosing(self.sampler.stream(tokens, params)) as stream:
+                    async for chunk in stream:
+                        chunks.append(chunk)
+                        self.began.set()
+            except OutageError:
+                await asyncio.sleep(0.2)
+            part = Completion.collect(chunks, params, aborted=True)
+            self.parts.append((tokens, part))
+            tokens, left = (*tokens, *part.tokens), left - len(part.tokens)
+
+
+def adapters(url: str) -> set[str]:
+    cards = httpx.get(f"{url}/v1/models", timeout=10).json()["data"]
+    return {card["id"] for card in cards if card["parent"]}
+
+
+@pytest.mark.slow
+async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_version(
+    stopped: Stoppable, tmp_path: Path
+) -> None:
+    async with beside(stopped, tmp_path, 1) as place:
+        sampler = await place.publish("v1")
+        replies = [Reply(sampler, prompt(salt), 60) for salt in range(6)]
+        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
+            for reply in replies[:4]:
+                group.create_task(reply.run())
+            for reply in replies[:4]:
+                await reply.began.wait()
+            stopped.stop()
+            for reply in replies[4:]:  # one of both there; nothing will have come
+                group.create_task(reply.run())
+        ((url, why),) = place.pool.away()
+        assert url == stopped.url
+        assert "hangs" in why
+        for reply in replies:
+            parts = [part.tokens for _, part in reply.parts]
+            assert sum(map(len, parts)) == 60
+            assert all(place.errors("v1", *part) < 1e-4 for part in reply.parts)
+        assert sum(len(reply.parts) == 2 for reply in replies[:4]) == 2, "those that had begun"
+        assert all(len(reply.parts) == 1 for reply in replies[4:]), "the others noticed nothing"
+        await place.publish("v2")
+        stopped.go_on()
+        await eventually(lambda: place.pool.away() == ())
+        assert await asyncio.to_thread(adapters, stopped.url) == {"v1", "v2"}
+
+
+async def test_a_publish_goes_on_without_a_server_that_stands_still(
+    stopped: Stoppable, tmp_path: Path
+) -> None:
+    async with beside(stopped, tmp_path, 1) as place:
+        await place.publish("v1")
+        stopped.stop()
+        async with asyncio.timeout(AT_MOST_S):
+            new = await place.publish("v2")
+        ((url, why),) = place.pool.away()
+        assert url == stopped.url
+        assert "hangs" in why
+        (drawn,) = await new.sample(prompt(1), SamplingParams(max_tokens=5))
+        assert place.errors("v2", prompt(1), drawn) < 1e-4
+
+
+async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
+    stopped: Stoppable, tmp_path: Path
+) -> None:
+    async with beside(stopped, tmp_path, 0) as place:
+        sampler = await place.publish("v1")
+        reply = Reply(sampler, prompt(1), 60)
+        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
+            group.create_task(reply.run())
+            await reply.began.wait()
+            stopped.stop()
+            await eventually(lambda: place.pool.away() != ())
+            with pytest.raises(OutageError, match=r"No server .* hangs"):
+                await sampler.sample(prompt(2), SamplingParams(max_tokens=5))
+            stopped.go_on()
+        assert sum(len(part.tokens) for _, part in reply.parts) == 60
+        assert all(place.errors("v1", *part) < 1e-4 for part in reply.parts)
+
+
+async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_path: Path) -> None:
+    async with site(tmp_path, 2, options=QUICK) as place:
+        sampler = await place.publish("v1")
+        for server in place.servers:
+            server.faults.slow_s = SLOW_S
+        sick = place.servers[0]
+        sick.faults.hangs = True
+        async with asyncio.timeout(AT_MOST_S):
+            drawn = await asyncio.gather(
+                *(sampler.sample(prompt(salt), SamplingParams(max_tokens=5)) for salt in range(2))
+            )
+        assert [len(one.tokens) for (one,) in drawn] == [5, 5]
+        ((url, why),) = place.pool.away()
+        assert url == sick.url
+        assert "hangs" in why
+        sick.faults.hangs = False
+        await eventually(lambda: place.pool.away() == ())
+
+
+async def test_one_that_nobody_asks_is_noticed_too(tmp_path: Path) -> None:
+    options = PoolOptions(first_wait_s=600, look_s=0.2, quiet_s=0.5, still_s=2)
+    async with site(tmp_path, 1, options=options) as place:
+        place.servers[0].faults.hangs = True
+        await eventually(lambda: place.pool.away() != ())
+        assert "hangs" in place.pool.away()[0][1]
+
+
+async def test_an_engine_that_computes_for_others_does_not_hang(tmp_path: Path) -> None:
+    options = PoolOptions(look_s=600, quiet_s=0.5, still_s=0.5)
+    async with site(tmp_path, 1, options=options) as place:
+        sampler, (busy,) = await place.publish("v1"), place.servers
+        busy.faults.hangs = busy.faults.computes = True
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(sampler.sample(prompt(1), SamplingParams(max_tokens=5)))
+            # It was asked for one token so often, and each time it was due to hang.
+            before = len(busy.log.warmed)
+            await eventually(lambda: len(busy.log.warmed) >= before + 3)
+            busy.faults.hangs = False
+            assert len((await asked)[0].tokens) == 5
+        assert place.pool.away() == ()
+        assert len(busy.log.prompts) == 1, "it was not asked again"
+
+
+async def test_a_time_in_which_this_process_stood_still_is_not_held_against_a_server() -> None:
+    pulse = Pulse()
+    with pulse.call() as call:
+        async with asyncio.TaskGroup() as group:
+            silent = group.create_task(pulse.silent(1.5))
+            await asyncio.sleep(0)
+            time.sleep(2)  # noqa: ASYNC251 - everything stands still
+            asyncio.get_running_loop().call_later(0.1, call.hear)
+        assert not silent.result()
+        assert await pulse.silent(0.1)
+
+
+async def test_a_server_that_owes_nothing_is_not_asked(tmp_path: Path) -> None:
+    async with site(tmp_path, 1, options=QUICK) as place:
+        await place.publish("v1")
+        await eventually(lambda: not place.servers[0].log.running)
+        before = len(place.servers[0].log.warmed)
+        connected = VllmServer(place.servers[0].url)
+        assert not await hangs(connected, quiet_s=1, still_s=1)
+        await connected.aclose()
+        assert len(place.servers[0].log.warmed) == before
+
+
+def test_patience_is_for_the_prompts_that_are_being_computed() -> None:
+    pulse = Pulse()
+    with pulse.call(30_000) as long, pulse.call(2000), pulse.call(takes_s=3):
+        assert pulse.patience_s(10, tells=False) == pytest.approx(10 + 32 + 3)
+        assert pulse.patience_s(10, tells=True) == pytest.approx(10 + 16.384 + 3), "one step"
+        long.hear()
+        assert pulse.patience_s(10, tells=False) == pytest.approx(10 + 2 + 3)
+    assert pulse.patience_s(10, tells=False) == 10
+
+
+def test_a_server_that_was_only_slow_is_given_twice_the_time() -> None:
+    pulse = Pulse()
+    for computing, expected in ((0, 20), (10_000, 30), (0, 30), (10_000, 50)):
+        with pulse.call(computing):
+            pulse.cut("it hangs")
+        pulse.returned()
+        pulse.returned()
+        with pulse.call(10_000):
+            assert pulse.patience_s(10, tells=False) == pytest.approx(expected), computing

@@ -1,0 +1,195 @@
+"""Which server is asked: by what it has cached and by what it has to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from local_gpu.sample.routing import BLOCK, REQUEST_COST, HotPrefixes, Prefix, Routes, keys_of
+
+IDLE = {0: 0, 1: 0, 2: 0}
+
+
+def text(length: int, salt: int = 0) -> tuple[int, ...]:
+    return tuple((i * i + salt * 7919 + i * salt) % 151_936 for i in range(length))
+
+
+def sent(
+    routes: Routes, prompt: tuple[int, ...], in_flight: dict[int, int], name: str = "v1"
+) -> int:
+    """Route a prompt as the pool does."""
+    keys = keys_of(prompt)
+    server = routes.choose(name, keys, len(prompt), in_flight)
+    routes.note(name, keys, len(prompt), server)
+    return server
+
+
+def test_a_prompt_that_goes_on_shares_the_keys_of_what_was_there() -> None:
+    first = text(1000)
+    longer = (*first, *text(400, 5))
+    assert len(keys_of(first)) == 3
+    assert keys_of(longer)[:3] == keys_of(first) == keys_of(list(first))
+    other = (first[0] + 1, *first[1:])  # one token, at the very beginning
+    assert not set(keys_of(other)) & set(keys_of(first))
+    assert keys_of(first[: BLOCK - 1]) == []
+
+
+def test_a_conversation_stays_where_it_began() -> None:
+    routes, prompt = Routes(), text(3000)
+    where = sent(routes, prompt, IDLE)
+    for turn in range(1, 6):
+        sent(routes, text(3000, salt=turn), IDLE)  # others come and go
+        prompt = (*prompt, *text(700, salt=100 + turn))
+        assert sent(routes, prompt, IDLE) == where
+
+
+def test_new_conversations_spread_over_idle_servers() -> None:
+    routes = Routes()
+    assert sorted(sent(routes, text(3000, salt=s), IDLE) for s in range(6)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_conversation_moves_when_its_server_is_busier_by_more_than_its_prompt_is_worth() -> None:
+    routes, prompt = Routes(), text(8 * REQUEST_COST)
+    where = sent(routes, prompt, IDLE)
+    ahead = dict.fromkeys(IDLE, 0)
+    for requests, stays in ((0, True), (7, True), (9, False)):
+        keys = keys_of(prompt)
+        chosen = routes.choose("v1", keys, len(prompt), ahead | {where: requests})
+        assert (chosen == where) is stays
+
+
+def test_a_short_prompt_goes_where_there_is_least_to_do() -> None:
+    routes, prompt = Routes(), text(900)
+    where = sent(routes, prompt, IDLE)
+    busy = {server: int(server == where) for server in IDLE}
+    assert routes.choose("v1", keys_of(prompt), 900, busy) != where
+
+
+def test_what_one_version_has_cached_is_nothing_to_another() -> None:
+    routes, prompt = Routes(), text(5000)
+    where = sent(routes, prompt, IDLE)
+    assert sent(routes, prompt, IDLE, name="v2") != where  # the one that has got least
+    routes.forget_name("v1")
+    busy = dict.fromkeys(IDLE, 0) | {where: 1}
+    assert routes.choose("v1", keys_of(prompt), 5000, busy) != where
+
+
+def test_a_server_that_began_anew_has_nothing_cached() -> None:
+    routes, prompt = Routes(), text(5000)
+    where = sent(routes, prompt, IDLE)
+    busy = {server: int(server == where) for server in IDLE}
+    assert routes.choose("v1", keys_of(prompt), 5000, busy) == where
+    routes.forget_server(where)
+    assert routes.choose("v1", keys_of(prompt), 5000, busy) != where
+
+
+def test_a_server_out_of_the_rotation_is_not_chosen() -> None:
+    routes, prompt = Routes(), text(5000)
+    where = sent(routes, prompt, IDLE)
+    rest = {server: 5 for server in IDLE if server != where}
+    assert routes.choose("v1", keys_of(prompt), 5000, rest) in rest
+
+
+def test_what_was_not_asked_for_in_a_long_time_is_forgotten() -> None:
+    routes, prompt = Routes(most_keys=40), text(10 * BLOCK)
+    where = sent(routes, prompt, IDLE)
+    busy = {server: int(server == where) for server in IDLE}
+    for salt in range(1, 4):
+        sent(routes, text(10 * BLOCK, salt), IDLE)
+    assert routes.choose("v1", keys_of(prompt), len(prompt), busy) == where
+    for salt in range(4, 8):
+        sent(routes, text(10 * BLOCK, salt), IDLE)
+    assert routes.choose("v1", keys_of(prompt), len(prompt), busy) != where
+
+
+def test_what_a_server_has_of_a_prefix_is_told_whatever_the_name() -> None:
+    routes, system = Routes(), text(4 * BLOCK)
+    here, there = ((*system, *text(2 * BLOCK, salt)) for salt in (3, 4))
+    prefixes = {Prefix(talk): keys_of(talk) for talk in (here, there)}
+    for server, (talk, keys) in enumerate(prefixes.items()):
+        routes.note(f"v{server}", keys, len(talk.tokens), server)
+    assert routes.held(0, prefixes) == [Prefix(here)], "it has no more of the other than that"
+    assert routes.held(1, prefixes) == [Prefix(system), Prefix(there)]
+    assert routes.held(2, prefixes) == [Prefix(here)], "it has nothing yet"
+    assert routes.held(2, {}) == []
+
+
+def hot(*prompts: tuple[int, ...]) -> HotPrefixes:
+    prefixes = HotPrefixes()
+    for prompt in prompts:
+        prefixes.note(prompt, keys_of(prompt))
+    return prefixes
+
+
+def test_the_hottest_prefix_is_what_most_prompts_share_weighed_by_its_length() -> None:
+    system, other = text(10 * BLOCK), text(2 * BLOCK, salt=9)
+    short = [(*other, *text(50, salt)) for salt in range(20, 24)]
+    agents = [(*system, *text(300, salt)) for salt in range(10, 14)]
+    assert hot(*agents, *short).hottest(4) == [Prefix(system), Prefix(other)]
+    assert hot(*agents, *short).hottest(1) == [Prefix(system)]
+
+
+def test_a_conversation_that_goes_on_is_warmed_with_the_system_prompt_it_begins_with() -> None:
+    system = text(10 * BLOCK)
+    turn = (*system, *text(6 * BLOCK, salt=3))
+    prompts = [(*system, *text(300, salt)) for salt in range(10, 14)]
+    more = (*system, *text(3 * BLOCK, salt=5))
+    found = hot(*prompts, turn, (*turn, *text(400, salt=4)), more, (*more, 1)).hottest(4)
+    assert found == [Prefix(turn), Prefix(more)]
+
+
+def test_one_prompt_alone_is_not_hot_even_if_it_is_tried_again() -> None:
+    prompt = text(4 * BLOCK)
+    assert hot(prompt, prompt, prompt).hottest(4) == []
+    assert hot(prompt, (*prompt, 1)).hottest(4) == [Prefix(prompt)]
+    assert hot(text(BLOCK - 1), text(BLOCK - 1, salt=1)).hottest(4) == []
+
+
+def test_only_recent_prompts_count() -> None:
+    prefixes, old = HotPrefixes(recent=10), text(8 * BLOCK)
+    for i in range(5):
+        prefixes.note((*old, i), keys_of(old))
+    for salt in range(1, 8):
+        fresh = text(BLOCK, salt)
+        prefixes.note(fresh, keys_of(fresh))
+    assert prefixes.hottest(4) == [Prefix(old)]
+    for salt in range(8, 12):
+        fresh = text(BLOCK, salt)
+        prefixes.note(fresh, keys_of(fresh))
+    assert prefixes.hottest(4) == []
+
+
+def test_a_prompt_is_looked_up_from_its_end_and_no_further_than_all_have_it() -> None:
+    class Counted(list[int]):
+        looked = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            self.looked += 1
+            return super().__getitem__(at)
+
+    routes, shared, prompt = Routes(), text(2000), text(20_000)
+    for server in IDLE:
+        routes.note("v1", keys_of(shared), len(shared), server)
+    routes.note("v1", keys_of(prompt), len(prompt), 1)
+    for tokens in (prompt, (*shared, *text(3000, 1))):
+        keys = Counted(keys_of(tokens))
+        routes.choose("v1", keys, len(tokens), IDLE)
+        assert keys.looked == len(keys) - len(keys_of(shared)) + 1
+
+
+def test_what_one_salt_has_is_nothing_to_another() -> None:
+    routes, prompt = Routes(), text(10 * BLOCK)
+    assert not set(keys_of(prompt, "anna")) & {*keys_of(prompt, "ben"), *keys_of(prompt)}
+    idle = {0: 0, 1: 0}
+    where = routes.choose("v1", keys_of(prompt, "anna"), 3000, idle)
+    routes.note("v1", keys_of(prompt, "anna"), 3000, where)
+    assert routes.choose("v1", keys_of((*prompt, 1), "anna"), 3000, idle) == where
+    assert routes.choose("v1", keys_of(prompt, "ben"), 3000, idle) != where
+
+
+def test_prefixes_are_hot_by_salt() -> None:
+    prefixes, system = HotPrefixes(), text(4 * BLOCK)
+    for salt, prompts in (("anna", 3), ("ben", 2), ("cleo", 1)):
+        for i in range(prompts):
+            prompt = (*system, i)
+            prefixes.note(prompt, keys_of(prompt, salt), salt)
+    assert prefixes.hottest(4) == [Prefix(system, "anna"), Prefix(system, "ben")]

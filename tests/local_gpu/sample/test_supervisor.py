@@ -1,0 +1,301 @@
+"""Servers that are started here: ready, started again, and gone with us whatever kills us."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from local_gpu.plan import commands
+from local_gpu.plan.commands import Servings
+from local_gpu.plan.layout import Gpu
+from local_gpu.sample.supervisor import Launch, Servers
+from tinker_claw.errors import ConfigError
+
+VLLM = Path(__file__).parents[2] / "stand_in_vllm.py"
+ROOT = VLLM.parent.parent
+GPUS = [Gpu(str(n), "stand-in", 80 << 30) for n in range(4)]
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """The stand-in as an executable that runs under this Python."""
+    script = tmp_path / "bin" / "vllm"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return folder
+
+
+def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
+    what = Servings(
+        vllm=vllm,
+        model=str(model),
+        context_tokens=4096,
+        rank=20,
+        memory=0.45,
+        quantization="bitsandbytes",
+        logprobs=24,
+        logs=model.parent / "logs",
+    )
+    return commands.samplers(groups, GPUS, what)
+
+
+class Told:
+    """What was told, and an event for each."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.came = threading.Event()
+
+    def __call__(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+        self.came.set()
+
+
+@contextmanager
+def running(launched: list[Launch], tell: Told | None = None) -> Iterator[Servers]:
+    servers = Servers(launched, tell or Told(), first_delay_s=0.05)
+    try:
+        yield servers
+    finally:
+        servers.stop()
+
+
+def starts(model: Path) -> list[dict[str, Any]]:
+    lines = (model / "started.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # one may be half written
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def comes(condition: Callable[[], bool], within_s: float = 60) -> bool:
+    """Whether it becomes true in that time."""
+    until = time.monotonic() + within_s
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def gone(pids: list[int]) -> bool:
+    return comes(lambda: not any(map(lives, pids)))
+
+
+async def test_servers_start_together_see_their_gpus_only_and_end_with_their_processes(
+    vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_CLAW_GATEWAY__API_KEY", "a-key-that-is-none-of-its-business")
+    launched = launches(vllm, model, (1,), (2, 3))
+    with running(launched) as servers:
+        await servers.ready(within_s=120)
+        assert servers.urls == tuple(launch.url for launch in launched)
+        told = starts(model)
+        seen = {each["env"]["CUDA_VISIBLE_DEVICES"]: each for each in told}
+        assert set(seen) == {"1", "2,3"}
+        for each in told:
+            environment, command = each["env"], each["command"]
+            assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+            assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+            assert environment["VLLM_NO_USAGE_STATS"] == "1"
+            assert environment["PATH"].startswith(str(vllm.parent))
+            assert "a-key-that-is-none-of-its-business" not in str(environment)
+            assert command[:2] == ["serve", str(model)]
+            flags = dict(pairwise(command))
+            assert flags["--logprobs-mode"] == "processed_logprobs"
+            assert flags["--max-lora-rank"] == "32", "the next that it makes room for"
+            assert (flags["--max-logprobs"], flags["--max-model-len"]) == ("24", "4096")
+            assert flags["--gpu-memory-utilization"] == "0.45"
+            assert flags["--generation-config"] == "vllm"
+            assert "--disable-uvicorn-access-log" in command
+            assert flags["--quantization"] == "bitsandbytes"
+        parallel = seen["2,3"]["command"]
+        assert parallel[parallel.index("--tensor-parallel-size") + 1] == "2"
+        assert json.loads((model / "asked.json").read_text())["max_tokens"] == 1, "warmed up"
+        pids = [pid for each in told for pid in each["pids"]]
+        assert all(map(lives, pids))
+        log = model.parent / "logs" / "sampler-1.log"
+        assert "loading the weights" in log.read_text()
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert not any(map(lives, pids)), "the helpers, too, which have a session of their own"
+
+
+async def test_one_that_dies_at_the_start_is_an_error_with_its_last_words(
+    vllm: Path, model: Path
+) -> None:
+    (model / "behave").write_text("dies")
+    with (
+        running(launches(vllm, model, (0,))) as servers,
+        pytest.raises(ConfigError, match="ended with status 1 before it was ready") as raised,
+    ):
+        await servers.ready(within_s=120)
+    assert "No available memory for the cache blocks" in str(raised.value)
+    assert "sampler-1.log" in str(raised.value)
+    assert len(starts(model)) == 1, "it is not tried again"
+
+
+async def test_one_that_cannot_be_started_is_an_error(model: Path) -> None:
+    with (
+        running(launches(model / "no" / "vllm", model, (0,))) as servers,
+        pytest.raises(ConfigError, match="cannot be started: No such file"),
+    ):
+        await servers.ready(within_s=120)
+
+
+async def test_one_that_cannot_answer_is_not_ready(vllm: Path, model: Path) -> None:
+    (model / "behave").write_text("refuses")
+    with (
+        running(launches(vllm, model, (0,))) as servers,
+        pytest.raises(ConfigError, match="answers its first request with HTTP 500"),
+    ):
+        await servers.ready(within_s=120)
+
+
+async def test_one_that_dies_of_its_first_request_was_never_ready(vllm: Path, model: Path) -> None:
+    (model / "behave").write_text("falls")
+    with (
+        running(launches(vllm, model, (0,))) as servers,
+        pytest.raises(ConfigError, match=r"status 3 before it was ready(.|\n)*illegal memory"),
+    ):
+        await servers.ready(within_s=120)
+    assert len(starts(model)) == 1, "it is not tried again"
+
+
+async def test_one_that_hangs_is_ended_and_started_again(
+    vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("local_gpu.sample.supervisor.GRACE_S", 0.3)
+    monkeypatch.setattr("local_gpu.sample.supervisor._ASK_S", 0.1)
+    for limit in ("_HANGS_S", "_WARM_UP_S"):
+        monkeypatch.setattr(f"local_gpu.sample.supervisor.{limit}", 4)
+    monkeypatch.setattr("local_gpu.sample.supervisor._ANSWER_S", 1)
+    tell = Told()
+    with running(launches(vllm, model, (0,)), tell) as servers:
+        await servers.ready(within_s=120)
+        (first,) = starts(model)
+        (model / "asked.json").unlink()
+        assert await asyncio.to_thread(comes, (model / "asked.json").exists), "it is asked again"
+        assert tell.sentences == []
+        os.kill(first["pids"][0], signal.SIGSTOP)
+        assert await asyncio.to_thread(comes, lambda: len(starts(model)) == 2, 60)
+        assert "sampler 1 hangs for 4 s, and is ended" in tell.sentences
+        assert gone(first["pids"])
+        assert lives(starts(model)[1]["pids"][0])
+
+
+async def test_waiting_is_bounded_and_can_be_cancelled(model: Path, tmp_path: Path) -> None:
+    silent = tmp_path / "vllm"
+    silent.write_text("#!/bin/sh\necho compiling\nexec sleep 300\n")
+    silent.chmod(0o755)
+    log = model.parent / "logs" / "sampler-1.log"
+    with running(launches(silent, model, (0,))) as servers:
+        assert await asyncio.to_thread(
+            comes, lambda: log.exists() and "compiling" in log.read_text()
+        )
+        with pytest.raises(ConfigError, match=r"not ready after 1 s(.|\n)*compiling"):
+            await servers.ready(within_s=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await servers.ready()
+
+
+async def test_one_that_dies_later_is_started_again_on_its_port(vllm: Path, model: Path) -> None:
+    told = Told()
+    (launch,) = launches(vllm, model, (0,))
+    with running([launch], told) as servers:
+        await servers.ready(within_s=120)
+        first = starts(model)[0]["pids"]
+        os.kill(first[0], signal.SIGKILL)
+        assert await asyncio.to_thread(told.came.wait, 60)
+        assert "sampler 1 ended with status 137, and is started again" in told.sentences[0]
+        assert await asyncio.to_thread(comes, lambda: len(starts(model)) == 2)
+        second = starts(model)[1]
+        assert str(launch.port) in second["command"]
+        assert gone(first), "nothing of the first is left, its helper included"
+    assert gone(second["pids"])
+
+
+async def test_one_that_ignores_sigterm_is_killed(
+    vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("local_gpu.sample.supervisor.GRACE_S", 0.3)
+    (model / "behave").write_text("stubborn")
+    with running(launches(vllm, model, (0,))) as servers:
+        await servers.ready(within_s=120)
+        pids = starts(model)[0]["pids"]
+    assert not any(map(lives, pids))
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.test_sampler_processes import launches
+from local_gpu.servers.processes import Servers
+
+async def main():
+    servers = Servers(launches(Path(sys.argv[1]), Path(sys.argv[2]), (0,), (1,)), print)
+    await servers.ready(within_s=120)
+    print("ready", flush=True)
+    await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+def test_servers_die_with_a_process_that_is_killed(vllm: Path, model: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(vllm), str(model)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        pids = [pid for each in starts(model) for pid in each["pids"]]
+        assert len(pids) == 4
+        assert all(map(lives, pids))
+    finally:
+        os.killpg(owner.pid, signal.SIGKILL)  # the whole group, as a terminal or a cluster does
+        owner.communicate()
+    assert gone(pids)
+
+
+def test_servers_die_with_the_process_around_them(vllm: Path, model: Path) -> None:
+    """Somebody kills what stands between us and the server."""
+    told = Told()
+    with running(launches(vllm, model, (0,)), told) as servers:
+        asyncio.run(servers.ready(within_s=120))
+        server = starts(model)[0]["pids"][0]
+        between = int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(between, signal.SIGKILL)
+        assert gone([server])
+        assert told.came.wait(60)
+    for each in starts(model):  # helpers of that server are orphans; a real engine watches
+        if lives(each["pids"][1]):
+            os.kill(each["pids"][1], signal.SIGKILL)

@@ -1,0 +1,308 @@
+"""A real vLLM, asked by our client: two versions at once, each answering as the trainer scores.
+
+Not in the default suite: `make vllm` installs it, `make test-vllm` runs this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from backends import CONTEXT, VOCABULARY
+from local_reference import sequence
+from real_vllm import MAX_LOGPROBS
+
+from local_gpu.config import LocalConfig
+from local_gpu.sample.connect import connect
+from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.server import NotLoaded
+from local_gpu.sample.vllm import VllmServer
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import BackendError, ContextLengthError, RequestError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import (
+    Adam,
+    Completion,
+    Datum,
+    LossPass,
+    SamplingParams,
+    StopReason,
+    TokenChunk,
+)
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
+TOLERANCE = 2e-4
+"""Nats, both sides in float32; logits of the tiny model reach some tens."""
+BLOCK = 128
+"""Tokens of a block of vLLM's prefix cache on CPU."""
+
+
+@dataclass
+class Ground:
+    server: HttpServer
+    root: Path
+    one: Sampler
+    """A version of the trainer's, which scores; loaded on the server, as is the next."""
+    two: Sampler
+    base: Sampler
+
+    def folder(self, version: Sampler) -> Path:
+        return self.root / "adapters" / version.ref
+
+
+async def learn(trainer: LocalTrainer, salt: int) -> None:
+    """One step, so large that the versions have little in common."""
+    datum = Datum(tuple(sequence(40, salt)), 10, weights=((1.0,),) * 30)
+    await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
+
+
+@pytest.fixture
+async def ground(vllm_url: str, vllm_model: Path, tmp_path: Path) -> AsyncIterator[Ground]:
+    root = tmp_path / "run"
+    config = LocalConfig(
+        model=str(vllm_model), root=root, rank=4, alpha=8, threads=1, kv_cache_tokens=CONTEXT
+    )
+    trainer = await LocalTrainer.start(config)
+    versions: list[Sampler] = []
+    for salt in (1, 2):
+        await learn(trainer, salt)
+        versions.append(await trainer.publish())
+    server = await connect(vllm_url)
+    ground = Ground(server, root, *versions, await trainer.base())
+    for version in versions:
+        await server.load(version.ref, ground.folder(version))
+    yield ground
+    for version in versions:
+        await server.unload(version.ref)
+    await server.aclose()
+    await trainer.aclose()
+
+
+async def scored(version: Sampler, prompt: list[int], completion: Completion) -> list[float]:
+    """The trainer's logprobs of a completion."""
+    tokens = [*prompt, *completion.tokens]
+    return list((await version.logprobs(tokens, start=len(prompt))).logprobs)
+
+
+async def drained(
+    server: HttpServer, name: str | None, prompt: list[int], params: SamplingParams
+) -> Completion:
+    async with aclosing(server.stream(name, prompt, params)) as stream:
+        return Completion.collect([chunk async for chunk in stream], params)
+
+
+def apart(a: list[float] | tuple[float, ...], b: list[float] | tuple[float, ...]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+async def test_versions_and_the_base_are_served_at_once_each_as_the_trainer_scores_it(
+    ground: Ground,
+) -> None:
+    prompt, params = sequence(30, 7), SamplingParams(max_tokens=60, seed=5)
+    served = {ground.one: ground.one.ref, ground.two: ground.two.ref, ground.base: None}
+    async with asyncio.TaskGroup() as group:
+        asked = {
+            version: group.create_task(drained(ground.server, name, prompt, params))
+            for version, name in served.items()
+        }
+    drawn = {version: task.result() for version, task in asked.items()}
+    assert len({completion.tokens for completion in drawn.values()}) == 3
+    for version, completion in drawn.items():
+        assert completion.stop_reason is StopReason.LENGTH
+        own = await scored(version, prompt, completion)
+        assert apart(completion.logprobs, own) < TOLERANCE
+        for other in served.keys() - {version}:
+            assert apart(completion.logprobs, await scored(other, prompt, completion)) > 1
+
+
+async def test_requests_in_flight_end_on_their_version_while_others_come_and_it_goes(
+    ground: Ground,
+) -> None:
+    server, prompt = ground.server, sequence(20, 8)
+    params = SamplingParams(max_tokens=800)
+    await server.unload(ground.two.ref)
+    chunks: list[TokenChunk] = []
+    async with aclosing(server.stream(ground.one.ref, prompt, params)) as stream:
+        chunks.append(await anext(stream))
+        await server.load(ground.two.ref, ground.folder(ground.two))
+        await server.unload(ground.one.ref)
+        with pytest.raises(NotLoaded, match=ground.one.ref):
+            await server.sample(ground.one.ref, prompt, SamplingParams(max_tokens=1), 1)
+        [other] = await server.sample(ground.two.ref, prompt, SamplingParams(max_tokens=40), 1)
+        chunks += [chunk async for chunk in stream]
+    completion = Completion.collect(chunks, params)
+    assert len(completion.tokens) == 800
+    assert apart(completion.logprobs, await scored(ground.one, prompt, completion)) < TOLERANCE
+    assert apart(other.logprobs, await scored(ground.two, prompt, other)) < TOLERANCE
+
+
+async def test_the_prefix_cache_of_one_version_is_never_used_for_another(ground: Ground) -> None:
+    prompt, params = sequence(3 * BLOCK + 20, 9), SamplingParams(max_tokens=8)
+    for cached in (0, 3 * BLOCK):
+        for version in (ground.one, ground.two, ground.base):
+            name = None if version is ground.base else version.ref
+            [completion] = await ground.server.sample(name, prompt, params, 1)
+            # The base keeps its blocks from one run of this test to the next.
+            assert completion.cached_tokens == cached
+            own = await scored(version, prompt, completion)
+            assert apart(completion.logprobs, own) < TOLERANCE
+
+
+async def test_logprobs_are_of_the_tempered_distribution_that_was_drawn_from(
+    ground: Ground,
+) -> None:
+    prompt, t, k = sequence(25, 10), 0.7, 5
+    params = SamplingParams(max_tokens=30, temperature=t, student_topk=k)
+    [completion] = await ground.server.sample(ground.one.ref, prompt, params, 1)
+    told = await ground.one.logprobs(
+        [*prompt, *completion.tokens], start=len(prompt), top_k=VOCABULARY
+    )
+    for i, token in enumerate(completion.tokens):
+        row = dict(zip(told.topk_ids[i], told.topk_logprobs[i], strict=True))
+        total = math.log(sum(math.exp(x / t) for x in row.values()))
+        assert abs(completion.logprobs[i] - (row[token] / t - total)) < TOLERANCE
+        likeliest = [x / t - total for x in sorted(row.values(), reverse=True)[:k]]
+        assert apart(completion.topk_logprobs[i], likeliest) < TOLERANCE
+        theirs = [row[id] / t - total for id in completion.topk_ids[i]]
+        assert apart(completion.topk_logprobs[i], theirs) < TOLERANCE
+
+
+async def test_at_temperature_0_the_likeliest_is_taken_and_told_untempered(ground: Ground) -> None:
+    prompt, params = sequence(25, 11), SamplingParams(max_tokens=20, temperature=0, student_topk=1)
+    first, second = await ground.server.sample(ground.one.ref, prompt, params, 2)
+    assert first == second
+    assert first.topk_ids == tuple((token,) for token in first.tokens)
+    assert apart(first.logprobs, await scored(ground.one, prompt, first)) < TOLERANCE
+
+
+async def test_what_top_p_keeps_is_renormalised(ground: Ground) -> None:
+    prompt, params = sequence(25, 12), SamplingParams(max_tokens=30, top_p=0.5)
+    [completion] = await ground.server.sample(ground.one.ref, prompt, params, 1)
+    told = await ground.one.logprobs(
+        [*prompt, *completion.tokens], start=len(prompt), top_k=VOCABULARY
+    )
+    for i, token in enumerate(completion.tokens):
+        kept: dict[int, float] = {}
+        for id, logprob in zip(told.topk_ids[i], told.topk_logprobs[i], strict=True):
+            if sum(map(math.exp, kept.values())) < 0.5:
+                kept[id] = logprob
+        total = math.log(sum(map(math.exp, kept.values())))
+        assert abs(completion.logprobs[i] - (kept[token] - total)) < TOLERANCE
+
+
+async def test_with_a_seed_each_of_n_is_drawn_with_its_own(ground: Ground) -> None:
+    server, name, prompt = ground.server, ground.one.ref, sequence(25, 13)
+    together = await server.sample(name, prompt, SamplingParams(max_tokens=20, seed=5), 3)
+    alone = [
+        await drained(server, name, prompt, SamplingParams(max_tokens=20, seed=seed))
+        for seed in (5, 6, 7)
+    ]
+    assert [c.tokens for c in together] == [c.tokens for c in alone]
+    assert len({c.tokens for c in alone}) == 3
+    assert [c.params for c in together] == [c.params for c in alone]
+
+
+async def test_a_stop_token_ends_a_completion_and_is_part_of_it(ground: Ground) -> None:
+    stop = tuple(range(0, VOCABULARY, 4))
+    params = SamplingParams(max_tokens=500, stop_tokens=stop)
+    [completion] = await ground.server.sample(ground.one.ref, sequence(25, 14), params, 1)
+    assert completion.stop_reason is StopReason.STOP
+    assert completion.tokens[-1] in stop
+    assert not set(completion.tokens[:-1]) & set(stop)
+
+
+async def test_closing_the_stream_frees_the_server(ground: Ground, vllm_url: str) -> None:
+    params = SamplingParams(max_tokens=CONTEXT - 30)
+    before = await metric(vllm_url, "vllm:generation_tokens_total")
+    async with aclosing(ground.server.stream(ground.one.ref, sequence(20, 15), params)) as stream:
+        await anext(stream)
+        assert await metric(vllm_url, "vllm:num_requests_running") == 1
+    async with asyncio.timeout(240):
+        while await metric(vllm_url, "vllm:num_requests_running"):
+            pass
+    drawn = await metric(vllm_url, "vllm:generation_tokens_total") - before
+    assert drawn < params.max_tokens, "it was not sampled to its end"
+
+
+async def metric(url: str, name: str) -> float:
+    async with httpx.AsyncClient() as client:
+        lines = (await client.get(f"{url}/metrics")).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+async def test_a_folder_that_cannot_be_loaded_is_an_error_and_the_server_goes_on(
+    ground: Ground, tmp_path: Path
+) -> None:
+    empty, damaged = tmp_path / "empty", tmp_path / "damaged"
+    empty.mkdir()
+    shutil.copytree(ground.folder(ground.one), damaged)
+    weights = damaged / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    for folder in (tmp_path / "nowhere", empty, damaged):
+        with pytest.raises(BackendError, match=folder.name) as raised:
+            await ground.server.load("bad", folder)
+        assert type(raised.value) is BackendError
+    info = await ground.server.info()
+    assert {ground.one.ref, ground.two.ref} <= info.adapters
+    assert "bad" not in info.adapters
+    prompt = sequence(20, 16)
+    [completion] = await ground.server.sample(
+        ground.one.ref, prompt, SamplingParams(max_tokens=20), 1
+    )
+    assert apart(completion.logprobs, await scored(ground.one, prompt, completion)) < TOLERANCE
+
+
+async def test_loading_what_is_there_and_unloading_what_is_not_are_no_errors(
+    ground: Ground,
+) -> None:
+    await ground.server.load(ground.one.ref, ground.folder(ground.one))
+    await ground.server.unload("never-heard-of")
+
+
+async def test_it_says_what_it_is_and_refuses_in_our_words(ground: Ground) -> None:
+    server, name = ground.server, ground.one.ref
+    assert isinstance(server, VllmServer)
+    info = await server.info()
+    assert (info.model, info.context_tokens) == ("tiny", CONTEXT)
+    with pytest.raises(ContextLengthError, match=str(CONTEXT)):
+        await server.sample(name, [1] * 20, SamplingParams(max_tokens=CONTEXT - 19), 1)
+    many = SamplingParams(max_tokens=1, student_topk=MAX_LOGPROBS + 1)
+    with pytest.raises(RequestError, match=f"max allowed: {MAX_LOGPROBS}"):
+        await server.sample(name, [1], many, 1)
+    with pytest.raises(RequestError, match="vocab"):
+        await server.sample(name, [1], SamplingParams(max_tokens=1, stop_tokens=(999,)), 1)
+
+
+async def test_a_trainer_that_is_given_its_address_publishes_to_it(
+    vllm_url: str, vllm_model: Path, tmp_path: Path
+) -> None:
+    config = LocalConfig(
+        model=str(vllm_model),
+        root=tmp_path / "run",
+        rank=4,
+        alpha=8,
+        threads=1,
+        sampler_urls=(vllm_url,),
+    )
+    trainer = await LocalTrainer.start(config)
+    prompt, params = sequence(30, 17), SamplingParams(max_tokens=40, seed=5)
+    drawn: set[tuple[int, ...]] = set()
+    for salt in (1, 2):
+        await learn(trainer, salt)
+        version = await trainer.publish()
+        [completion] = await version.sample(prompt, params)
+        assert apart(completion.logprobs, await scored(version, prompt, completion)) < TOLERANCE
+        drawn.add(completion.tokens)
+        await version.aclose()
+    assert len(drawn) == 2
+    await trainer.aclose()

@@ -1,0 +1,241 @@
+"""A device that fails is nobody's fault: what learns begins anew, and no sample is blamed."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from backends import start_local
+from local_reference import rl_datum
+from rank_checks import ADAM, PASSES, one_process, same_report
+from rank_runs import alive
+from rank_sick import lives, prescribe
+
+from local_gpu.device import device_fault, out_of_memory
+from local_gpu.halves import ScoreAsk
+from local_gpu.ranks.remote import RankedLearning
+from local_gpu.trainer import LocalTrainer
+from tests.lives import Fate, life, until
+from tests.talkers import talking
+from tests.truths import check, one, read
+from tinker_claw.errors import BackendError, OutageError, StepError
+from tinker_claw.types import Datum, LossPass
+
+ILLEGAL = (
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
+    "asynchronously reported at some other API call"
+)
+ILL = [
+    torch.AcceleratorError(ILLEGAL),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+]
+"""By class, and by the words alone."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ILLEGAL,
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: device-side assert triggered",
+        "CUDA driver error: unknown error",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "NCCL error in: ProcessGroupNCCL.cpp:2345, unhandled cuda error",
+        "HIP error: an illegal memory access was encountered",
+    ],
+)
+def test_what_a_device_says_is_known_by_class_and_by_words(words: str) -> None:
+    for kind in (RuntimeError, torch.AcceleratorError):
+        assert device_fault(kind(words)) == words.partition("\n")[0]
+    wrapped = StepError("the step is void")
+    wrapped.__cause__ = RuntimeError(words)
+    assert device_fault(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError("CUDA error: invalid configuration argument"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        StepError("a user wrote: CUDA error: an illegal memory access was encountered"),
+    ],
+    ids=str,
+)
+def test_no_room_and_wrong_questions_are_not_the_devices_fault(error: Exception) -> None:
+    assert device_fault(error) is None
+    if "memory. " in str(error):
+        assert isinstance(error, RuntimeError)
+        assert out_of_memory(error)
+
+
+Starts = Callable[..., AbstractAsyncContextManager[LocalTrainer]]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """One that learns in processes whose device falls ill as `prescribe` says."""
+
+    @asynccontextmanager
+    async def start(error: Exception, *, well: int, ill: int) -> AsyncIterator[LocalTrainer]:
+        for name, value in prescribe(tmp_path / "sick", error, well=well, ill=ill).items():
+            monkeypatch.setenv(name, value)
+        sick = functools.partial(RankedLearning, module="rank_sick")
+        monkeypatch.setattr("local_gpu.trainer.RankedLearning", sick)
+        started = await start_local(tmp_path, in_process=False)
+        try:
+            yield started
+        finally:
+            await started.aclose()
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ILL, ids=["by class", "by words"])
+async def test_a_device_that_fails_ends_its_process_and_a_new_one_goes_on(
+    trainer: Starts, tmp_path: Path, error: Exception
+) -> None:
+    async with trainer(error, well=2, ill=2) as local:
+        ref = await local.save_state("good")
+        await local.train_step(PASSES[:1], ADAM)
+        await local.load_state(ref)
+        assert len(lives(tmp_path / "sick")) == 1, "what went well is undone in the same process"
+        await local.train_step(PASSES[:1], ADAM)
+        for _ in range(2):
+            with pytest.raises(OutageError, match=str(error)[:40]):
+                await local.train_step(PASSES[:1], ADAM)
+            assert not alive(lives(tmp_path / "sick")[-1])
+            with pytest.raises(OutageError, match="load a state first"):
+                await local.train_step(PASSES[:1], ADAM)
+            await local.load_state(ref)
+            if len(lives(tmp_path / "sick")) < 3:
+                for _ in range(2):
+                    await local.train_step(PASSES[:1], ADAM)
+        assert len(lives(tmp_path / "sick")) == 3
+        await local.load_state(ref)
+        core = one_process(tmp_path / "model", tmp_path / "root")
+        core.read_state(tmp_path / "run" / "states" / ref)
+        same_report(await local.train_step(PASSES, ADAM), core.step(PASSES, ADAM))
+
+
+@pytest.mark.slow
+async def test_scores_that_a_device_owes_are_an_outage_and_come_from_a_new_process(
+    trainer: Starts, tmp_path: Path
+) -> None:
+    async with trainer(ILL[0], well=0, ill=1) as local:
+        base = await local.base()
+        with pytest.raises(OutageError, match="illegal memory access"):
+            await base.logprobs((5, 6, 7), start=1)
+        core = one_process(tmp_path / "model", tmp_path / "root")
+        (expected,) = core.score(None, [ScoreAsk.of(core.facts, (5, 6, 7), 1, None, 0)])
+        scored = await base.logprobs((5, 6, 7), start=1)
+        assert scored.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
+@pytest.mark.slow
+async def test_a_step_that_failed_is_undone_in_a_new_process(
+    trainer: Starts, tmp_path: Path
+) -> None:
+    """Whatever it has left in the old one: a sample is to blame only where that cannot be it."""
+    bad = rl_datum(20, 9, 5)
+    bad = Datum(bad.tokens, bad.start, bad.logprobs, (float("nan"),) * len(bad.advantages))
+    async with trainer(ILL[0], well=100, ill=1) as local:
+        ref = await local.save_state("good")
+        with pytest.raises(StepError, match="loss is nan"):
+            await local.train_step([LossPass("ppo", (bad,))], ADAM)
+        (first,) = lives(tmp_path / "sick")
+        assert alive(first)
+        await local.load_state(ref)
+        assert not alive(first)
+        assert len(lives(tmp_path / "sick")) == 2
+        await local.train_step(PASSES[:1], ADAM)
+
+
+@pytest.mark.slow
+async def test_ranks_that_do_not_start_again_are_an_outage(trainer: Starts, tmp_path: Path) -> None:
+    """The device may be gone for hours; they started before with the same settings."""
+    async with trainer(ILL[0], well=0, ill=1) as local:
+        ref = await local.save_state("good")
+        with pytest.raises(OutageError):
+            await local.train_step(PASSES[:1], ADAM)
+        weights = tmp_path / "model" / "model.safetensors"
+        away = weights.rename(weights.with_suffix(".away"))
+        with pytest.raises(OutageError, match="do not start again"):
+            await local.load_state(ref)
+        away.rename(weights)
+        await local.load_state(ref)
+        await local.train_step(PASSES[:1], ADAM)
+
+
+@pytest.mark.slow
+def test_the_product_serves_while_its_device_fails_and_blames_no_sample(tmp_path: Path) -> None:
+    data, sick = tmp_path / "data", tmp_path / "sick"
+    fate = Fate(
+        constants={
+            "local_gpu.trainer:_ranked": operator.truth,  # as on CUDA
+            "local_gpu.trainer:RankedLearning": functools.partial(
+                RankedLearning, module="rank_sick"
+            ),
+        }
+    )
+    flags = ("--batch-size", "2", "--learning-rate", "1e-3", "--lora-rank", "4")
+    env = prescribe(sick, ILL[0], well=4, ill=2)
+    with life(data, *flags, fate=fate, env=env) as running, talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(lambda: running.health()["learner"] == "stalled")
+        told = running.health()
+        assert "illegal memory access" in told["learner_error"]
+        assert "learning waits" in told["meaning"]
+        before = len(who.seen)
+        until(lambda: len(who.seen) > before + 2)
+        until(lambda: len(lives(sick)) == 3)
+        version = running.health()["policy_version"]
+        until(lambda: running.health()["policy_version"] > version)
+        until(lambda: running.health()["status"] == "ok")
+        who.over.set()
+        assert running.stop() == 0
+    assert who.errors == []
+    check(data, who.seen, batch_size=2)
+    assert one(data, "SELECT COUNT(*) FROM samples WHERE state = 'quarantined'") == 0
+    void = read(data, "SELECT DISTINCT outage FROM steps WHERE status = 'void'")
+    assert [row[0] for row in void] == [1], "no sample is to blame"
+
+
+async def test_where_a_cuda_device_is_seen_a_process_of_its_own_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, tuple[int, ...]]] = []
+
+    class Asked(BackendError):
+        pass
+
+    def ranked(config: object, **_: object) -> None:
+        from local_gpu.ranks.remote import _placed
+
+        placed = _placed(config)  # type: ignore[arg-type]
+        asked.append((placed.device, placed.train_gpus))
+        raise Asked
+
+    monkeypatch.setattr("local_gpu.trainer.RankedLearning", ranked)
+    monkeypatch.setattr("local_gpu.trainer.connect_all", _nobody)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("auto", "cuda", "cuda:1"):
+        with pytest.raises(Asked):
+            await start_local(tmp_path, device=device, sampler_urls=("http://127.0.0.1:9",))
+    assert asked == [("auto", ()), ("cuda", ()), ("cuda", (1,))]
+
+
+async def _nobody(*_: object) -> tuple[()]:
+    return ()

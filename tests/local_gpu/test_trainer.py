@@ -1,0 +1,384 @@
+"""The local trainer against an independent reference: peft's own model, full logits, autograd."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backends import CONTEXT, VOCABULARY, start_local, tiny_model
+from local_reference import (
+    WARM,
+    adapter_of,
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+    sequence,
+    warmed,
+)
+
+from local_gpu.config import LocalConfig
+from local_gpu.model.load import load_base
+from local_gpu.model.lora import clone
+from local_gpu.trainer import LocalTrainer
+from local_gpu.tree import kernels
+from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
+from tinker_claw.types import Adam, Datum, LossPass
+
+# peft 0.21 reads a property that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+
+@pytest.fixture
+async def trainer(tmp_path: Path) -> AsyncIterator[LocalTrainer]:
+    trainer = await start_local(tmp_path)
+    yield trainer
+    await trainer.aclose()
+
+
+async def test_the_step_is_adam_with_the_gradient_clipped_by_its_global_norm(
+    trainer: LocalTrainer, tmp_path: Path
+) -> None:
+    before = await adapter_of(trainer, tmp_path / "before")
+    model = reference(tmp_path / "model", tmp_path / "before")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=0.02, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1
+    )
+    adam = Adam(0.02, eps=1e-3, weight_decay=0.1, grad_clip_norm=0.5)
+    for salt in (1, 2):
+        datum = rl_datum(30, 10, salt)
+        optimizer.zero_grad()
+        reference_loss("ppo", full_logprobs(model, datum.tokens)[9:], datum).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        report = await trainer.train_step([LossPass("ppo", (datum,))], adam)
+        assert report.grad_norm is not None
+        assert report.grad_norm > 0.5
+    after = await adapter_of(trainer, tmp_path / "after")
+    own = dict(model.named_parameters())
+    for name, tensor in after.items():
+        wanted = own[name.replace(".weight", ".default.weight")].detach()
+        torch.testing.assert_close(tensor, wanted, atol=2e-4, rtol=1e-3)
+    assert any(not torch.equal(after[n], before[n]) for n in after)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(rl_datum(20, 8, 3), advantages=(float("nan"),) * 12),
+        replace(rl_datum(20, 8, 3), logprobs=(-500.0,) * 12),
+        replace(rl_datum(20, 8, 3), tokens=(VOCABULARY,) * 20),
+        replace(rl_datum(20, 8, 3), advantages=()),
+    ],
+    ids=["nan advantages", "infinite ratio", "foreign token", "no advantages"],
+)
+async def test_a_void_step_leaves_weights_and_moments_as_they_were(
+    tmp_path: Path, bad: Datum
+) -> None:
+    good = LossPass("ppo", (rl_datum(20, 8, 2),))
+    results: list[dict[str, torch.Tensor]] = []
+    for spoil in (False, True):
+        trainer = await start_local(tmp_path)
+        await trainer.train_step([good], WARM)
+        if spoil:
+            with pytest.raises(StepError):
+                await trainer.train_step([good, LossPass("ppo", (bad,))], WARM)
+        await trainer.train_step([good], WARM)
+        results.append(await adapter_of(trainer, tmp_path / f"{spoil}"))
+        await trainer.aclose()
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+async def test_a_step_without_datums_or_with_an_unknown_loss_is_refused(
+    trainer: LocalTrainer,
+) -> None:
+    with pytest.raises(StepError, match="no datums"):
+        await trainer.train_step([LossPass("ppo", ())], WARM)
+    unknown: Any = "dpo"
+    with pytest.raises(StepError, match=r"'dpo'.*cross_entropy"):
+        await trainer.train_step([LossPass(unknown, (rl_datum(9, 3, 1),))], WARM)
+
+
+async def test_a_saved_state_continues_bit_for_bit(tmp_path: Path) -> None:
+    steps = [LossPass("ppo", (rl_datum(20, 8, salt),)) for salt in (1, 2, 3)]
+    first = await start_local(tmp_path)
+    for step in steps[:2]:
+        await first.train_step([step], WARM)
+    ref = await first.save_state("two steps")
+    await first.train_step([steps[2]], WARM)
+    expected = await adapter_of(first, tmp_path / "first")
+    await first.aclose()
+    second = await start_local(tmp_path, seed=7)
+    await second.load_state(ref)
+    await second.train_step([steps[2]], WARM)
+    got = await adapter_of(second, tmp_path / "second")
+    await second.aclose()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+async def test_checkpointed_activations_give_the_same_step(tmp_path: Path) -> None:
+    adapters: list[dict[str, Any]] = []
+    for checkpointing in ("off", "on"):
+        folder = tmp_path / checkpointing
+        trainer = await start_local(folder, checkpointing=checkpointing)
+        for salt in (1, 2):
+            await trainer.train_step([LossPass("ppo", (rl_datum(60, 20, salt),))], WARM)
+        adapters.append(await adapter_of(trainer, folder / "export"))
+        await trainer.aclose()
+    plain, checkpointed = adapters
+    assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
+
+
+async def test_checkpointing_computes_activations_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    count = kernels.attend
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return count(*arguments)
+
+    monkeypatch.setattr(kernels, "attend", counted)
+    seen: list[int] = []
+    for checkpointing in ("off", "on"):
+        trainer = await start_local(tmp_path / checkpointing, checkpointing=checkpointing)
+        calls = 0
+        await trainer.train_step([LossPass("ppo", (rl_datum(20, 5, 1),))], WARM)
+        seen.append(calls)
+        await trainer.aclose()
+    assert seen[1] == 2 * seen[0]
+
+
+async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, keep_states=2)
+    loaded = await trainer.save_state("origin")
+    await trainer.load_state(loaded)
+    refs = [await trainer.save_state(f"step {i}") for i in range(4)]
+    kept = {p.name for p in (tmp_path / "run" / "states").iterdir()}
+    assert kept == {loaded, *refs[-2:]}
+    with pytest.raises(BackendError, match="older"):
+        await trainer.load_state(refs[0])
+    await trainer.aclose()
+
+
+async def test_old_adapters_are_pruned_but_never_one_that_is_open(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path, keep_adapters=2)
+    opened = await trainer.publish()
+    published = [await trainer.publish() for _ in range(4)]
+    for sampler in published[:-1]:
+        await sampler.aclose()
+    newest = await trainer.publish()
+    kept = {p.name for p in (tmp_path / "run" / "adapters").iterdir()}
+    assert kept == {opened.ref, published[-1].ref, newest.ref}
+    with pytest.raises(BackendError):
+        await trainer.open(published[0].ref)
+    await trainer.aclose()
+
+
+async def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
+    draft = tmp_path / "run" / "adapters" / ".draft-x1"
+    draft.mkdir(parents=True)
+    (draft / "adapter_model.safetensors").write_bytes(b"half")
+    trainer = await start_local(tmp_path)
+    assert not draft.exists()
+    await trainer.aclose()
+
+
+async def test_a_published_adapter_loads_in_peft_with_its_scale(tmp_path: Path) -> None:
+    for alpha in (2, 16):
+        trainer = await warmed(await start_local(tmp_path, rank=4, alpha=alpha))
+        sampler = await trainer.publish()
+        model = reference(tmp_path / "model", tmp_path / "run" / "adapters" / sampler.ref)
+        tokens = sequence(30, 6)
+        got = await sampler.logprobs(tokens, start=1, top_k=VOCABULARY)
+        rows = full_logprobs(model, tokens).detach()
+        assert model.peft_config["default"].lora_alpha / model.peft_config["default"].r == alpha / 4
+        for i, (ids, values) in enumerate(zip(got.topk_ids, got.topk_logprobs, strict=True)):
+            assert values == pytest.approx(rows[i, list(ids)].tolist(), abs=1e-4)
+        with model.disable_adapter():
+            assert (full_logprobs(model, tokens) - rows).abs().max() > 0.01
+        await trainer.aclose()
+
+
+async def test_lora_is_on_every_linear_layer_but_the_head(
+    trainer: LocalTrainer, tmp_path: Path
+) -> None:
+    names = await adapter_of(trainer, tmp_path / "out")
+    layers = {name.split(".layers.")[1].split(".lora_")[0] for name in names}
+    parts = ("q", "k", "v", "o", "gate", "up", "down")
+    assert len(layers) == 2 * len(parts)
+    assert {name.rsplit(".", 1)[1] for name in layers} == {f"{p}_proj" for p in parts}
+    assert all(not t.any() for n, t in names.items() if "lora_B" in n)
+    assert all(t.any() for n, t in names.items() if "lora_A" in n)
+
+
+async def test_the_seed_alone_decides_the_first_adapter(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    adapters = []
+    for seed in (1, 1, 2):
+        trainer = await start_local(tmp_path, seed=seed)
+        adapters.append(await adapter_of(trainer, tmp_path / "out"))
+        await trainer.aclose()
+    same = [torch.equal(adapters[0][n], adapters[1][n]) for n in adapters[0]]
+    other = [torch.equal(adapters[0][n], adapters[2][n]) for n in adapters[0] if "lora_A" in n]
+    assert all(same)
+    assert not any(other)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_clone_shares_every_tensor_and_no_module(tmp_path: Path) -> None:
+    base = load_base(
+        str(tiny_model(tmp_path)), device=torch.device("cpu"), dtype=torch.float32
+    ).module
+    copy = clone(base)
+    tensors = zip(
+        chain(base.parameters(), base.buffers()),
+        chain(copy.parameters(), copy.buffers()),
+        strict=True,
+    )
+    assert all(a is b for a, b in tensors)
+    assert not {id(m) for m in base.modules()} & {id(m) for m in copy.modules()}
+
+
+async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path)
+    ref = (await trainer.publish()).ref
+    state = await trainer.save_state("s")
+    await trainer.aclose()
+    other = LocalConfig(
+        model=str(tiny_model(tmp_path / "other", seed=1)), root=tmp_path / "run", rank=4, alpha=8
+    )
+    stranger = await LocalTrainer.start(other)
+    with pytest.raises(BackendError, match="another base model"):
+        await stranger.open(ref)
+    with pytest.raises(BackendError, match="another base model"):
+        await stranger.load_state(state)
+    await stranger.aclose()
+    narrow = await start_local(tmp_path, rank=2)
+    await narrow.open(ref)
+    with pytest.raises(BackendError, match="another rank"):
+        await narrow.load_state(state)
+    louder = await start_local(tmp_path, alpha=16)
+    with pytest.raises(BackendError, match="rank 4 and alpha 8, and here they are 4 and 16"):
+        await louder.load_state(state)
+    await louder.aclose()
+    weights = tmp_path / "run" / "adapters" / ref / "adapter_model.safetensors"
+    settings = weights.with_name("adapter_config.json")
+    for file, damaged in ((settings, b"null"), (weights, weights.read_bytes()[:100])):
+        file.write_bytes(damaged)
+        with pytest.raises(BackendError, match="corrupt"):
+            await narrow.open(ref)
+    await narrow.aclose()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "inconsistent", "sliding"])
+async def test_a_model_that_cannot_be_used_is_a_sentence(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "model"
+    if damage == "sliding":
+        layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+        tiny_model(folder, use_sliding_window=True, **layers)
+    elif damage == "inconsistent":
+        config = json.loads((tiny_model(folder) / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    elif damage != "missing":
+        tiny_model(folder)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000] if damage == "truncated" else b"")
+    error = ConfigError if damage == "sliding" else ModelFileError
+    with pytest.raises(error, match="model"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    larger = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (folder / "config.json").write_text(json.dumps(config | larger))
+    with pytest.raises(ModelFileError, match=r"layers\.2"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_an_adapter_is_not_taken_for_its_base(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with pytest.raises(ModelFileError, match="is an adapter, no model"):
+        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+
+
+async def test_a_device_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:
+    config = LocalConfig(model=str(tiny_model(tmp_path / "m")), root=tmp_path, device="meta")
+    with pytest.raises(BackendError, match="cannot be loaded on device 'meta'"):
+        await LocalTrainer.start(config)
+
+
+@pytest.mark.parametrize("ref", ["", "..", "../states", "/etc"])
+async def test_a_ref_is_never_a_path(tmp_path: Path, ref: str) -> None:
+    trainer = await start_local(tmp_path)
+    await trainer.publish()
+    for ask in (trainer.open, trainer.load_state):
+        with pytest.raises(BackendError, match="is not the name of anything"):
+            await ask(ref)
+    await trainer.aclose()
+
+
+async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    trainer = await start_local(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "adapters").write_text("a file where a folder should be")
+    with pytest.raises(BackendError, match="run"):
+        await trainer.publish()
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["adapters"]
+    await trainer.aclose()
+    with pytest.raises(BackendError, match="closed"):
+        await trainer.publish()
+
+
+async def test_the_event_loop_runs_on_during_a_step(trainer: LocalTrainer) -> None:
+    ticks = 0
+
+    async def tick(until: asyncio.Task[Any]) -> None:
+        nonlocal ticks
+        while not until.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    passes = [LossPass("ppo", tuple(rl_datum(200, 20, i) for i in range(8)))]
+    async with asyncio.TaskGroup() as group:
+        step = group.create_task(trainer.train_step(passes, WARM))
+        group.create_task(tick(step))
+    assert ticks > 3
+
+
+async def test_a_device_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    for device in ("cuda:7", "toaster"):
+        with pytest.raises(ConfigError, match=device):
+            await start_local(tmp_path, device=device)
+
+
+async def test_the_context_is_the_least_of_model_setting_and_cache(tmp_path: Path) -> None:
+    for settings, expected in (
+        ({"kv_cache_tokens": None}, CONTEXT),
+        ({"context_tokens": 500, "kv_cache_tokens": None}, 500),
+        ({"context_tokens": 10**6, "kv_cache_tokens": 10**4}, CONTEXT),
+        ({"kv_cache_tokens": 300}, 300),
+    ):
+        trainer = await start_local(tmp_path, **settings)
+        assert (await trainer.capabilities()).context_tokens == expected
+        await trainer.aclose()
+
+
+def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(ConfigError, match="rank is 0"):
+        LocalConfig(model="m", root=Path("r"), rank=0)

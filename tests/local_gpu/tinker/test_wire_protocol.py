@@ -1,0 +1,141 @@
+"""The wire server's protocol by raw HTTP: once, in order, and final when it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from wire_servers import NAME, Raw, TinkerServer, wire_server
+from wire_servers import RAW_TOKENS as TOKENS
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with wire_server(tmp_path_factory.mktemp("wire"), hole_s=0.5, poll_s=0.2) as running:
+        yield running
+
+
+def test_a_request_that_is_sent_twice_is_carried_out_once(raw: Raw) -> None:
+    session = raw.session()
+    model = raw.model(session)
+    assert raw.model(session) == model
+    first = raw.forward_backward(model, 1)
+    assert raw.forward_backward(model, 1) == first
+    before = raw.loss(first)
+    assert raw.optim_step(model, 2) == raw.optim_step(model, 2)
+    once = raw.loss(raw.forward_backward(model, 3))
+    assert once < before
+    assert raw.loss(raw.forward_backward(model, 1)) == before
+    where = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+    sampler = raw.post("create_sampling_session", **where)
+    assert raw.post("create_sampling_session", **where) == sampler
+    ask = {
+        "sampling_session_id": sampler["sampling_session_id"],
+        "seq_id": 7,
+        "num_samples": 2,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]},
+        "sampling_params": {"max_tokens": 3},
+    }
+    assert raw.post("asample", **ask) == raw.post("asample", **ask)
+
+
+def test_requests_are_carried_out_in_the_order_of_their_numbers(raw: Raw) -> None:
+    losses = []
+    for order in ((1, 2, 3), (3, 2, 1)):
+        model = raw.model()
+        sends = {
+            1: lambda model=model: raw.forward_backward(model, 1),
+            2: lambda model=model: raw.optim_step(model, 2),
+            3: lambda model=model: raw.forward_backward(model, 3),
+        }
+        ids = {number: sends[number]() for number in order}
+        losses.append([raw.loss(ids[1]), raw.loss(ids[3])])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][1] < losses[0][0]
+
+
+def test_a_number_that_never_comes_fails_those_that_wait_and_voids_the_step(raw: Raw) -> None:
+    model = raw.model()
+    raw.loss(raw.forward_backward(model, 1))
+    late = raw.forward_backward(model, 3)
+    assert raw.poll(late).json()["type"] == "try_again"
+    assert "seq_id 2 did not come within 0.5 s" in raw.result(late).json()["error"]
+    assert "too late" in raw.result(raw.forward_backward(model, 2)).json()["error"]
+    assert "seq_id 2 did not come" in raw.result(raw.optim_step(model, 4)).json()["error"]
+    raw.loss(raw.forward_backward(model, 5))
+    assert "metrics" in raw.result(raw.optim_step(model, 6)).json()
+
+
+def test_a_numbered_request_that_is_refused_uses_up_its_number(raw: Raw) -> None:
+    model = raw.model()
+    wrong = (
+        ("save_weights", {"path": "../out"}, "cannot name a checkpoint"),
+        ("save_weights", {"path": "x", "ttl_seconds": 0}, "ttl_seconds"),
+        ("save_weights_external", {"path": "x", "age_encryption_recipients": ["age1"]}, "encrypt"),
+        ("load_weights", {"path": "/etc/passwd", "optimizer": False}, "tinker://"),
+        ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "learning_rate"),
+        ("optim_step", {"adam_params": {"beta2": 1.0}}, "beta2"),
+        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "dimuon"),
+    )
+    for number, (path, body, sentence) in enumerate(wrong, 1):
+        answer = raw.post(path, model_id=model, seq_id=number, **body)
+        told = raw.result(answer["request_id"]).json()
+        assert sentence in told["error"]
+        assert told["category"] == "user"
+    raw.loss(raw.forward_backward(model, len(wrong) + 1))
+
+
+def test_models_take_turns(raw: Raw) -> None:
+    session = raw.session()
+    models = [raw.model(session, number) for number in range(2)]
+    ids = [
+        (raw.forward_backward(model, 2 * i + 1), raw.optim_step(model, 2 * i + 2))
+        for i in range(3)
+        for model in models
+    ]
+    losses = [raw.loss(forward) for forward, _ in ids]
+    assert losses[0::2] == pytest.approx(losses[1::2], rel=1e-5)
+    assert losses[0] > losses[2] > losses[4]
+
+
+def test_what_is_unknown_is_answered_with_a_final_status(raw: Raw) -> None:
+    assert raw.status("retrieve_future", request_id="nothing") == 410
+    assert raw.status("session_heartbeat", session_id="nobody") == 410
+    for path, body in (
+        ("get_info", {"model_id": "nobody:train:0"}),
+        ("optim_step", {"model_id": "nobody", "seq_id": 1}),
+        ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": NAME}),
+        ("create_custom_loss", {}),
+    ):
+        assert raw.status(path, **body) == 404
+    assert raw.http.get("samplers/nobody:sample:0").status_code == 404
+    assert raw.status("create_session", tags="none") == 422
+    assert raw.http.post("forward_backward", content=b"\xff").status_code == 400
+    assert raw.status("cancel_future", request_id="nothing") == 204
+    assert raw.post("telemetry", events=[]) == {"status": "accepted"}
+
+
+def test_the_capabilities_name_the_model(server: TinkerServer, raw: Raw) -> None:
+    told = raw.http.get("get_server_capabilities").json()["supported_models"]
+    size = server.shop.size.context_tokens
+    assert told == [
+        {"model_name": NAME, "max_context_length": size, "trainable": True, "sampleable": True}
+    ]
+    model = raw.model()
+    info = raw.post("get_info", model_id=model)
+    assert info["lora_rank"] == 4
+    assert info["model_data"]["tokenizer_id"].startswith("/")
+
+
+def test_bodies_that_are_too_long_or_of_unknown_length_are_turned_away_unread(
+    tmp_path: Path,
+) -> None:
+    with wire_server(tmp_path, body_bytes=1000) as server:
+        raw = Raw(server.url)
+        for body in (b" " * 1001, iter([b"{}"])):
+            answer = raw.http.post("create_session", content=body)
+            assert answer.status_code == 413
+            assert "may have 1000 bytes" in answer.json()["error"]
+        assert raw.session(), "the next client is served"
+        raw.http.close()

@@ -1,0 +1,239 @@
+"""Sampling over the wire, through the unmodified SDK."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinker
+import torch
+from backends import CONTEXT, VOCABULARY
+from wire_servers import KEY, NAME, TinkerServer, wire_server
+
+WAIT_S = 180
+PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with wire_server(tmp_path_factory.mktemp("wire"), open_samplers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: TinkerServer) -> Iterator[Any]:
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    yield service
+    service.close("success").result(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def base(client: Any) -> Any:
+    return client.create_sampling_client(base_model=NAME).result(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def training(client: Any) -> Any:
+    wanted = {"rank": 4, "seed": 1, "train_unembed": False}
+    return client.create_lora_training_client(NAME, **wanted).result(WAIT_S)
+
+
+def step(training: Any, salt: int = 0) -> None:
+    targets = {"target_tokens": PROMPT[1:31], "weights": [1.0 + salt] * 30}
+    datum = tinker.Datum(tinker.ModelInput.from_ints(PROMPT[:30]), targets)
+    training.forward_backward([datum], "cross_entropy")
+    training.optim_step(tinker.AdamParams(learning_rate=0.01)).result(WAIT_S)
+
+
+def sample(sampler: Any, prompt: list[int] = PROMPT, n: int = 1, **settings: Any) -> Any:
+    asked = {
+        key: settings.pop(key)
+        for key in list(settings)
+        if "logprobs" in key or key == "prompt_alt_tokens_k"
+    }
+    params = tinker.SamplingParams(**({"max_tokens": 12, "seed": 5} | settings))
+    model_input = tinker.ModelInput.from_ints(prompt)
+    return sampler.sample(model_input, n, params, **asked).result(WAIT_S)
+
+
+def full_logprobs(server: TinkerServer, tokens: list[int]) -> torch.Tensor:
+    """[T, vocabulary] of the base; row i predicts token i + 1."""
+    with torch.no_grad():
+        logits = server.shop.base.module(torch.tensor([tokens]), use_cache=False).logits
+    return logits[0].float().log_softmax(-1)
+
+
+def test_several_completions_share_the_prompt(server: TinkerServer, base: Any) -> None:
+    first = sample(base, n=4)
+    assert len({tuple(s.tokens) for s in first.sequences}) == 4
+    assert len({s.sequence_id for s in first.sequences}) == 4
+    for drawn in first.sequences:
+        rows = full_logprobs(server, [*PROMPT, *drawn.tokens])[len(PROMPT) - 1 : -1]
+        picked = rows[torch.arange(12), torch.tensor(drawn.tokens)].tolist()
+        assert drawn.logprobs == pytest.approx(picked, abs=1e-4)
+        assert drawn.stop_reason == "length"
+    again = sample(base, n=4)
+    assert [s.tokens for s in again.sequences] == [s.tokens for s in first.sequences]
+    assert again.prompt_cache_hit_tokens == 64  # whole blocks of 32 of the 70
+
+
+def test_stop_tokens_end_a_completion(base: Any) -> None:
+    free = sample(base).sequences[0].tokens
+    stopped = sample(base, stop=[free[3]]).sequences[0]
+    assert stopped.stop_reason == "stop"
+    assert stopped.tokens == free[: free.index(free[3]) + 1]
+    greedy = [sample(base, temperature=0.0, seed=s).sequences[0].tokens for s in (1, 2)]
+    assert greedy[0] == greedy[1]
+    narrow = sample(base, top_k=1, top_p=0.5).sequences[0].tokens
+    assert narrow == greedy[0]
+
+
+def test_without_max_tokens_a_completion_ends_with_the_context(base: Any) -> None:
+    long = PROMPT * 29
+    drawn = sample(base, long, max_tokens=None).sequences[0]
+    assert len(drawn.tokens) == CONTEXT - len(long)
+
+
+def test_the_likeliest_candidates_come_with_the_sample(server: TinkerServer, base: Any) -> None:
+    drawn = sample(base, topk_sample_logprobs=3).sequences[0]
+    rows = full_logprobs(server, [*PROMPT, *drawn.tokens])[len(PROMPT) - 1 : -1]
+    top = rows.topk(3)
+    for row, ids, values in zip(drawn.topk_logprobs, top.indices, top.values, strict=True):
+        assert [pair[0] for pair in row] == ids.tolist()
+        assert [pair[1] for pair in row] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_the_prompt_is_scored_as_asked(server: TinkerServer, base: Any, max_tokens: int) -> None:
+    told = sample(base, max_tokens=max_tokens, include_prompt_logprobs=True, topk_prompt_logprobs=2)
+    rows = full_logprobs(server, PROMPT)[:-1]
+    picked = rows[torch.arange(69), torch.tensor(PROMPT[1:])].tolist()
+    assert told.prompt_logprobs[0] is None
+    assert told.prompt_logprobs[1:] == pytest.approx(picked, abs=1e-4)
+    assert told.topk_prompt_logprobs[0] is None
+    assert [row[0][0] for row in told.topk_prompt_logprobs[1:]] == rows.argmax(-1).tolist()
+    assert told.sequences[0].tokens == sample(base, max_tokens=max_tokens).sequences[0].tokens
+    plain = base.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
+    assert plain == told.prompt_logprobs
+
+
+def test_only_the_last_rows_are_scored(base: Any) -> None:
+    whole = sample(base, include_prompt_logprobs=True).prompt_logprobs
+    asked = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 5}
+    last = sample(base, **asked, topk_prompt_logprobs=1)
+    assert last.prompt_logprobs[:-5] == [None] * 65
+    assert last.prompt_logprobs[-5:] == pytest.approx(whole[-5:], abs=1e-5)
+    assert [row is None for row in last.topk_prompt_logprobs] == [True] * 65 + [False] * 5
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_given_ids_are_scored(server: TinkerServer, base: Any, sparse: bool) -> None:
+    ids = torch.full((69, 4), -1)
+    ids[60:, 0] = torch.arange(9) + 7
+    ids[64, 2] = 3
+    make = tinker.TensorData.from_torch_sparse if sparse else tinker.TensorData.from_torch
+    wanted = make(ids, pad_value=-1) if sparse else make(ids)
+    assert (wanted.sparse_crow_indices is not None) == sparse
+    told = sample(base, max_tokens=1, target_prompt_logprobs=wanted).target_prompt_logprobs
+    rows = full_logprobs(server, PROMPT)[:-1]
+    expected = torch.where(ids >= 0, rows.gather(1, ids.clamp(min=0)), torch.tensor(0.0))
+    assert told.shape == [69, 4]
+    torch.testing.assert_close(told.to_torch(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_saved_sampler_never_changes(client: Any, training: Any) -> None:
+    path = training.save_weights_for_sampler("fixed").result(WAIT_S).path
+    named = client.create_sampling_client(model_path=path).result(WAIT_S)
+    nameless = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    scored = named.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
+    step(training)
+    moved = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    for sampler, same in ((named, True), (nameless, True), (moved, False)):
+        again = sampler.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
+        assert (again == scored) == same
+    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+        training.save_weights_for_sampler("fixed").result(WAIT_S)
+
+
+def test_few_samplers_stay_open_and_one_in_use_is_never_closed(
+    server: TinkerServer, client: Any, training: Any
+) -> None:
+    samplers = []
+    for number in range(4):
+        step(training, number)
+        path = training.save_weights_for_sampler(f"open-{number}").result(WAIT_S).path
+        samplers.append(client.create_sampling_client(model_path=path).result(WAIT_S))
+    alone = [sample(s, max_tokens=50).sequences[0].tokens for s in samplers]
+    assert server.service.samplers.open_count == 2
+    params = tinker.SamplingParams(max_tokens=50, seed=5)
+    prompt = tinker.ModelInput.from_ints(PROMPT)
+    futures = [s.sample(prompt, 1, params) for s in samplers for _ in range(2)]
+    got = [f.result(WAIT_S).sequences[0].tokens for f in futures]
+    assert got == [tokens for tokens in alone for _ in range(2)]
+    deadline = time.monotonic() + WAIT_S
+    while server.service.samplers.open_count > 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.service.samplers.open_count == 2
+
+
+def test_an_abandoned_sample_frees_its_cache(server: TinkerServer, base: Any) -> None:
+    params = tinker.SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
+    going = base.sample(tinker.ModelInput.from_ints(PROMPT), 2, params)
+    wait_until(lambda: server.service.samplers.held_requests == 2)
+    going.future().cancel()
+    wait_until(lambda: server.service.samplers.held_requests == 0)
+    assert len(sample(base).sequences[0].tokens) == 12
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+REFUSED = {
+    "full context": ({"prompt": PROMPT * 29, "max_tokens": 19}, rf"context.*{CONTEXT}.*2030.*19"),
+    "empty prompt": ({"prompt": []}, "empty"),
+    "foreign token": ({"prompt": [VOCABULARY]}, r"0\.\.63"),
+    "stop string": ({"stop": "END"}, "token ids"),
+    "alternatives": ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens is 0"),
+    "cold": ({"temperature": -1.0}, "temperature"),
+    "top_p": ({"top_p": 1.5}, "top_p"),
+    "top_k": ({"top_k": 0}, "top_k"),
+    "long suffix": (
+        {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 70},
+        r"last_n is 70, not in 1\.\.69",
+    ),
+    "short targets": (
+        {"target_prompt_logprobs": tinker.TensorData.from_numpy(np.zeros((3, 2), np.int64))},
+        r"\[69, K\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_is_not_served_is_refused_by_name(base: Any, mistake: str) -> None:
+    asked, sentence = REFUSED[mistake]
+    with pytest.raises(tinker.RequestFailedError, match=sentence) as refused:
+        sample(base, **asked)
+    assert refused.value.category.value == "user"
+
+
+def test_a_prompt_as_long_as_the_context_can_be_scored(base: Any) -> None:
+    full = [(i * 7) % VOCABULARY for i in range(CONTEXT)]
+    scored = base.compute_logprobs(tinker.ModelInput.from_ints(full)).result(WAIT_S)
+    assert len(scored) == CONTEXT
+    assert all(math.isfinite(x) for x in scored[1:])
+
+
+def test_an_unknown_path_is_refused(client: Any, tmp_path: Path) -> None:
+    for path in ("tinker://nobody/sampler_weights/x", "tinker://../weights/x", "tinker://a/b"):
+        with pytest.raises(tinker.APIStatusError, match=r"path|checkpoint"):
+            client.create_sampling_client(model_path=path).result(WAIT_S)

@@ -1,0 +1,179 @@
+"""The wire server's life: sessions, keys, memory, and its process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import tinker
+from wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
+from wire_servers import RAW_TOKENS as TOKENS
+
+from local_gpu.tinker.__main__ import main
+
+WAIT_S = 180
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with wire_server(tmp_path_factory.mktemp("wire")) as running:
+        yield running
+
+
+def test_a_session_that_has_ended_frees_its_memory(server: TinkerServer, raw: Raw) -> None:
+    session = raw.session()
+    model = raw.model(session)
+    raw.loss(raw.forward_backward(model, 1))
+    saved = raw.post("save_weights_for_sampler", model_id=model, seq_id=2)
+    sampler = raw.result(saved["request_id"]).json()["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
+    params = {"max_tokens": 2000}
+    ask = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": params}
+    going = raw.post("asample", **ask, seq_id=0)["request_id"]
+    while not server.service.samplers.held_requests:
+        time.sleep(0.02)
+    run = server.service.sessions.run(model)
+    held = weakref.ref(run._optimizer)  # type: ignore[arg-type]
+    folder = server.shop.store.root
+    assert list(folder.glob("*/sampler_weights/_ephemeral*"))
+    del run
+    waiting = raw.forward_backward(model, 9)
+    assert raw.status(f"sessions/{session}/finish", reason={"type": "success"}) == 204
+    assert "session" in raw.result(going).json()["error"]
+    assert "session" in raw.result(waiting).json()["error"]
+    assert server.service.samplers.held_requests == 0
+    assert server.service.samplers.open_count == 0
+    assert not list(folder.glob("*/sampler_weights/_ephemeral*"))
+    deadline = time.monotonic() + WAIT_S
+    while held() is not None:  # whoever was told last still holds it for an instant
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert raw.status("session_heartbeat", session_id=session) == 410
+    assert raw.status("optim_step", model_id=model, seq_id=3) == 410
+    assert raw.status("asample", **ask, seq_id=1) == 410
+    assert raw.status(f"sessions/{session}/finish") == 204
+
+
+def test_a_silent_session_ends_and_old_answers_are_forgotten(tmp_path: Path) -> None:
+    settings = {"silence_s": 3.0, "sweep_s": 0.1, "keep_retrieved_s": 1.0, "keep_result_s": 9.0}
+    with wire_server(tmp_path, **settings) as server:
+        raw = Raw(server.url)
+        kept, silent = raw.session(), raw.session()
+        model = raw.model(kept)
+        request_id = raw.forward_backward(model, 1)
+        assert raw.loss(request_id) == raw.loss(request_id)
+        deadline = time.monotonic() + WAIT_S
+        while silent in server.service.sessions or len(server.service.promises):
+            raw.post("session_heartbeat", session_id=kept)
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert raw.status("session_heartbeat", session_id=silent) == 410
+        assert raw.result(request_id).status_code == 410
+        raw.loss(raw.forward_backward(model, 2))
+        raw.http.close()
+
+
+def test_answers_together_stay_within_their_bytes(tmp_path: Path) -> None:
+    with wire_server(tmp_path, keep_result_bytes=1000) as server:
+        raw = Raw(server.url)
+        model = raw.model()
+        ids = [raw.forward_backward(model, seq_id) for seq_id in range(1, 20)]
+        raw.loss(ids[-1])
+        assert raw.result(ids[0]).status_code == 410
+        assert len(server.service.promises) < 10
+        raw.http.close()
+
+
+def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
+    with wire_server(tmp_path, api_key="tml-secret") as server:
+        assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
+        for key in ("", "tml-other", "tml-secreT", "tml-sécret"):
+            headers = {"X-API-Key": key.encode("latin-1")}
+            answer = httpx.post(f"{server.url}/api/v1/create_session", headers=headers, json={})
+            assert answer.status_code == 401
+            assert "--api-key" in answer.json()["error"]
+        with pytest.raises(tinker.AuthenticationError, match="API key is wrong"):
+            tinker.ServiceClient(base_url=server.url, api_key="tml-other").create_sampling_client(
+                base_model=NAME
+            ).result(WAIT_S)
+        raw = Raw(server.url, "tml-secret")
+        raw.session()
+        raw.http.close()
+
+
+def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> None:
+    with wire_process(tmp_path / "wire") as running:
+        assert "TINKER_BASE_URL=" in running.line
+        assert "TINKER_API_KEY=" in running.line
+        service = tinker.ServiceClient(base_url=running.url, api_key=KEY)
+        sampler = service.create_sampling_client(base_model="demo").result(WAIT_S)
+        training = service.create_lora_training_client("demo", train_unembed=False).result(WAIT_S)
+        words = training.get_tokenizer().encode("hello")
+        params = tinker.SamplingParams(max_tokens=3)
+        drawn = sampler.sample(tinker.ModelInput.from_ints(words), 1, params).result(WAIT_S)
+        assert 1 <= len(drawn.sequences[0].tokens) <= 3
+        long = tinker.SamplingParams(max_tokens=1500, stop=[])
+        going = sampler.sample(tinker.ModelInput.from_ints(words), 1, long)
+        sampler.sample(tinker.ModelInput.from_ints(words), 1, params).result(WAIT_S)  # and after it
+        time.sleep(0.5)
+        assert running.stop(signal.SIGTERM) == 0
+        with pytest.raises(tinker.RequestFailedError, match="server ended"):
+            going.result(WAIT_S)
+        service.close("success").future().cancel()
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with wire_process(tmp_path / "wire") as running:
+        raw = Raw(running.url)
+        model = raw.model(base="demo")
+        raw.forward_backward(model, 1, count=3000)
+        time.sleep(0.5)
+        raw.http.close()
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert running.process.poll() is None
+        assert running.stop(signal.SIGINT) == 130
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--api-key", "secret"], "tml-"),
+        (["--model", "/no/such/model"], "no such folder"),
+        (["--alpha", "0"], "alpha is 0"),
+        (["--device", "toaster"], "toaster"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    assert main([*flags, "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("local_gpu.serve: ")
+    assert sentence in line
+
+
+def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another --port" in capsys.readouterr().err
+
+
+def test_help_answers_without_loading_torch() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help'];"
+        "from local_gpu.tinker.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=240
+    )
+    assert "--api-key" in done.stdout, done.stderr

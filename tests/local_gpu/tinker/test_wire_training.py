@@ -1,0 +1,343 @@
+"""Training over the wire, through the unmodified SDK: numbers against full logits and autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+import torch
+from backends import VOCABULARY
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from wire_servers import KEY, NAME, TinkerServer, wire_server
+
+from local_gpu.tinker.store import Place
+
+# peft 0.21 reads a property that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)
+
+Adapter = dict[str, torch.Tensor]
+SCALE = 1e6
+PLAIN = tinker.AdamParams(learning_rate=SCALE, eps=SCALE, beta2=0.95)
+"""A first step with it moves each weight by -g / (1 + |g| / SCALE): as good as by -g."""
+WARM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
+WAIT_S = 180
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with wire_server(tmp_path_factory.mktemp("wire"), chunk_datums=2, turn_tokens=60) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: TinkerServer) -> Iterator[Any]:
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    yield service
+    service.close("success").result(WAIT_S)
+
+
+def lora(client: Any, **settings: Any) -> Any:
+    wanted = {"rank": 4, "seed": 1, "train_unembed": False} | settings
+    return client.create_lora_training_client(NAME, **wanted).result(WAIT_S)
+
+
+def sequence(length: int, salt: int) -> list[int]:
+    return [(salt * 17 + i * i * 5 + i * salt) % VOCABULARY for i in range(length)]
+
+
+def datum(tokens: list[int], **arrays: Any) -> Any:
+    model_input = tinker.ModelInput.from_ints(tokens)
+    return tinker.Datum(model_input=model_input, loss_fn_inputs=arrays)
+
+
+def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
+    """Targets are not the shifted input; rows before `first` carry nothing."""
+    rows = torch.arange(length)
+    learns = rows >= first
+    return {
+        "target_tokens": (rows * 7 + salt) % VOCABULARY,
+        "logprobs": torch.where(learns, -4.0 - 0.3 * ((rows + salt) % 5), 0.0),
+        "advantages": torch.where(learns, 0.1 * ((rows * salt) % 7 - 3), 0.0),
+    }
+
+
+def entropy_arrays(length: int, first: int, width: int | None) -> dict[str, torch.Tensor]:
+    shape = (length,) if width is None else (length, width)
+    ids = torch.arange(torch.tensor(shape).prod()).reshape(shape) * 11 % VOCABULARY
+    weights = 0.1 * (torch.arange(ids.numel()).reshape(shape) % 5 - 2.0)
+    weights[:first] = 0
+    return {"target_tokens": ids, "weights": weights}
+
+
+def dense(arrays: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {key: tinker.TensorData.from_torch(value) for key, value in arrays.items()}
+
+
+def adapter_of(server: TinkerServer, training: Any, name: str) -> tuple[Path, Adapter]:
+    path = training.save_weights_external(name).result(WAIT_S).path
+    folder = server.shop.store.folder(Place.at(path))
+    return folder, load_file(folder / "adapter_model.safetensors")
+
+
+def warm_checkpoint(client: Any) -> str:
+    """A checkpoint whose B is not zero, so that A has gradients."""
+    training = lora(client)
+    arrays = entropy_arrays(20, 4, None)
+    training.forward_backward([datum(sequence(20, 1), **arrays)], "cross_entropy")
+    training.optim_step(WARM)
+    return training.save_state("warm").result(WAIT_S).path
+
+
+def gradient_of(server: TinkerServer, client: Any, path: str, passes: list[Any]) -> Adapter:
+    """Read off the step that it makes, at the weights of a checkpoint."""
+    training = client.create_training_client_from_state(path).result(WAIT_S)
+    before = adapter_of(server, training, "before")[1]
+    for data, loss, config in passes:
+        training.forward_backward(data, loss, config)
+    training.optim_step(PLAIN).result(WAIT_S)
+    after = adapter_of(server, training, "after")[1]
+    moved = {name: (after[name] - before[name]).double() for name in before}
+    return {name: -step / (1 - step.abs() / SCALE) for name, step in moved.items()}
+
+
+def reference(server: TinkerServer, folder: Path) -> Any:
+    base = AutoModelForCausalLM.from_pretrained(
+        server.shop.base.source, dtype=torch.float32, attn_implementation="eager"
+    )
+    return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
+
+
+def reference_loss(name: str, rows: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The formulas of TINKER.md A2, over all rows of the full logits."""
+    ids = arrays["target_tokens"]
+    z = rows.gather(1, ids.reshape(len(ids), -1)).reshape(ids.shape)
+    if name == "cross_entropy":
+        return -(z * arrays["weights"]).sum()
+    q, gain = arrays["logprobs"], arrays["advantages"]
+    ratio = torch.exp(z - q)
+    if name == "importance_sampling":
+        return -(ratio * gain).sum()
+    if name == "cispo":
+        return -(ratio.clamp(0.8, 1.2).detach() * gain * z).sum()
+    if name == "dro":
+        return -(z * gain - 0.5 * 0.1 * (z - q) ** 2).sum()
+    return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).sum()
+
+
+CASES = {
+    "ppo": ("ppo", lambda n, f, s: rl_arrays(n, f, s), None),
+    "importance_sampling": ("importance_sampling", lambda n, f, s: rl_arrays(n, f, s), None),
+    "cispo": ("cispo", lambda n, f, s: rl_arrays(n, f, s), None),
+    "dro": ("dro", lambda n, f, s: rl_arrays(n, f, s), {"beta": 0.1}),
+    "cross_entropy": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, None), None),
+    "cross_entropy dense [N, K]": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, 3), None),
+    "cross_entropy CSR [N, K]": (
+        "cross_entropy",
+        lambda n, f, s: entropy_arrays(n, n - 4, 9),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
+    server: TinkerServer, client: Any, case: str
+) -> None:
+    loss, make, config = CASES[case]
+    sizes = [(40, 25, 2), (30, 0, 3), (21, 20, 4)]  # three datums are two chunks
+    arrays = [make(*size) for size in sizes]
+    encode = dense if "dense" in case else dict
+    data = [
+        datum(sequence(n, salt), **encode(a)) for (n, _, salt), a in zip(sizes, arrays, strict=True)
+    ]
+    if "CSR" in case:
+        assert data[0].loss_fn_inputs["weights"].sparse_crow_indices is not None
+    path = warm_checkpoint(client)
+    warm = client.create_training_client_from_state(path).result(WAIT_S)
+    model = reference(server, adapter_of(server, warm, "warm-external")[0])
+    rows = [model(torch.tensor([sequence(n, s)])).logits[0].log_softmax(-1) for n, _, s in sizes]
+    losses = [reference_loss(loss, r, a) for r, a in zip(rows, arrays, strict=True)]
+    sum(losses, torch.zeros(())).backward()
+
+    told = warm.forward(data, loss, config).result(WAIT_S)
+    assert told.metrics["loss:sum"] == pytest.approx(sum(x.item() for x in losses), rel=1e-4)
+    for output, row, a in zip(told.loss_fn_outputs, rows, arrays, strict=True):
+        ids = a["target_tokens"]
+        wanted = row.gather(1, ids.reshape(len(ids), -1)).reshape(ids.shape)
+        got = output["logprobs"].to_torch().reshape(output["logprobs"].shape)
+        torch.testing.assert_close(got, wanted.detach(), atol=2e-4, rtol=1e-4)
+
+    got = gradient_of(server, client, path, [(data, loss, config)])
+    expected = {
+        name.replace(".default", ""): p.grad.double()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    assert set(got) == set(expected)
+    flat = torch.cat([expected[name].flatten() for name in sorted(expected)])
+    error = torch.cat([got[n].flatten() for n in sorted(got)]) - flat
+    assert flat.norm() > 0.1
+    assert error.norm() < 2e-4 * flat.norm()
+
+
+def test_forward_leaves_no_gradient(server: TinkerServer, client: Any) -> None:
+    training = lora(client)
+    data = [datum(sequence(20, 1), **entropy_arrays(20, 4, None))]
+    told = training.forward(data, "cross_entropy").result(WAIT_S)
+    again = training.forward_backward(data, "cross_entropy").result(WAIT_S)
+    assert told.metrics == pytest.approx(again.metrics, rel=1e-5)
+    other = lora(client)
+    other.forward(data, "cross_entropy").result(WAIT_S)
+    with pytest.raises(tinker.RequestFailedError, match="no gradients"):
+        other.optim_step(WARM).result(WAIT_S)
+
+
+def test_two_clients_do_not_disturb_each_other(server: TinkerServer, client: Any) -> None:
+    def steps(training: Any, salt: int) -> Iterator[None]:
+        for number in range(3):
+            arrays = rl_arrays(25, 10, salt + number)
+            training.forward_backward([datum(sequence(25, salt), **arrays)], "ppo")
+            training.optim_step(WARM)
+            yield
+
+    alone = []
+    for salt in (2, 3):
+        training = lora(client, seed=salt)
+        for _ in steps(training, salt):
+            pass
+        alone.append(adapter_of(server, training, "alone")[1])
+    pair = [lora(client, seed=salt) for salt in (2, 3)]
+    for _ in zip(steps(pair[0], 2), steps(pair[1], 3), strict=True):
+        pass
+    together = [adapter_of(server, training, "together")[1] for training in pair]
+    for one, both in zip(alone, together, strict=True):
+        assert all(torch.equal(one[name], both[name]) for name in one)
+    assert any(not torch.equal(alone[0][n], alone[1][n]) for n in alone[0])
+
+
+def test_a_forward_backward_that_failed_voids_the_step_and_nothing_else(
+    server: TinkerServer, client: Any
+) -> None:
+    good = datum(sequence(20, 1), **entropy_arrays(20, 4, None))
+    bad = datum([VOCABULARY] * 20, **entropy_arrays(20, 4, None))
+    trained = []
+    for spoil in (False, True):
+        training = lora(client)
+        if spoil:
+            training.forward_backward([good], "cross_entropy").result(WAIT_S)
+            with pytest.raises(tinker.RequestFailedError, match=r"datum 0.*outside 0\.\.63"):
+                training.forward_backward([bad], "cross_entropy").result(WAIT_S)
+            with pytest.raises(tinker.RequestFailedError, match=r"void.*outside 0\.\.63"):
+                training.optim_step(WARM).result(WAIT_S)
+        training.forward_backward([good], "cross_entropy")
+        training.optim_step(WARM).result(WAIT_S)
+        trained.append(adapter_of(server, training, "trained")[1])
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+def f32(rows: list[float]) -> Any:
+    return tinker.TensorData(data=rows, dtype="float32", shape=[len(rows)])
+
+
+ENTROPY = {"target_tokens": [1, 2, 3], "weights": [1.0, 1.0, 1.0]}
+RL = {"target_tokens": [1, 2, 3], "logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
+MISTAKES = {
+    "unknown loss": ("dpo", ENTROPY, None, r"'dpo'.*cross_entropy"),
+    "unknown setting": ("ppo", RL, {"clip_range": 0.2}, r"'clip_range'.*clip_high"),
+    "text setting": ("ppo", RL, {"clip_low_threshold": "low"}, r"clip_low_threshold.*number"),
+    "crossed bounds": (
+        "ppo",
+        RL,
+        {"clip_low_threshold": 2.0, "clip_high_threshold": 1.0},
+        "absolute ratios",
+    ),
+    "missing array": (
+        "ppo",
+        {k: v for k, v in RL.items() if k != "advantages"},
+        None,
+        "advantages",
+    ),
+    "missing weights": ("cross_entropy", {"target_tokens": [1, 2, 3]}, None, "needs weights"),
+    "extra array": ("ppo", RL | {"mask": f32([1.0] * 3)}, None, "no mask"),
+    "short array": ("ppo", RL | {"advantages": [1.0, 1.0]}, None, r"advantages has shape \(2,\)"),
+    "short targets": ("cross_entropy", ENTROPY | {"target_tokens": [1, 2]}, None, "2 rows for 3"),
+    "foreign id": (
+        "cross_entropy",
+        ENTROPY | {"target_tokens": [1, -1, 3]},
+        None,
+        r"target.*0\.\.63",
+    ),
+    "nan": ("ppo", RL | {"advantages": [1.0, float("nan"), 1.0]}, None, "advantages.*not finite"),
+    "infinite ratio": ("importance_sampling", RL | {"logprobs": [-500.0] * 3}, None, "loss is"),
+    "2-D targets": (
+        "ppo",
+        {key: torch.ones(3, 2, dtype=torch.int64 if "tok" in key else None) for key in RL},
+        None,
+        "one target per token",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(client: Any, mistake: str) -> None:
+    loss, arrays, config, sentence = MISTAKES[mistake]
+    training = lora(client)
+    failing = training.forward_backward([datum([5, 6, 7], **arrays)], loss, config)
+    with pytest.raises(tinker.RequestFailedError, match=sentence) as failed:
+        failing.result(WAIT_S)
+    assert failed.value.category.value == "user"
+
+
+def test_rows_without_weight_step_like_a_zero_gradient(server: TinkerServer, client: Any) -> None:
+    training = lora(client)
+    silent = {"target_tokens": [1, 2, 3], "weights": [0.0] * 3}
+    told = training.forward_backward([datum([5, 6, 7], **silent)], "cross_entropy").result(WAIT_S)
+    assert told.metrics["loss:sum"] == 0
+    assert all(x < 0 for x in told.loss_fn_outputs[0]["logprobs"].data)
+    before = adapter_of(server, training, "before")[1]
+    assert training.optim_step(WARM).result(WAIT_S).metrics == {"unclipped_grad_l2:mean": 0.0}
+    after = adapter_of(server, training, "after")[1]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_custom_loss_of_the_sdk_works(client: Any) -> None:
+    training = lora(client)
+    data = [datum(sequence(20, 1), target_tokens=sequence(20, 2), weights=[1.0] * 20)]
+
+    def squared(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+        return sum((row**2).sum() for row in logprobs), {}
+
+    losses = []
+    for _ in range(3):
+        losses.append(training.forward_backward_custom(data, squared).result(WAIT_S))
+        training.optim_step(WARM).result(WAIT_S)
+    assert (
+        losses[-1].loss_fn_outputs[0]["logprobs"].data
+        != losses[0].loss_fn_outputs[0]["logprobs"].data
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"train_unembed": True}, "train_unembed=False"),
+        ({"train_mlp": False}, "train_mlp=True"),
+        ({"rank": 0}, r"1\.\.256"),
+        ({"rank": 257}, r"1\.\.256"),
+        ({"optimizer": tinker.DimuonOptimizerConfig()}, "dimuon.*adamw"),
+        ({"base_model": "Qwen/Qwen3-8B"}, "serves tiny"),
+    ],
+)
+def test_a_model_that_is_not_served_is_refused_by_name(
+    client: Any, settings: dict[str, Any], sentence: str
+) -> None:
+    wanted = {"base_model": NAME, "rank": 4, "train_unembed": False} | settings
+    with pytest.raises(tinker.APIStatusError, match=sentence):
+        client.create_lora_training_client(**wanted).result(WAIT_S)

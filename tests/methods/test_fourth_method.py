@@ -1,0 +1,110 @@
+"""A method that nobody but this file knows goes the whole way: one record is all it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.learner.test_loop import world
+from tests.processes import LOCAL
+from tests.stories import run
+from tinker_claw.billing.estimate import assumed, estimate
+from tinker_claw.billing.prices import Price
+from tinker_claw.cli import main
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import Run, Settings
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods import METHODS
+from tinker_claw.methods.base import Method, Signal, Teaching
+
+NUDGE = Method(
+    name="nudge",
+    learns_from="verdicts, and questions in return",
+    needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
+    reward=0.5,
+    distill=2.0,
+    teaching=Teaching(
+        "question",
+        tells=lambda known: (
+            (known.next_state.text,)
+            if known.next_state is not None and "?" in known.next_state.text
+            else ()
+        ),
+        words="\n\n[what they asked in return: {hint}]",
+        tokens=60,
+    ),
+    admitted=0.5,
+    taught=0.25,
+)
+FLAGS = ("--method", "nudge", "--model-name", "demo", *LOCAL)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "nudge", NUDGE)
+
+
+def test_the_doctor_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (*FLAGS, "--data-dir", str(tmp_path / "data"), "--last", "0", "--port", "0")
+    assert main.main(["doctor", *flags]) == 0
+    assert "can do all of nudge" in capsys.readouterr().out
+    wrong = [flag if flag != "nudge" else "nugde" for flag in flags]
+    assert main.main(["doctor", *wrong]) == 1
+    assert "there is no method 'nugde'; choose combine, " in capsys.readouterr().out
+
+
+def test_a_run_by_a_name_that_no_method_has_leaves_nothing(tmp_path: Path) -> None:
+    done = run("--method", "nugde", *FLAGS[2:], directory=tmp_path / "data")
+    assert done.returncode == 2
+    assert "there is no method 'nugde'; choose combine, " in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_its_estimate_rests_on_its_record() -> None:
+    settings = Settings(run=Run(method="nudge"))
+    habits = assumed(settings, base_judges=True)
+    assert (habits.admitted, habits.hinted) == (0.5, 0.25)
+    assert habits.teacher.prefill == 11_000 + 60 + 300
+    found = estimate(settings, Price(), habits)
+    # One verdict question, two judged turns a sample; a quarter goes through a second pass.
+    assert found.judge.prefill == 2 * 16 * 800
+    assert found.train.trained == 12 * 11_299 + 4 * 2 * 11_299
+
+
+def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(_learn(tmp_path))
+    capsys.readouterr()
+    where = ("--data-dir", str(tmp_path))
+    assert main.main(["explain", "1", *where]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "The teacher was told: | NO, why so?",
+        "Advantage from its verdict: -0.500 on every token",
+        "Advantage from its question: ",
+        "It was trained in step 1, with 1 other sample",
+    ):
+        assert part in told, told
+    assert "hint" not in told
+    assert main.main(["explain", "3", *where]) == 0
+    assert "not trained: neutral verdict, no question." in " ".join(capsys.readouterr().out.split())
+    for table in ("turns", "samples", "steps"):
+        assert main.main(["log", table, *where]) == 0
+        assert "trained" in capsys.readouterr().out or table == "steps"
+
+
+async def _learn(path: Path) -> None:
+    async with world(path, method="nudge", batch_size=2) as w:
+        for said in ("NO, why so?", "YES", "well"):
+            w.turn(said)
+        await w.version(1)
+        await w.settled()
+        ((ppo, distilled),) = w.trainer.steps
+        # r - mean, times 0.5, over two tokens and two samples.
+        assert sorted(d.advantages for d in ppo.datums) == [(-0.125,) * 2, (0.125,) * 2]
+        assert len(distilled.datums) == 1
+    ledger = Ledger(path)
+    ledger.bind({"model": "demo", "method": "nudge", "backend": "local"})
+    ledger.close()
+    assert load(["--method", "nudge"]).run.directory.name == "Qwen3-8B-nudge"

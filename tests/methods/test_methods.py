@@ -1,0 +1,370 @@
+"""Methods against numbers worked out by hand, gradients against full autograd."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tinker_claw.config.settings import Training
+from tinker_claw.errors import AlignmentError, ConfigError
+from tinker_claw.methods import METHODS, build
+from tinker_claw.methods.advantages import (
+    kl_advantages,
+    reward_advantages,
+    stale_weight,
+    token_advantages,
+    topk_advantages,
+)
+from tinker_claw.methods.base import Evidence, Method, require, student_topk
+from tinker_claw.methods.passes import BatchItem
+from tinker_claw.types import (
+    Capabilities,
+    Completion,
+    HintScores,
+    NextState,
+    Sample,
+    SamplingParams,
+    StopReason,
+    TokenLogprobs,
+    Verdict,
+)
+
+CFG = Training(batch_size=2)
+
+
+def sample(
+    number: int = 0,
+    *,
+    reward: int | None = None,
+    tokens: tuple[int, ...] = (7, 8),
+    logprobs: tuple[float, ...] = (-1.0, -2.0),
+    teacher: HintScores | None = None,
+) -> Sample:
+    done = Completion(
+        tokens=tokens,
+        logprobs=logprobs,
+        topk_ids=tuple((t, t + 10) for t in tokens),
+        topk_logprobs=tuple((x, x - 1.0) for x in logprobs),
+        stop_reason=StopReason.STOP,
+        params=SamplingParams(max_tokens=8),
+    )
+    return Sample(
+        id=number,
+        turn_id=number,
+        session_id=0,
+        policy_version=0,
+        policy_step=0,
+        prompt=(1, 2, 3),
+        completion=done,
+        reward=reward,
+        teacher=teacher,
+    )
+
+
+def hinted(logprobs: tuple[float, ...], targets: tuple[tuple[float, ...], ...]) -> HintScores:
+    return HintScores(hint="be brief", logprobs=logprobs, targets=targets)
+
+
+class TestRewards:
+    def test_batch_mean_centres_on_the_verdicts_only(self) -> None:
+        assert reward_advantages([1, -1, -1, None], "batch_mean") == pytest.approx(
+            [4 / 3, -2 / 3, -2 / 3, 0.0]
+        )
+
+    def test_unanimous_batch_keeps_a_quarter(self) -> None:
+        assert reward_advantages([-1, -1, None], "batch_mean") == [-0.25, -0.25, 0.0]
+
+    def test_without_baseline_it_is_reinforce(self) -> None:
+        assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
+
+
+class TestDistillation:
+    def test_token_advantage_is_bounded_difference(self) -> None:
+        assert token_advantages([-0.5, -9.0, 0.0], [-1.0, -1.0, -3.0], 1.0) == [0.5, -1.0, 1.0]
+        assert token_advantages([-9.0], [-1.0], 0.0) == [-8.0]
+
+    def test_length_mismatch_raises_with_both_lengths(self) -> None:
+        with pytest.raises(AlignmentError, match=r"'teacher': 1, 'behaviour': 2"):
+            token_advantages([-1.0], [-1.0, -1.0], 1.0)
+
+    def test_topk_weights_are_the_students_softmax(self) -> None:
+        own = [math.log(0.6), math.log(0.2)]
+        teacher = [math.log(0.3), math.log(0.4)]
+        expected = [0.75 * math.log(0.5), 0.25 * math.log(2.0)]
+        assert topk_advantages(teacher, own, 1.0) == pytest.approx(expected)
+
+    def test_topk_gives_alternatives_positive_weight(self) -> None:
+        rejected, alternative = topk_advantages([-6.0, -0.1], [-0.1, -3.0], 1.0)
+        assert rejected < 0 < alternative
+
+    def test_kl_pulls_towards_the_reference(self) -> None:
+        assert kl_advantages([-1.0, -3.0], [-2.0, -2.0], 0.1) == pytest.approx([0.1, -0.1])
+
+
+class TestStaleSamples:
+    @pytest.mark.parametrize(
+        ("advantage", "drift", "expected"),
+        [
+            (1.0, 0.1, math.exp(0.1)),
+            (1.0, 0.3, 0.0),  # 1.35 > 1.28: no gradient for a positive advantage
+            (1.0, -0.5, math.exp(-0.5)),
+            (-1.0, -0.1, -math.exp(-0.1)),
+            (-1.0, -0.3, 0.0),  # 0.74 < 0.8
+            (-1.0, 0.5, -math.exp(0.5)),
+            (-1.0, 0.8, 0.0),  # 2.2 > 2: left out, nothing else bounds it
+            (-1.0, 9998.0, 0.0),  # a server that called the candidate impossible
+        ],
+    )
+    def test_weight(self, advantage: float, drift: float, expected: float) -> None:
+        weight = stale_weight(advantage, -1.0 + drift, -1.0, clip_low=0.8, clip_high=1.28)
+        assert weight == pytest.approx(expected)
+
+    def test_cross_entropy_with_these_weights_has_the_clipped_objectives_gradient(self) -> None:
+        torch.manual_seed(0)
+        logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+        behaviour = (logits.detach() + 0.25 * torch.randn(6, dtype=torch.float64)).log_softmax(-1)
+        advantages = torch.tensor([0.4, -0.3, 0.2, -0.5], dtype=torch.float64)
+        ids = torch.arange(4)
+
+        logp = logits.log_softmax(-1)
+        rho = (logp - behaviour)[ids].exp()
+        exact = torch.maximum(-advantages * rho, -advantages * rho.clamp(0.8, 1.28)).sum()
+        (wanted,) = torch.autograd.grad(exact, logits)
+
+        weights = torch.tensor(
+            [
+                stale_weight(
+                    a.item(), logp[i].item(), behaviour[i].item(), clip_low=0.8, clip_high=1.28
+                )
+                for i, a in enumerate(advantages)
+            ],
+            dtype=torch.float64,
+        )
+        (got,) = torch.autograd.grad(-(logits.log_softmax(-1)[ids] * weights).sum(), logits)
+        torch.testing.assert_close(got, wanted)
+
+    def test_stale_token_with_a_large_ratio_is_left_out(self) -> None:
+        one = sample(reward=-1)
+        now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
+        (ppo,) = build("binary").passes([BatchItem(one, current=now)], CFG)
+        assert ppo.datums[0].advantages == (0.0, pytest.approx(-0.25 / 2))
+
+
+class TestPasses:
+    def test_binary_normalises_by_length_and_batch(self) -> None:
+        items = [
+            BatchItem(sample(1, reward=1)),
+            BatchItem(sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))),
+        ]
+        (ppo,) = build("binary").passes(items, CFG)
+        assert ppo.loss == "ppo"
+        assert ppo.config == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
+        assert [d.advantages for d in ppo.datums] == [(0.25, 0.25), (-0.5,)]
+        assert ppo.datums[0].tokens == (1, 2, 3, 7, 8)
+        assert ppo.datums[0].start == 3
+        assert ppo.datums[0].logprobs == (-1.0, -2.0)
+
+    def test_constant_norm_divides_by_the_longest_reply(self) -> None:
+        items = [
+            BatchItem(sample(1, reward=1)),
+            BatchItem(sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))),
+        ]
+        (ppo,) = build("binary").passes(items, CFG.model_copy(update={"norm": "constant"}))
+        assert [d.advantages for d in ppo.datums] == [(0.25, 0.25), (-0.25,)]
+
+    def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
+        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
+        (ce,) = build("opd").passes([BatchItem(sample(reward=-1, teacher=teacher))], CFG)
+        assert ce.loss == "cross_entropy"
+        assert ce.datums[0].targets == ((7, 17), (8, 18))
+        w = 1 / (1 + math.exp(-1.0))
+        expected = [(w * -1.0 / 2, (1 - w) * 1.0 / 2), (0.0, 0.0)]
+        assert [list(row) for row in ce.datums[0].weights] == [
+            pytest.approx(list(row)) for row in expected
+        ]
+
+    def test_opd_ignores_the_verdict(self) -> None:
+        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
+        good, bad = (
+            build("opd").passes([BatchItem(sample(reward=r, teacher=teacher))], CFG)
+            for r in (1, -1)
+        )
+        assert good == bad
+
+    def test_combine_is_two_passes_each_with_what_it_has(self) -> None:
+        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
+        items = [
+            BatchItem(sample(1, reward=1)),
+            BatchItem(sample(2, reward=-1, teacher=teacher)),
+            BatchItem(sample(3, reward=None, teacher=teacher)),
+        ]
+        cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
+        ppo, ce = build("combine").passes(items, cfg)
+        assert [d.advantages for d in ppo.datums] == [(2 / 6, 2 / 6), (-2 / 6, -2 / 6)]
+        assert len(ce.datums) == 2
+        halves = build("combine").passes(items, cfg.model_copy(update={"w_opd": 1.0}))[1]
+        assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
+
+    def test_hint_without_verdict_carries_no_reward(self) -> None:
+        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
+        passes = build("combine").passes([BatchItem(sample(reward=None, teacher=teacher))], CFG)
+        assert [p.loss for p in passes] == ["cross_entropy"]
+
+    def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
+        teacher = hinted((-0.5, -9.0), ())
+        cfg = CFG.model_copy(update={"opd_mode": "token", "baseline": "none"})
+        (ppo,) = build("combine").passes([BatchItem(sample(reward=-1, teacher=teacher))], cfg)
+        assert ppo.datums[0].advantages == (pytest.approx(-0.25), pytest.approx(-1.0))
+
+    def test_kl_needs_reference_logprobs(self) -> None:
+        cfg = CFG.model_copy(update={"kl_beta": 0.1})
+        with pytest.raises(AlignmentError, match="no reference"):
+            build("binary").passes([BatchItem(sample(reward=1))], cfg)
+        item = BatchItem(sample(reward=1), reference=(-2.0, -2.0))
+        (ppo,) = build("binary").passes([item], cfg)
+        assert ppo.datums[0].advantages == pytest.approx([(0.25 - 0.1) / 2, 0.25 / 2])
+
+    def test_teacher_that_missed_a_position_raises(self) -> None:
+        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0),))
+        with pytest.raises(AlignmentError, match="every position"):
+            build("opd").passes([BatchItem(sample(teacher=teacher))], CFG)
+
+    def test_result_does_not_depend_on_order(self) -> None:
+        items = [BatchItem(sample(i, reward=r)) for i, r in enumerate((1, -1, -1))]
+        (forward,) = build("binary").passes(items, CFG)
+        (backward,) = build("binary").passes(items[::-1], CFG)
+        assert forward.datums == backward.datums[::-1]
+
+
+def now(role: str, text: str) -> NextState:
+    return NextState(role, text)  # type: ignore[arg-type]
+
+
+class TestTeachers:
+    """What the teacher is told decides which turns it is asked about."""
+
+    CORRECTED = Evidence(
+        Verdict((-1,), -1), ("be brief",), now("user", "No, shorter."), "A short one."
+    )
+    ACCEPTED = replace(CORRECTED, verdict=Verdict((1,), 1))
+    FAILED = replace(CORRECTED, next_state=now("tool", "no such file"))
+
+    @pytest.mark.parametrize(
+        ("name", "known", "told"),
+        [
+            ("binary", CORRECTED, ()),
+            ("opd", ACCEPTED, ("be brief",)),
+            ("sdpo", CORRECTED, ("No, shorter.",)),
+            ("sdpo", FAILED, ("no such file",)),
+            ("sdpo", ACCEPTED, ()),
+            ("sdpo", replace(CORRECTED, verdict=Verdict((0,), 0)), ()),
+            ("sdft", CORRECTED, ("A short one.",)),
+            ("sdft", FAILED, ()),  # no user has corrected it
+            ("sdft", ACCEPTED, ()),
+            ("sdft", replace(CORRECTED, demonstration=None), ()),
+        ],
+    )
+    def test_what_is_told(self, name: str, known: Evidence, told: tuple[str, ...]) -> None:
+        method = build(name)
+        assert method.tells(known) == told
+        why = method.refuses(known.verdict, told)
+        reasons = {"sdpo": "no correction", "sdft": "no demonstration"}
+        if name in reasons:
+            assert why == (None if told else reasons[name])
+
+    @pytest.mark.parametrize("name", ["sdpo", "sdft"])
+    def test_only_the_teacher_counts_at_the_students_candidates(self, name: str) -> None:
+        # Own logprobs -1, -2 and, of the second candidates, -2, -3. Their weights: 1/(1+1/e), rest.
+        teacher = hinted((-3.0, -3.0), ((-1.25, -1.5), (-9.0, -2.5)))
+        (ce,) = build(name).passes([BatchItem(sample(reward=-1, teacher=teacher))], CFG)
+        assert ce.loss == "cross_entropy"
+        assert ce.datums[0].targets == ((7, 17), (8, 18))
+        first, second = 0.7310585786300049, 0.2689414213699951
+        expected = [(first * -0.25 / 2, second * 0.5 / 2), (first * -1.0 / 2, second * 0.5 / 2)]
+        assert [list(row) for row in ce.datums[0].weights] == [
+            pytest.approx(list(row)) for row in expected
+        ]
+
+    def test_over_all_tokens_and_unbounded_it_is_the_papers_gradient(self) -> None:
+        """KL(student || teacher) of SDFT and SDPO, by autograd; k = V, C = 0."""
+        torch.manual_seed(1)
+        logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+        teacher = torch.randn(2, 5, dtype=torch.float64).log_softmax(-1)
+        student = logits.log_softmax(-1)
+        divergence = (student.exp() * (student - teacher)).sum() / 2  # the mean over tokens
+        (wanted,) = torch.autograd.grad(divergence, logits)
+
+        own = logits.detach().log_softmax(-1).tolist()
+        done = replace(
+            sample().completion,
+            topk_ids=((0, 1, 2, 3, 4),) * 2,
+            topk_logprobs=tuple(tuple(row) for row in own),
+        )
+        scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
+        item = BatchItem(replace(sample(teacher=scores), completion=done))
+        (ce,) = build("sdpo").passes([item], CFG.model_copy(update={"opd_clip": 0.0}))
+        weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
+        (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
+        torch.testing.assert_close(got, wanted)
+
+    def test_text_is_named_as_data_at_its_place(self) -> None:
+        for method in METHODS.values():
+            if method.teaching is not None:
+                assert method.teaching.words.format(hint="{hint}") == method.teaching.words
+                assert method.teaching.words.startswith("\n\n[")
+                assert method.teaching.words.endswith(": {hint}]")
+
+    def test_a_record_without_what_its_weight_is_for_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="go together"):
+            Method("x", "nothing", frozenset(), distill=1.0)
+
+    def test_a_method_that_is_not_there_is_refused_with_those_that_are(self) -> None:
+        with pytest.raises(ConfigError, match=r"no method 'sft'; choose combine, "):
+            build("sft")
+
+
+class TestAdmission:
+    @pytest.mark.parametrize(
+        ("method", "value", "hints", "refused"),
+        [
+            ("binary", 1, (), None),
+            ("binary", 0, (), "neutral verdict"),
+            ("binary", None, (), "no valid vote"),
+            ("binary", 0, ("do it so",), "neutral verdict"),
+            ("opd", -1, (), "no hint"),
+            ("opd", -1, ("do it so",), None),
+            ("combine", 0, (), "neutral verdict, no hint"),
+            ("combine", None, (), "no valid vote, no hint"),
+            ("combine", 0, ("do it so",), None),
+            ("combine", -1, (), None),
+        ],
+    )
+    def test_only_turns_with_a_signal_become_samples(
+        self, method: str, value: int | None, hints: tuple[str, ...], refused: str | None
+    ) -> None:
+        verdict = Verdict(votes=(value,), value=value)
+        record = build(method)
+        told = record.tells(Evidence(verdict, hints))
+        assert record.refuses(verdict, told) == refused
+
+
+class TestNeeds:
+    FULL = Capabilities(
+        model="m",
+        losses=frozenset({"ppo", "cross_entropy"}),
+        two_d_targets=True,
+        student_topk=True,
+        context_tokens=1000,
+    )
+
+    def test_candidates_are_captured_only_where_they_are_used(self) -> None:
+        assert student_topk(build("combine"), CFG) == 4
+        assert student_topk(build("binary"), CFG) == 0
+        token = CFG.model_copy(update={"opd_mode": "token"})
+        assert student_topk(build("opd"), token) == 0
+
+    def test_what_is_missing_is_named_with_the_setting_that_works(self) -> None:
+        require(build("combine"), CFG, self.FULL)
+        with pytest.raises(ConfigError, match=r"\[N, K\] targets.*--opd-mode token"):
+            require(build("combine"), CFG, replace(self.FULL, two_d_targets=False))

@@ -1,0 +1,329 @@
+"""Prompts at the cost of what is new in them, equal to the package's own full render."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import renderers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from renderers.base import load_tokenizer
+
+from local_gpu.demo import MODEL_DIR
+from tests.agents import assistant, openclaw, tool, user
+from tests.captures import load
+from tinker_claw.conversation.openclaw import last_user_index
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.chat import parse_chat, parse_messages
+from tinker_claw.render.format import Format
+from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.prompt_cache import Encoder, Prompt, unpack
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Message
+
+FAMILIES = (
+    *("deepseek-v3", "gemma4", "glm-4.5", "glm-5", "hy3", "kimi-k2", "kimi-k2.5", "llama-3"),
+    *("minimax-m2", "nemotron-3", "qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"),
+)
+LONG = "Read the files below. " * 400
+CALLS = (("call1", "ls", '{"path":"x"}'), ("call2", "read", '{"path":"y"}'))
+CONVERSATION = [
+    user("look around"),
+    assistant("I will.", *CALLS),
+    tool("call1", "a.txt\nb.txt"),
+    tool("call2", "grüße 🙂 " + LONG),
+    {"role": "assistant", "content": "Done.", "reasoning_content": "It was easy."},
+    user("user"),
+]
+
+
+def tokenizer_for(family: str) -> Any:
+    """The shipped tokenizer, with the control tokens that the format wants."""
+    tokenizer = load_tokenizer(str(MODEL_DIR))
+    for _ in range(60):
+        try:
+            renderers.create_renderer(tokenizer, renderers.config_from_name(family))
+        except (AssertionError, ValueError, KeyError) as error:
+            quoted = re.findall(r"'([^']+)'", str(error))
+            named = quoted or re.findall(r"<[^'\"]*>|\[[^'\"]*\]", str(error))
+            tokenizer.add_tokens(named[:1], special_tokens=True)
+        else:
+            return tokenizer
+    raise AssertionError(family)
+
+
+@pytest.fixture(scope="module")
+def hub() -> Any:
+    """The shipped tokenizer, as transformers loads it."""
+    return load_tokenizer(str(MODEL_DIR))
+
+
+def format_of(tokenizer: Any, config: Any, encoder: Encoder | None = None) -> Format:
+    cut = CutTokenizer(tokenizer)
+    encoder = Encoder(cut) if encoder is None else encoder
+    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder, config)
+
+
+def full_render(
+    tokenizer: Any, config: Any, messages: Sequence[Message], tools: Any, hint: int | None
+) -> Prompt:
+    """The package alone, nothing of ours in between."""
+    chat = renderers.create_renderer(tokenizer, config)
+    rendered = chat.render(
+        [dict(m) for m in messages],  # type: ignore[misc]
+        tools=list(tools) or None,
+        add_generation_prompt=True,
+    )
+    own = [
+        at + 1
+        for at, (index, content) in enumerate(
+            zip(rendered.message_indices, rendered.is_content, strict=True)
+        )
+        if index == hint and content
+    ]
+    return Prompt(tuple(rendered.token_ids), own[-1] if own else None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_lays_out_what_it_renders(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    body = openclaw("hello " + LONG, *CONVERSATION)
+    messages = parse_messages(body["messages"])
+    laid = format_of(tokenizer, config)
+    assert laid.lays_out
+    for end in range(2, len(messages) + 1):
+        users = [i for i in range(end) if messages[i]["role"] == "user"]
+        for hint in (None, users[0], users[-1]):
+            try:
+                expected = full_render(tokenizer, config, messages[:end], body["tools"], hint)
+            except (ValueError, KeyError):
+                with pytest.raises(RequestError):
+                    laid.lay_out(messages[:end], body["tools"], hint)
+                continue
+            prompt = laid.lay_out(messages[:end], body["tools"], hint).prompt()
+            assert prompt == expected
+            packed = array("i", prompt.tokens).tobytes()
+            assert prompt.packed in (None, packed)
+
+
+def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer, hub: Any) -> None:
+    config, compared = renderers.config_from_name("qwen3"), 0
+    for one in load():
+        try:
+            request = parse_chat(one.encoded())
+        except RequestError:
+            continue  # an image
+        messages, tools = request.messages, request.tools
+        hint = last_user_index(messages)
+        expected = full_render(hub, config, messages, tools, hint)
+        found = renderer.prompt(messages, tools, hint_message=hint)
+        assert found == expected, one.name
+        assert found.packed == array("i", found.tokens).tobytes()
+        compared += found.hint_at is not None
+    assert compared == 59
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", " ", "\n", "user", "user\n", "a", "<|im_end|", "<think", "é", "\u0301"]),
+    st.text(max_size=20),
+)
+TURNS = st.lists(
+    st.one_of(
+        st.builds(lambda text: {"role": "user", "content": text}, TEXTS),
+        st.builds(lambda text: {"role": "assistant", "content": text}, TEXTS),
+        st.builds(lambda text: tool("c1", text), TEXTS),
+        st.builds(lambda text: {"role": "system", "content": text}, TEXTS),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages=TURNS, data=st.data())
+def test_whatever_the_messages_say_the_prompt_is_the_full_render(
+    renderer: Renderer, hub: Any, messages: list[Message], data: st.DataObject
+) -> None:
+    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
+    hint = data.draw(st.sampled_from([None, *users]))
+    config = renderers.config_from_name("qwen3")
+    expected = full_render(hub, config, messages, [], hint)
+    assert renderer.prompt(messages, hint_message=hint) == expected
+
+
+def test_format_that_looks_into_its_ids_is_rendered_the_plain_way(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, config = hub, renderers.config_from_name("qwen3")
+    chat = type(renderers.create_renderer(tokenizer, config))
+    plain_encode = chat._encode
+
+    def dropping(self: Any, text: str) -> list[int]:
+        """As a format would that drops what it takes for padding."""
+        return [i for i in plain_encode(self, text) if i >= 0]
+
+    monkeypatch.setattr(chat, "_encode", dropping)
+    laid = format_of(tokenizer, config)
+    assert not laid.lays_out
+    messages = [user("hello"), assistant("hi"), user("bye")]
+    expected = full_render(tokenizer, config, messages, [], 2)
+    assert laid.lay_out(messages, None, 2).prompt() == expected
+
+
+def test_format_that_keeps_ids_between_renders_is_found_out(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, config = hub, renderers.config_from_name("qwen3")
+    chat = type(renderers.create_renderer(tokenizer, config))
+    plain_encode = chat._encode
+
+    def keeping(self: Any, text: str) -> list[int]:
+        if text != "unheard of":
+            return plain_encode(self, text)
+        if not hasattr(self, "kept"):
+            self.kept = plain_encode(self, text)
+        return self.kept
+
+    monkeypatch.setattr(chat, "_encode", keeping)
+    laid = format_of(tokenizer, config)
+    messages = [user("hello"), assistant("unheard of"), user("bye")]
+    laid.lay_out(messages, None, 2)
+    again = laid.lay_out(messages, None, 2).prompt()
+    assert again.tokens == full_render(tokenizer, config, messages, [], 2).tokens
+    assert not laid.lays_out
+
+
+class Counting:
+    """The real tokenizer; counts what it encodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.is_fast = True
+        self.backend_tokenizer = self
+        self.asked: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool) -> Any:
+        self.asked.append(text)
+        return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+
+async def test_long_text_that_many_bring_at_once_is_encoded_once(
+    renderer: Renderer, hub: Any
+) -> None:
+    counting = Counting(hub)
+    encoder = Encoder(CutTokenizer(counting))
+    impatient = asyncio.ensure_future(encoder.prepare([LONG, "x" * 9000]))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(encoder.prepare([LONG]))
+    assert counting.asked.count(LONG) == 1
+    assert encoder.unknown([LONG]) == []
+    assert list(unpack(encoder.encode(LONG).packed)) == renderer._encode(LONG)
+    assert counting.asked.count(LONG) == 1
+
+
+async def test_a_long_message_with_a_place_for_a_hint_is_encoded_once_and_aside(
+    hub: Any,
+) -> None:
+    counting, config = Counting(hub), renderers.config_from_name("qwen3")
+    laid = format_of(hub, config, Encoder(CutTokenizer(counting)))
+    layout = laid.lay_out([user(LONG)], None, 0)
+    await layout.prepare()
+    asked = [text for text in counting.asked if LONG in text]
+    prompt = layout.prompt()
+    assert prompt == full_render(hub, config, [user(LONG)], [], 0)
+    assert [text for text in counting.asked if LONG in text] == asked
+    assert len(asked) == 1
+
+
+async def test_more_new_text_than_is_remembered_is_encoded_once_and_ends(
+    hub: Any,
+) -> None:
+    counting, config = Counting(hub), renderers.config_from_name("qwen3")
+    laid = format_of(hub, config, Encoder(CutTokenizer(counting), capacity=2_000))
+    messages = [user(LONG), assistant("So: " + LONG), user("user")]
+    layout = laid.lay_out(messages, None, 2)
+    async with asyncio.timeout(60):
+        await layout.prepare()
+    assert layout.prompt() == full_render(hub, config, messages, [], 2)
+    assert sum(LONG in text for text in counting.asked) == 2
+
+
+@pytest.mark.parametrize("family", ["nemotron-3", "kimi-k2.5"])
+def test_what_a_format_trips_over_is_refused(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    parameters = {"type": "object", "properties": [1]}
+    tools = [{"type": "function", "function": {"name": "ls", "parameters": parameters}}]
+    with pytest.raises(RequestError, match="does not take these messages"):
+        format_of(tokenizer, config).lay_out([user("look")], tools, 0)
+
+
+async def test_the_event_loop_goes_on_while_long_text_is_encoded(hub: Any) -> None:
+    encoder = Encoder(CutTokenizer(hub))
+    text = " ".join(f"word{i}" for i in range(60_000))
+    preparing = asyncio.ensure_future(encoder.prepare([text]))
+    turns = 0
+    while not preparing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await preparing
+    assert turns > 20
+
+
+def test_what_is_remembered_is_bounded(hub: Any) -> None:
+    encoder = Encoder(CutTokenizer(hub), capacity=20_000)
+    texts = [f"text number {i} " * 20 for i in range(200)]
+    for text in texts:
+        encoder.encode(text)
+        encoder.encode(texts[0])
+    assert len(encoder) <= 20_000
+    assert encoder.unknown([texts[0], texts[-1]]) == [], "what is in use stays"
+    assert encoder.unknown([texts[1]]) == [texts[1]]
+
+
+class Letters:
+    """A tokenizer that takes four letters for one id, and counts what it is given."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        self.asked += 1
+        return list(range(100_000, 100_000 + len(text) // 4))
+
+
+def test_two_hundred_system_prompts_in_turn_are_encoded_once_each() -> None:
+    letters = Letters()
+    encoder = Encoder(CutTokenizer(letters))
+    texts = [f"system prompt {number} ".ljust(60_000, "ü") for number in range(200)]
+    for _ in range(3):
+        for text in texts:
+            assert len(unpack(encoder.encode(text).packed)) == 15_000
+    assert letters.asked == len(texts)
+
+
+def test_what_is_remembered_is_counted_in_bytes() -> None:
+    encoder = Encoder(CutTokenizer(Letters()))
+    for number in range(50):
+        encoder.encode(f"{number} ".ljust(10_000))
+    texts = sum(map(sys.getsizeof, encoder._known))
+    ids = sum(sys.getsizeof(entry.packed) for entry in encoder._known.values())
+    assert texts + ids <= len(encoder) <= 1.1 * (texts + ids)
+
+
+def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
+    renderer.prompt([user("a secret of some length")])
+    renderer.forget()
+    assert len(renderer._encoder) == 0
+    assert not any("secret" in text for text in renderer._encoder._known)

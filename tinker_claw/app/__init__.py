@@ -1,0 +1,1 @@
+"""The running system: its parts, wired, started, served and stopped in order."""

@@ -1,0 +1,113 @@
+"""How a command reaches the gateway that runs on its data directory.
+
+Rule: whoever can read the file `control.json` there, which is the user who runs the gateway, may
+tell it what to do; nobody else, through no page and with no key for the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from tinker_claw.errors import ClawError, UndoError
+from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.prune import from_turn, in_session
+
+CONTROL_FILE = "control.json"
+_ASKED_WITHIN_S = 10.0
+
+
+@asynccontextmanager
+async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
+    """Take orders while the context lasts."""
+    token = secrets.token_urlsafe(32)
+    asked = set[asyncio.Task[None]]()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        asked.add(this)
+        try:
+            with suppress(ConnectionError, TimeoutError, ValueError):
+                await _converse(undoing, token, reader, writer)
+        finally:
+            asked.discard(this)
+            writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    file = directory / CONTROL_FILE
+    file.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        json.dump({"port": port, "token": token}, opened)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        server.close()
+        for task in asked:
+            task.cancel()
+
+
+async def _converse(
+    undoing: Rollback, token: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """One order, one answer. An order that takes time ends with the connection."""
+    order = _order(await asyncio.wait_for(reader.readline(), _ASKED_WITHIN_S))
+    if not hmac.compare_digest(str(order.pop("token", "")).encode(), token.encode()):
+        return
+    doing, leaving = (
+        asyncio.ensure_future(_told(undoing, order)),
+        asyncio.ensure_future(reader.read()),
+    )
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            writer.write(json.dumps(doing.result()).encode() + b"\n")
+            await writer.drain()
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.wait({doing, leaving})
+
+
+def _order(line: bytes) -> dict[str, Any]:
+    """Raises ValueError."""
+    order: Any = json.loads(line)
+    if not isinstance(order, dict):
+        raise ValueError("an order is an object")
+    return cast("dict[str, Any]", order)
+
+
+async def _told(undoing: Rollback, order: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"done": await _do(undoing, order)}
+    except ClawError as error:
+        return {"error": str(error)}
+
+
+async def _do(undoing: Rollback, order: dict[str, Any]) -> Any:
+    match order["do"]:
+        case "pin":
+            await undoing.pin(order["version"])
+            return order["version"]
+        case "unpin":
+            return await undoing.unpin()
+        case "rollback":
+            return asdict(await undoing.roll_back(order["version"]))
+        case "forget turn":
+            return asdict(await undoing.forget(from_turn(order["turn"])))
+        case "forget session":
+            return asdict(await undoing.forget(in_session(order["session"], order["user"])))
+        case "rejudge":
+            return undoing.judge_again(order["turns"])
+        case other:
+            raise UndoError(f"the gateway that runs does not know how to {other!r}; restart it")

@@ -1,0 +1,209 @@
+"""Now and then, what the user does not want kept any longer goes: what is too old or too much, and
+what somebody began to forget and did not finish.
+
+Rule: beside the gateway, which never waits for more than a few milliseconds of it; a ledger that
+cannot be written is no reason to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from tinker_claw.app.control import control
+from tinker_claw.app.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
+from tinker_claw.app.wiring import wire
+from tinker_claw.backends.local import check_fit
+from tinker_claw.backends.model_files import source
+from tinker_claw.backends.open import check_backend
+from tinker_claw.billing.budget import check_budget, price_in_force
+from tinker_claw.billing.estimate import announce
+from tinker_claw.config.settings import Keeping, Settings
+from tinker_claw.errors import ClawError, ConfigError, LearningEndedError, LedgerError, first_cause
+from tinker_claw.files import close_to_others
+from tinker_claw.learner.health import PartHealth
+from tinker_claw.learner.loop import Learner
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods import build
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.retry import Backoff
+from tinker_claw.telemetry import configure, log
+
+EVERY_S = 600.0
+DAY_S = 86_400.0
+
+
+async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
+    """Keep the ledger as young and as small as it was asked to be, until cancelled."""
+    while True:
+        try:
+            await ledger.finish_forgetting()
+            await once(ledger, cfg)
+        except LedgerError as error:
+            log.warning("ledger.untrimmed", error=str(error))
+        await asyncio.sleep(EVERY_S)
+
+
+async def once(ledger: Ledger, cfg: Keeping) -> int:
+    """One pass; returns how many turns were emptied."""
+    if cfg.keep_days is None and cfg.keep_gb is None:
+        return 0
+    before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
+    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
+    dropped = await ledger.trim(before, most)
+    if dropped:
+        log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
+    return dropped
+
+
+# Run the system: start, serve, stop in order.
+#
+# Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part
+# that
+# ends by accident is recorded in the health, starts again, and leaves the gateway answering.
+
+
+RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
+"""Between the ends of a part and its next start."""
+RAN_WELL_S: Final = 600.0
+"""After so long without an accident the next one is taken for the first."""
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or Ctrl-C.
+
+    Raises:
+        ClawError: it could not start; the sentence says why and what to do.
+    """
+    redactor = Redactor([SECRETS])
+    redactor.load()
+    configure(settings.run.log_format, redact=redactor.redact)
+    stop = Stop()
+    try:
+        async with AsyncExitStack() as stack:
+            await _run(settings, stop, stack)
+    except asyncio.CancelledError:
+        if not stop.asked:
+            raise
+    log.info("stopped")
+
+
+async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
+    run = settings.run
+    this = asyncio.current_task()
+    assert this is not None
+    with stop.calls(this.cancel, within_s=CLOSE_S):
+        build(run.method)  # before anything is written under a name that no method has
+        price = price_in_force(settings)
+        check_budget(settings, price)
+        await check_backend(settings)
+        if run.backend == "local":
+            check_fit(settings)
+        listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+        model = source(settings)
+        ledger = _open_ledger(settings)
+        _close_to_others(run.directory)
+        stack.callback(ledger.close)
+        announce(settings, price, ledger)
+        system = await wire(settings, model, ledger, price, stack)
+    server = Server(system.app)
+
+    def end() -> None:
+        server.should_exit = True
+        system.health.backend.give_up()
+        system.learner.finish()
+
+    with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
+        async with asyncio.TaskGroup() as group, control(run.directory, system.undoing):
+            health = system.health
+            judging = group.create_task(guarded("judging", system.judging.run, health.judge))
+            learning = group.create_task(guarded("learning", system.learner.run, health.learner))
+            trimming = group.create_task(
+                guarded("upkeep", lambda: upkeep(ledger, settings.privacy), health.upkeep)
+            )
+            log.info(
+                "serving",
+                url=url_of(listening),
+                model=settings.served_name,
+                method=run.method,
+                backend=run.backend,
+                version=system.policy.current.version.id,
+                data_dir=str(run.directory),
+            )
+            await server.serve(sockets=[listening])
+            judging.cancel()
+            trimming.cancel()
+            if system.learner.stepping:
+                await asyncio.wait({learning}, timeout=STEP_S)
+            learning.cancel()
+        await _save(system.learner)
+
+
+async def _save(learner: Learner) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await learner.save()
+    except (ClawError, TimeoutError) as error:
+        log.warning("state.unsaved", error=str(error) or "it took too long")
+
+
+async def guarded(
+    name: str, work: Callable[[], Awaitable[None]], part: PartHealth, restarts: Backoff = RESTARTS
+) -> None:
+    """Run a part of the loop whose failure must not end the others.
+
+    One that ends by accident starts again, ever later; one that ends on purpose does not.
+    """
+    begins, accidents = part.state, 0
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+            return
+        except Exception as error:  # the one broad except: whatever it is, the gateway goes on
+            accidents = 1 if time.monotonic() - began > RAN_WELL_S else accidents + 1
+            cause = first_cause(error)
+            ended = isinstance(cause, LearningEndedError)
+            wait_s = None if ended else restarts.after(accidents)
+            part.enter("failed", f"{type(cause).__name__}: {cause}", next_try_s=wait_s)
+            log.exception("part.failed", part=name, error=part.error, starting_again_in_s=wait_s)
+        if wait_s is None:
+            return
+        await asyncio.sleep(wait_s)
+        part.enter(begins)
+
+
+def _close_to_others(directory: Path) -> None:
+    """A directory of before may be open to all who use this machine."""
+    closed, left = close_to_others(directory)
+    if closed:
+        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
+    if left:
+        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
+
+
+def _open_ledger(settings: Settings) -> Ledger:
+    ledger = Ledger(settings.run.directory)
+    try:
+        held = ledger.bind(
+            {
+                "model": settings.run.model_name,
+                "method": settings.run.method,
+                "backend": settings.run.backend,
+                "lora_rank": str(settings.training.lora_rank),
+            }
+        )
+        if held and not settings.run.resume:
+            raise ConfigError(
+                f"{settings.run.directory} holds a run already; choose another --data-dir, or "
+                "leave --no-resume out to go on with it"
+            )
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger

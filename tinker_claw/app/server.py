@@ -1,0 +1,310 @@
+"""Connections: too many of them, those that never become a request, and clients that do not read.
+
+Rule: a connection is kept for a request that is being answered, and otherwise not for long. Where
+there are too many, the one that has been silent longest makes room, at once and in constant time,
+so that whoever has something to ask gets in. What a client does not take is not kept for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from http import HTTPStatus
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from tinker_claw.errors import ConfigError
+from tinker_claw.formats.chat_reply import error_body
+from tinker_claw.telemetry import log
+
+HEAD_S = 30.0
+"""From the first byte of a request, or from connecting, to the end of its headers."""
+HEAD_BYTES = 65_536
+IDLE_S = 75
+"""Between two requests on one connection; longer than clients keep theirs, so that they close."""
+WRITE_S = 60.0
+"""A client that takes nothing of what it was sent for so long has stopped reading."""
+MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+"""Connections at the same time; files and other sockets need descriptors, too."""
+ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
+"""In one round of the event loop: a flood leaves room for those who are there."""
+
+
+class Connections(ServerState):
+    """All of one server's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: dict[Connection, None] = {}
+        """Those without a request, in the order in which they fell silent."""
+
+    def make_room(self) -> None:
+        """Cut off the one that has been silent longest, if there are too many."""
+        if len(self.connections) > MOST and self.silent:
+            longest = next(iter(self.silent))
+            del self.silent[longest]
+            self.connections.discard(longest)
+            longest.cut()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, with bounds."""
+
+    server_state: Connections
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _unsent = 0
+    """Bytes, when it was last looked at."""
+
+    @property
+    def busy(self) -> bool:
+        """A request is here and not yet answered."""
+        return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+
+    def cut(self) -> None:
+        """End it now: to close it would be to wait until the client has taken what it was sent."""
+        if self.transport.get_write_buffer_size():
+            end: socket.socket = self.transport.get_extra_info("socket")
+            # Or else the kernel would go on waiting.
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # told of every byte that the kernel does not take
+        self._expect_head()
+        self.server_state.silent[self] = None
+        self.server_state.make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        self._stop_watching()
+        self.server_state.silent.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.busy:
+            self.server_state.silent.pop(self, None)
+            self._head_came()
+            return
+        self._expect_head()
+        if self.cycle is None or not self.cycle.more_body:  # pyright: ignore[reportUnnecessaryComparison]
+            self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers are too long.")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.busy and self in self.connections:
+            self.server_state.silent[self] = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch_writing(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(WRITE_S, self._look_at_writing)
+
+    def _look_at_writing(self) -> None:
+        """Nothing is written while something waits to be sent, so that it gets less or stands."""
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._watch_writing()
+        else:
+            self._write_timer = None
+            log.warning("connection.stalled", unsent_bytes=self._unsent, seconds=WRITE_S)
+            self.cut()
+
+    def _stop_watching(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._give_up)
+
+    def _head_came(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.busy:
+            self.transport.close()
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer in place of the application, which has seen nothing of it."""
+        if not self.busy and not self.transport.is_closing():
+            body = json.dumps(error_body(message, status)).encode()
+            self.transport.write(
+                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                + body
+            )
+        self.transport.close()
+
+
+# HTTP servers inside our own TaskGroup, and the signals that end them.
+
+
+EXIT_INTERRUPTED = 130
+DRAIN_S = 30
+"""How long replies in flight may go on after the first signal."""
+STEP_S = 10
+"""How long a step in hand may go on after that."""
+CLOSE_S = 15
+"""How long saving and closing may take after that."""
+QUEUED = 2048
+"""Connections that the kernel holds until they are accepted."""
+SEND_BYTES = 131_072
+"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
+a reply to nobody would be sampled to its end."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handling.
+
+    uvicorn raises a signal again once it has drained, which would kill the process before the
+    learner and the trainer are closed; `Stop` only asks it to end.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=IDLE_S,
+                timeout_graceful_shutdown=DRAIN_S,
+                backlog=ACCEPTED_AT_ONCE,
+            )
+        )
+        self.server_state = Connections()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """asyncio takes as many connections in one round as it lets the kernel queue."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUED)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Replies that outlast the drain are cut, which uvicorn logs with a traceback each."""
+        logger = logging.getLogger("uvicorn.error")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            logger.setLevel(level)
+
+
+@contextmanager
+def listen(host: str, port: int) -> Generator[socket.socket]:
+    """A listening socket, bound before anything slow is loaded.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=QUEUED)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); stop what uses "
+            "it, or choose another --port (0 takes a free one)"
+        ) from error
+    # Accepted connections inherit both. Without it a small answer waits 40 ms to be acknowledged.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+    with listening:
+        yield listening
+
+
+def url_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+@asynccontextmanager
+async def in_background(app: FastAPI) -> AsyncGenerator[str]:
+    """Serve `app` on a free loopback port while the context lasts; yields its /v1 address."""
+    with listen("127.0.0.1", 0) as listening:
+        server = Server(app)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listening]))
+            try:
+                yield url_of(listening)
+            finally:
+                server.should_exit = True
+
+
+class Stop:
+    """The first SIGTERM or Ctrl-C ends everything in order, within bounds; the second at once.
+
+    Ending at once loses nothing that was committed: the ledger is transactional.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._loop = asyncio.get_running_loop()
+        self._end: Callable[[], object] | None = None
+        self._within_s = CLOSE_S
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Not through the loop: a process whose loop is busy ends at the second signal, too.
+            signal.signal(number, self._signalled)
+
+    @contextmanager
+    def calls(self, end: Callable[[], object], *, within_s: int) -> Generator[None]:
+        """While this lasts, the first signal calls `end`, and the process has ended in that time.
+
+        A step in a foreign library cannot be interrupted; what is worth saving is saved by then.
+        """
+        self._end, self._within_s = end, within_s
+        if self.asked:
+            end()
+        try:
+            yield
+        finally:
+            self._end = None
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(EXIT_INTERRUPTED)
+        self.asked = True
+        signal.signal(signal.SIGALRM, lambda number, frame: os._exit(0))
+        signal.alarm(self._within_s)
+        with suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if self._end is not None:
+            self._end()

@@ -1,0 +1,423 @@
+"""Who does what on this machine: GPUs shared out, and whether that fits.
+
+Rule: counts and memory are reckoned before anything is loaded. What the settings leave open is
+decided here, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tinker_claw.backends.model_files import config_folder, judge_folder
+from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.errors import ConfigError, OutageError
+from tinker_claw.methods import build
+from tinker_claw.methods.base import student_topk
+from tinker_claw.policy import Trainer
+from tinker_claw.telemetry import log
+
+if TYPE_CHECKING:
+    from local_gpu.config import LocalConfig
+    from local_gpu.plan.commands import Servings
+    from local_gpu.plan.fits import Demand, Fit
+    from local_gpu.plan.layout import Gpu, Layout
+    from local_gpu.sample.supervisor import Launch
+
+
+_VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
+_UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
+_EMBEDDED_CONTEXTS: Final = 1.5
+"""Contexts of KV cache per version in the embedded sampler, where no setting says how many."""
+GET_VLLM: Final = (
+    "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
+    ".venv-vllm/bin/pip install vllm==0.32.0"
+)
+_ALONE: Final = (
+    "--shard on splits the base over the ranks that learn, and there is one: --actor-gpus 2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Which GPU does what, and what that takes."""
+
+    layout: Layout
+    gpus: tuple[Gpu, ...]
+    """In the order of the layout's numbers; () on a CPU."""
+    first: int
+    """What torch calls the first of them."""
+    vllm: Path | None
+    """None: there is none, or none is wanted."""
+    demand: Demand | None
+    fit: Fit | None
+    """None on a CPU, and for the demo's model."""
+    ranks: int
+
+
+def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
+    """Share out what there is.
+
+    Args:
+        only_reckon: for GPUs that need not be here, if --gpu-memory-gb says what they have.
+
+    Raises:
+        ConfigError: it cannot be done; says what to set.
+    """
+    from local_gpu.plan.fits import reckon
+    from local_gpu.plan.layout import Layout, Wanted, plan
+
+    local = settings.local
+    gpus, first = _gpus(settings, only_reckon=only_reckon)
+    vllm = find_vllm(settings)
+    if not gpus:
+        if local.shard == "on" and (local.actor_gpus or 1) * nodes(settings) == 1:
+            raise ConfigError(_ALONE)
+        return Arrangement(Layout((), ()), (), 0, None, None, None, local.actor_gpus or 1)
+    started = not local.urls and (vllm is not None or only_reckon)
+    if vllm is None and not only_reckon:
+        _refuse_without_vllm(settings)
+    if vllm is not None and not only_reckon:
+        check_quantization(settings, vllm)
+    layout = plan(
+        Wanted(
+            gpus=local.gpus or len(gpus),
+            actor=local.actor_gpus if started or local.urls else local.actor_gpus or 1,
+            rollout=local.rollout_gpus,
+            judge=local.prm_gpus,
+            tensor_parallel=local.rollout_tp,
+            samples=started,
+        )
+    )
+    ranks = len(layout.train)
+    if local.shard == "on" and ranks * nodes(settings) == 1:
+        raise ConfigError(_ALONE)
+    demand = _demand(settings, embedded=not started and not local.urls)
+    return Arrangement(layout, gpus, first, vllm, demand, reckon(layout, gpus, demand), ranks)
+
+
+def why_not(arranged: Arrangement) -> str | None:
+    """What does not fit, and what would; None where all does."""
+    from local_gpu.plan.fits import advice
+
+    fit, demand = arranged.fit, arranged.demand
+    if fit is None or demand is None or not fit.short:
+        return None
+    would = advice(arranged.layout, arranged.gpus, demand)
+    best = "; or ".join(would) or "larger GPUs, or a smaller model"
+    return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {best}"
+
+
+def find_vllm(settings: Settings) -> Path | None:
+    """The executable of vLLM: what was named, else the usual places.
+
+    Raises:
+        ConfigError: what was named is not there.
+    """
+    named = settings.local.vllm
+    if named is None:
+        usual = shutil.which(_VLLM) or shutil.which("vllm")
+        return Path(usual).absolute() if usual else None
+    found = shutil.which(Path(named).expanduser())
+    if found is None:
+        raise ConfigError(f"--vllm {named} is no executable; {GET_VLLM}")
+    return Path(found).absolute()
+
+
+def check_quantization(settings: Settings, vllm: Path) -> None:
+    """vLLM has given up bitsandbytes with 0.28: since then that is a package beside it.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if settings.local.sampler_quantization != "bitsandbytes":
+        return
+    environment = vllm.resolve().parents[1]
+    for packages in environment.glob("lib/python3*/site-packages"):
+        known = (packages / "vllm_bnb_plugin", packages / _UNTIL_0_27)
+        if (packages / "vllm").is_dir() and not any(path.exists() for path in known):
+            raise ConfigError(
+                "--sampler-quantization bitsandbytes: this vLLM needs a package for that: "
+                f"{environment}/bin/python -m pip install vllm-bnb-plugin"
+            )
+
+
+def _refuse_without_vllm(settings: Settings) -> None:
+    local = settings.local
+    needs = {
+        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
+        "--sampler-memory": local.sampler_memory is not None,
+        "--sampler-quantization": local.sampler_quantization is not None,
+    }
+    if named := [flag for flag, given in needs.items() if given]:
+        raise ConfigError(
+            f"{', '.join(named)} needs vLLM, and there is none in {_VLLM} or on PATH: "
+            f"name it with --vllm. {GET_VLLM}"
+        )
+
+
+def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], int]:
+    """The GPUs to use, and what torch calls the first; () for the CPU.
+
+    Raises:
+        ConfigError: there are fewer than were asked for.
+    """
+    from local_gpu.plan.layout import numbered, visible
+
+    local = settings.local
+    if local.device == "cpu" or settings.run.model_name == DEMO:
+        return (), 0
+    if only_reckon and local.gpu_memory_gb is not None:
+        return numbered(local.gpus or 1, local.gpu_memory_gb), 0
+    seen, first = visible(gib=local.gpu_memory_gb), 0
+    if not seen and local.gpu_memory_gb is not None:  # not Nvidia's: they cannot be asked
+        seen = numbered(local.gpus or 1, local.gpu_memory_gb)
+    if local.device.startswith("cuda:"):
+        number = local.device.partition(":")[2]
+        first = int(number) if number.isdecimal() else len(seen)
+        seen = seen[first : first + 1]
+    wanted = {
+        f"--device {local.device}": local.device != "auto",
+        "--gpus (NUM_GPUS)": local.gpus is not None,
+        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
+        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--base-quantization 4bit": local.base_quantization != "none",
+    }
+    named = [flag for flag, given in wanted.items() if given]
+    if (not seen and named) or len(seen) < (local.gpus or 0):
+        cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
+        raise ConfigError(
+            f"{', '.join(named)}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
+            f"{cure}. (`run.py doctor` also reckons with GPUs that are elsewhere: give it "
+            "--gpu-memory-gb)"
+        )
+    return seen, first
+
+
+def _demand(settings: Settings, *, embedded: bool) -> Demand:
+    from local_gpu.plan.fits import Demand
+    from local_gpu.plan.memory import model_size
+
+    local = settings.local
+    model = model_size(config_folder(settings.run.model_name, "--model-name"))
+    judging = local.prm_model_name
+    context = min(model.context_tokens, settings.run.context_tokens or model.context_tokens)
+    cache = local.kv_cache_tokens or int(context * _EMBEDDED_CONTEXTS)
+    return Demand(
+        model=model,
+        rank=settings.training.lora_rank,
+        context_tokens=context,
+        quantization=local.base_quantization,
+        width=4 if local.dtype == "float32" else 2,
+        checkpointing=local.checkpointing != "off",
+        shard=local.shard,
+        nodes=nodes(settings),
+        micro_batch_tokens=local.micro_batch_tokens,
+        sampler_memory=local.sampler_memory,
+        sampler_quantization=local.sampler_quantization,
+        embedded_tokens=cache if embedded else 0,
+        judge=model_size(config_folder(judging, "--prm-model-name")) if judging else None,
+    )
+
+
+def nodes(settings: Settings) -> int:
+    """Machines that learn together: torchrun's --nnodes, of which MIN:MAX counts as MIN."""
+    words = shlex.split((settings.local.torchrun or "").replace("=", " "))
+    for flag, value in pairwise(words):
+        if flag == "--nnodes":
+            count = value.partition(":")[0]
+            if not count.isdecimal() or int(count) < 1:
+                raise ConfigError(f"--torchrun: --nnodes {value} is no number of machines")
+            return int(count)
+    return 1
+
+
+# The local backend at work: servers, then a trainer on the memory that they leave.
+#
+# Rule: samplers start first, because they measure what is free; whatever was started ends with
+# its
+# context, the trainer before them.
+
+
+LORA_ALPHA: Final = 32
+
+
+def check_fit(settings: Settings) -> None:
+    """Say who does what, and refuse what does not fit, before anything is loaded.
+
+    Raises:
+        ConfigError: says what would fit.
+    """
+    arranged = arrange(settings)
+    if (wrong := why_not(arranged)) is not None:
+        raise ConfigError(f"{wrong}. `run.py doctor` with these flags shows the sum")
+    fit = arranged.fit
+    log.info(
+        "layout",
+        gpus=arranged.layout.told(),
+        ranks=arranged.ranks,
+        micro_batch_tokens=fit.micro_batch_tokens if fit else None,
+        sampler_memory=fit.sampler_memory if fit else None,
+        sharded=fit.shard if fit else None,
+    )
+    if fit is not None and not arranged.layout.serve and not settings.local.urls:
+        log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
+
+
+@asynccontextmanager
+async def open_local(
+    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+) -> AsyncGenerator[Trainer]:
+    """Servers first, then the trainer on the memory that they leave; ended in the other order.
+
+    `away` hears which servers are out of the rotation, and why, whenever that changes.
+
+    Raises:
+        ConfigError, BackendError: something does not start.
+    """
+    arranged = arrange(settings)
+    async with AsyncExitStack() as stack:
+        urls = settings.local.urls
+        if arranged.layout.serve:
+            from local_gpu.plan import commands
+
+            what = _servings(settings, arranged, folder)
+            launched = commands.samplers(arranged.layout.serve, arranged.gpus, what)
+            urls = await stack.enter_async_context(_running(launched))
+        from local_gpu.trainer import LocalTrainer  # torch: only where it trains
+
+        config = local_config(settings, folder, arranged, urls)
+        try:
+            trainer = await LocalTrainer.start(
+                config, say=lambda told: log.info("local", told=told), away=away
+            )
+        except OutageError as error:
+            if not settings.local.urls:
+                raise
+            raise ConfigError(
+                f"--sampler-urls: {error} See that a server runs there, or mend the address"
+            ) from error
+        stack.push_async_callback(trainer.aclose)
+        yield trainer
+
+
+@asynccontextmanager
+async def open_judge(settings: Settings) -> AsyncGenerator[str]:
+    """The judge's own server, on its own GPUs; its address, as `--judge-url` would give it.
+
+    Raises:
+        ConfigError: it does not start.
+    """
+    from local_gpu.plan import commands
+
+    arranged = arrange(settings)
+    assert arranged.vllm is not None  # arrange has refused it
+    assert arranged.demand is not None
+    assert arranged.demand.judge is not None
+    assert arranged.fit is not None
+    assert arranged.fit.judge_memory is not None
+    launched = commands.judge(
+        arranged.layout.judge,
+        arranged.gpus,
+        vllm=arranged.vllm,
+        model=judge_folder(settings),
+        name=settings.judge.judge_model,
+        context_tokens=arranged.demand.judge.context_tokens,
+        memory=arranged.fit.judge_memory,
+        logs=_logs(settings),
+    )
+    async with _running([launched]) as urls:
+        yield f"{urls[0]}/v1"
+
+
+@asynccontextmanager
+async def _running(launched: Sequence[Launch]) -> AsyncGenerator[tuple[str, ...]]:
+    from local_gpu.sample.supervisor import Servers
+
+    servers = Servers(launched, lambda told: log.info("servers", told=told))
+    try:
+        await servers.ready()
+        log.info("servers.ready", urls=servers.urls)
+        yield servers.urls
+    finally:
+        await asyncio.to_thread(servers.stop)
+
+
+def local_config(
+    settings: Settings, folder: str, arranged: Arrangement, urls: tuple[str, ...]
+) -> LocalConfig:
+    """The trainer's part."""
+    from local_gpu.config import LocalConfig
+    from local_gpu.plan.layout import ORDER
+
+    local, fit = settings.local, arranged.fit
+    if fit is not None:
+        os.environ.setdefault(*ORDER)  # torch counts GPUs as nvidia-smi does
+    config = LocalConfig(
+        model=folder,
+        name=settings.served_name,
+        root=settings.run.directory,
+        rank=settings.training.lora_rank,
+        alpha=LORA_ALPHA,
+        seed=settings.run.seed,
+        device=local.device,
+        dtype=local.dtype,
+        quantization=local.base_quantization,
+        checkpointing=local.checkpointing,
+        attention=local.attention,
+        micro_batch_tokens=local.micro_batch_tokens,
+        ranks=arranged.ranks,
+        shard=local.shard,
+        torchrun=tuple(shlex.split(local.torchrun or "")),
+        sampler_urls=urls,
+        sampler_api_key=key.get_secret_value() if (key := local.sampler_api_key) else None,
+        sampler_kind=local.sampler_kind if local.urls else "vllm" if urls else "auto",
+        student_topk=student_topk(build(settings.run.method), settings.training),
+        context_tokens=settings.run.context_tokens,
+        kv_cache_tokens=local.kv_cache_tokens,
+        threads=local.threads,
+    )
+    if fit is None:
+        return config
+    return replace(
+        config,
+        device="cuda" if local.device == "auto" else local.device,
+        train_gpus=tuple(arranged.first + index for index in arranged.layout.train),
+        shard="on" if fit.shard else "off",
+        micro_batch_tokens=fit.micro_batch_tokens,
+    )
+
+
+def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Servings:
+    from local_gpu.plan.commands import Servings
+
+    # A layout with samplers was made because there is a vLLM, and was reckoned.
+    assert arranged.vllm is not None
+    assert arranged.demand is not None
+    assert arranged.fit is not None
+    assert arranged.fit.sampler_memory is not None
+    return Servings(
+        vllm=arranged.vllm,
+        model=folder,
+        context_tokens=arranged.demand.context_tokens,
+        rank=settings.training.lora_rank,
+        memory=arranged.fit.sampler_memory,
+        quantization=settings.local.sampler_quantization,
+        logprobs=settings.training.opd_topk,
+        logs=_logs(settings),
+    )
+
+
+def _logs(settings: Settings) -> Path:
+    return settings.run.directory.absolute() / "logs"

@@ -1,0 +1,144 @@
+"""Where a model's files are: in a folder, shipped, or on the hub.
+
+Rule: what is downloaded is downloaded once, and no more of it than is wanted. A folder that cannot
+be a model is refused here, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+
+from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.errors import ConfigError
+from tinker_claw.render.renderer import family_of
+
+_TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+_MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
+_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
+_WANTED = (
+    "name a model in the form of the Hugging Face hub (config.json, *.safetensors, tokenizer.json)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's files are and which chat format it speaks."""
+
+    tokenizer: str
+    """The folder of tokenizer and chat template."""
+    family: str
+    weights: str
+    """The folder of the model itself; the tokenizer's where a service has the weights."""
+
+
+def source(settings: Settings, *, weights: bool = True) -> Source:
+    """Resolve `--model-name` to a folder, downloading a hub model once.
+
+    Args:
+        weights: wanted, too, unless a service has them.
+
+    Raises:
+        ModelFileError: the shipped model is damaged.
+        ConfigError: there is no such folder, it is no model, or it cannot be downloaded.
+    """
+    run = settings.run
+    remote = run.backend == "tinker"
+    # What follows a colon chooses a variant at Tinker (`:peft:262144`); the tokenizer is the same.
+    named = run.model_name.partition(":")[0] if remote else run.model_name
+    spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
+    files = _MODEL_FILES if weights else _TOKENIZER_FILES
+    model = None if remote else _model(named, "--model-name", files)
+    tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
+    if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
+        raise ConfigError(
+            f"{flag} {spoken} has no tokenizer (tokenizer.json and tokenizer_config.json): put its "
+            "files there, or name a model that has the same one with --tokenizer"
+        )
+    family = _family(run.renderer, spoken, named)
+    return Source(tokenizer, family, model or tokenizer)
+
+
+def _family(asked: str, spoken: str, named: str) -> str:
+    if spoken == DEMO:
+        return "qwen3"
+    if asked != "auto":
+        return asked
+    known = family_of(named)
+    return known if known != "auto" else family_of(spoken)
+
+
+def config_folder(name: str, flag: str) -> str:
+    """A folder with the config.json of a model, and with no more of it where it is on the hub.
+
+    Raises:
+        ConfigError: as `source`.
+    """
+    return _model(name, flag, ["config.json"])
+
+
+def judge_folder(settings: Settings) -> str:
+    """The folder of `--prm-model-name`, which is set.
+
+    Raises:
+        ConfigError: as `source`.
+    """
+    return _model(settings.local.prm_model_name or "", "--prm-model-name", _MODEL_FILES)
+
+
+def _model(name: str, flag: str, files: list[str]) -> str:
+    """A folder that holds a model."""
+    folder = Path(_folder(name, flag, files))
+    if (adapter := folder / "adapter_config.json").exists():
+        # transformers would load its base, and put the adapter in.
+        raise ConfigError(
+            f"{flag} {name} is an adapter, no model; name its base{_base_of(adapter)}"
+        )
+    if not (folder / "config.json").exists():
+        why = ". GGUF files are not read" if next(folder.glob("*.gguf"), None) else ""
+        raise ConfigError(f"{flag} {name} has no config.json; {_WANTED}{why}")
+    return str(folder)
+
+
+def _folder(name: str, flag: str, files: list[str]) -> str:
+    if name == DEMO:
+        from local_gpu import demo  # the shipped model's files; imports no torch
+
+        demo.verify()
+        return str(demo.MODEL_DIR)
+    if Path(name).is_dir():
+        return name
+    if Path(name).is_file():
+        raise ConfigError(f"{flag} {name} is a file, no folder; {_WANTED}. GGUF files are not read")
+    if name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"{flag} {name}: there is no such folder")
+    return _download(name, files, flag)
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        base: object = json.loads(adapter.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        base = None
+    merging = ", or a model that it is merged into"
+    return f" ({base}){merging}" if base else merging
+
+
+def _download(name: str, files: list[str], flag: str) -> str:
+    """The local folder of a hub model; only what is missing there is fetched."""
+    try:
+        return snapshot_download(name, allow_patterns=files)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{flag} {name} cannot be had from the Hugging Face hub ({reason}); check the "
+            "name and the network, give a local folder, or use --model-name demo"
+        ) from error

@@ -1,0 +1,203 @@
+"""One session with the service: made when it is needed, and made anew when it was lost.
+
+Rule: whoever waits here waits with a deadline. Making a session blocks inside the SDK, for minutes
+where the network is down, so that happens in a daemon thread that holds up neither the event loop
+nor the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar
+
+import tinker
+from tinker.lib.public_interfaces import APIFuture
+
+from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unwell
+
+T = TypeVar("T")
+
+CLOSE_S: Final = 5.0
+"""Ctrl-C waits for it where the service hangs."""
+QUESTION_S: Final = 15.0
+"""How often the service is asked whether it is there, while something takes long."""
+_LOOK_S: Final = 1.0
+"""How often a wait looks at the clock and for a notice."""
+Ending = Literal["success", "errored", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the service is, and who we are."""
+
+    base_url: str
+    key: str | None
+    """None: the SDK finds it (a credential command, or what `tinker auth login` stored)."""
+
+
+class ServiceSession:
+    """A session for one purpose, training or sampling."""
+
+    def __init__(self, address: Address, purpose: str) -> None:
+        self._address = address
+        self._purpose = purpose
+        self._service = self._new()
+        self._doubtful = False
+        """The last wait ended without an answer, so the next one asks at once what is wrong."""
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    @property
+    def service(self) -> tinker.ServiceClient:
+        """The present session; compare it to see whether it was renewed meanwhile."""
+        return self._service
+
+    async def ask(
+        self, make: Callable[[tinker.ServiceClient], APIFuture[T]], deadline_s: float
+    ) -> T:
+        """Make a client in this session; the first one opens it.
+
+        Raises:
+            Deadline: it took longer; says why, as far as can be found out.
+            Exception: whatever the SDK raises.
+        """
+        service = self._service
+
+        async def made() -> T:
+            return await (await in_daemon_thread(lambda: make(service)))
+
+        (result,) = await self.settle([asyncio.ensure_future(made())], deadline_s)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
+        """The result of one request. Raises like `ask`."""
+        (result,) = await self.settle([_awaiting(future)], deadline_s)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    async def wait_all(
+        self, futures: Mapping[str, APIFuture[Any]], deadline_s: float
+    ) -> dict[str, Any]:
+        """The results of all requests; what failed stands there as its exception."""
+        tasks = [_awaiting(future) for future in futures.values()]
+        return dict(zip(futures, await self.settle(tasks, deadline_s), strict=True))
+
+    async def settle(
+        self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
+    ) -> list[T | BaseException]:
+        """Wait for all tasks, or until the deadline, or until the service is seen to be away."""
+        late: Deadline | None = None
+        try:
+            waiting = set(tasks)
+            watch = _Watch(self._address, deadline_s, doubtful=self._doubtful)
+            while waiting and late is None:
+                _, waiting = await asyncio.wait(waiting, timeout=watch.left_s)
+                late = await watch.look() if waiting else None
+            self._doubtful = late is not None
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [_outcome(task, late) for task in tasks]
+
+    async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
+        """Begin a new session, unless somebody has done so since `broken` was looked up."""
+        if self._service is broken:
+            self._service = self._new()
+            await _close(broken, ending)
+
+    async def aclose(self) -> None:
+        """Finish the session, so that the service frees what it holds for us."""
+        await _close(self._service, "success")
+
+    def _new(self) -> tinker.ServiceClient:
+        return tinker.ServiceClient(
+            base_url=self._address.base_url,
+            api_key=self._address.key,
+            user_metadata={"client": "tinker-claw", "purpose": self._purpose},
+        )
+
+
+def _awaiting(future: APIFuture[T]) -> asyncio.Task[T]:
+    return asyncio.ensure_future(future.result_async())
+
+
+def _outcome(task: asyncio.Task[T], late: Deadline | None) -> T | BaseException:
+    if not task.done() or task.cancelled():
+        return late or Deadline("the request was cancelled")
+    return task.exception() or task.result()
+
+
+class _Watch:
+    """Looks after one wait: at the clock, at the SDK's log, and at the service itself.
+
+    The SDK asks a service that is gone for minutes before it says so. Two plain questions in a row
+    that get no answer are enough.
+    """
+
+    def __init__(self, address: Address, deadline_s: float, *, doubtful: bool) -> None:
+        self._address = address
+        self._deadline_s = deadline_s
+        self._clock = asyncio.get_running_loop().time
+        self._until = self._clock() + deadline_s
+        self._next = self._clock() + (0.0 if doubtful else QUESTION_S)
+        self._unwell = 1 if doubtful else 0
+        self._billing = NOTICES.billing
+
+    @property
+    def left_s(self) -> float:
+        """How long to wait before the next look."""
+        return min(_LOOK_S, max(0.0, self._until - self._clock()))
+
+    async def look(self) -> Deadline | None:
+        """Why there is no use in waiting longer; None: there is."""
+        if NOTICES.billing != self._billing:
+            return Deadline(BILLING)
+        over = self._clock() >= self._until
+        if not over and self._clock() < self._next:
+            return None
+        told = await unwell(self._address.base_url, self._address.key, late=over)
+        self._unwell = self._unwell + 1 if told else 0
+        self._next = self._clock() + QUESTION_S
+        if told and self._unwell == 2:
+            return Deadline(told)
+        if not over:
+            return None
+        told = told or "it answers other questions; this one hangs"
+        return Deadline(f"nothing came back within {self._deadline_s:g} s: {told}")
+
+
+async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
+    """Tell the service that the session is over. It finds out by itself if it cannot be told."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            # While a session is being made the SDK holds a lock, which this waits for.
+            closing = await in_daemon_thread(lambda: service.close(ending))
+            await closing.result_async()
+    except (TimeoutError, tinker.TinkerError, RuntimeError):
+        return
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call of the SDK; the process does not wait for it when it ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled under our hands
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="tinker-claw-sdk", daemon=True).start()
+    return await asyncio.wrap_future(future)

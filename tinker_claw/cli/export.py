@@ -1,0 +1,191 @@
+"""`run.py export`: turns as JSON lines, an adapter in PEFT's format, or a merged model.
+
+Rule: nothing that is there is written over, and what is written appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from tinker_claw.backends.model_files import source
+from tinker_claw.backends.open import check_backend, open_trainer
+from tinker_claw.cli.common import FLAGS_FROM_RUN, ledger_file, parse, until_left, write
+from tinker_claw.cli.versions import Kept, backend_of, named, number, read_kept
+from tinker_claw.config.load import Flags
+from tinker_claw.config.settings import Settings
+from tinker_claw.errors import BackendError, ConfigError, UndoError
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.views import turns_in_full
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what is asked for.
+
+    Raises:
+        ClawError: it cannot be written; the sentence says why.
+    """
+    given, settings = parse(parser(), arguments)
+    file = ledger_file(settings)
+    if given.jsonl is not None:
+        if given.version is not None:
+            raise ConfigError("--version goes with --adapter and --merged; turns are of all")
+        _turns(file, given.jsonl, tokens=given.tokens)
+        return 0
+    with reading(file) as ledger, ledger.moment():
+        backend, kept = backend_of(ledger), read_kept(ledger)
+    if not kept:
+        raise UndoError(f"{file} has no version yet")
+    if backend != settings.run.backend:
+        raise ConfigError(
+            f"{file} holds a run with --backend {backend}; give the flags of that run"
+        )
+    version = _chosen(kept, given.version, with_state=backend != "local")
+    if given.adapter is not None:
+        _adapter(settings, version, given.adapter)
+        write([f"The adapter of {version.name} is in {given.adapter}."])
+    else:
+        _merged(settings, version, given.merged)
+        write([f"The model of {version.name} is in {given.merged}."])
+    return 0
+
+
+def _chosen(kept: Sequence[Kept], given: str | None, *, with_state: bool) -> Kept:
+    """The version that was asked for, else the one that serves."""
+    serving = next(one.id for one in kept if one.record.serving)
+    asked = serving if given is None else number(given)
+    return named(kept, asked, with_state=with_state)
+
+
+def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
+    if str(target) == "-":
+        with until_left(), reading(ledger_at) as ledger:
+            for record in turns_in_full(ledger, tokens=tokens):
+                sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+        return
+    if target.exists():
+        raise UndoError(f"{target} exists; name another file")
+    count = 0
+    with _whole(target) as draft, reading(ledger_at) as ledger, draft.open("w") as file:
+        os.chmod(draft, 0o600)  # it holds conversations
+        for record in turns_in_full(ledger, tokens=tokens):
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            count += 1
+    write([f"{count} turns are in {target}."])
+
+
+def _adapter(settings: Settings, version: Kept, target: Path) -> None:
+    with _whole(_free(target)) as draft:
+        if settings.run.backend == "local":
+            shutil.copytree(
+                settings.run.directory / "adapters" / version.record.version.sampler_ref,
+                draft,
+                copy_function=shutil.copyfile,
+            )
+            draft.chmod(0o700)  # copied from one that may have been open to others
+        else:
+            draft.mkdir()
+            asyncio.run(_from_service(settings, version, draft))
+
+
+async def _from_service(settings: Settings, version: Kept, target: Path) -> None:
+    """The service exports the weights of a training session, so one is begun with that state."""
+    assert version.record.version.state_ref is not None
+    await check_backend(settings)
+    try:
+        async with open_trainer(settings, "") as trainer:
+            await trainer.load_state(version.record.version.state_ref)
+            await trainer.export_adapter(target)
+    except BackendError as error:
+        raise UndoError(f"{version.name} cannot be exported: {error}") from error
+
+
+def _merged(settings: Settings, version: Kept, target: Path) -> None:
+    if settings.run.backend != "local":
+        raise UndoError(
+            "--merged needs the base model's weights, which are not here with --backend "
+            f"{settings.run.backend}; take --adapter, and merge it with peft where they are"
+        )
+    missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
+    if missing:
+        raise UndoError(
+            f"--merged needs {', '.join(missing)}; in the project's folder: "
+            "pip install -c constraints.txt -e '.[local]'"
+        )
+    from local_gpu.model.export import export_merged  # torch
+
+    adapter = settings.run.directory / "adapters" / version.record.version.sampler_ref
+    with _whole(_free(target)) as draft:
+        model = source(settings)
+        export_merged(
+            model.weights,
+            adapter,
+            draft,
+            tokenizer=model.tokenizer,
+            device=settings.local.device,
+            dtype=settings.local.dtype,
+        )
+
+
+def _free(target: Path) -> Path:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UndoError(f"{target} exists and is not an empty folder; name another")
+    return target
+
+
+@contextmanager
+def _whole(target: Path) -> Generator[Path]:
+    """A path beside the target, which takes its place when the block has ended well."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        room = Path(tempfile.mkdtemp(prefix=".tinker-claw-", dir=target.parent))
+        try:
+            draft = room / target.name
+            yield draft
+            with suppress(OSError):  # an empty folder gives way; anything else stays
+                target.rmdir()
+            draft.rename(target)
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+    except OSError as error:
+        raise UndoError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's own flags."""
+    top = Flags(
+        prog="run.py export",
+        description="Take along what was recorded or learned, also while the gateway runs.",
+        epilog=FLAGS_FROM_RUN,
+        allow_abbrev=False,
+    )
+    what = top.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--jsonl",
+        type=Path,
+        metavar="FILE",
+        help="all turns, with texts, verdict and hints, one JSON object a line; - for the terminal",
+    )
+    what.add_argument(
+        "--adapter", type=Path, metavar="DIR", help="a version's LoRA weights, in PEFT's format"
+    )
+    what.add_argument(
+        "--merged",
+        type=Path,
+        metavar="DIR",
+        help="base model and adapter as one Hugging Face model, with its tokenizer (--backend "
+        "local)",
+    )
+    top.add_argument("--tokens", action="store_true", help="turns also with ids and logprobs")
+    top.add_argument("--version", metavar="vN", help="of this version, not of the one that serves")
+    return top

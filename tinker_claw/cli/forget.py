@@ -1,0 +1,154 @@
+"""`run.py forget`: turns leave the ledger for good.
+
+Rule: first it says what goes and what cannot be taken back that way: what was learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tinker_claw.cli.common import FLAGS_FROM_RUN, is_running, ledger_file, parse, tell, write
+from tinker_claw.cli.versions import Kept, read_kept
+from tinker_claw.config.load import Flags
+from tinker_claw.errors import UndoError
+from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import Forgetting, UsedIn, from_turn, in_session
+
+EXIT_LEFT = 1
+"""Nothing was forgotten, because the user said so."""
+_NAMED = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Forget a session, or a turn and what comes after it.
+
+    Raises:
+        ClawError: there is none, or it cannot be forgotten.
+    """
+    given, settings = parse(parser(), arguments)
+    directory, find = settings.run.directory, _find(given)
+    with reading(ledger_file(settings)) as ledger, ledger.moment():
+        forgetting, kept = find(ledger), read_kept(ledger)
+    write(_told(forgetting, kept))
+    if given.dry_run:
+        return 0
+    if not given.yes and not _agrees():
+        write(["Nothing was forgotten."])
+        return EXIT_LEFT
+    forgotten = _forget(directory, given, find)
+    write([f"Forgotten: {_turns(forgotten.turns)} of session {forgotten.session}."])
+    return 0
+
+
+def _find(given: argparse.Namespace) -> Callable[[Rows], Forgetting]:
+    if given.what == "session":
+        return in_session(given.which, given.user)
+    if given.user is not None:
+        raise UndoError("--user goes with a session; turns are known by their numbers")
+    if not given.which.isdecimal():
+        raise UndoError(f"{given.which!r} is no turn; `python run.py log turns` lists them")
+    return from_turn(int(given.which))
+
+
+def _forget(
+    directory: Path, given: argparse.Namespace, find: Callable[[Rows], Forgetting]
+) -> Forgetting:
+    if is_running(directory):
+        order: dict[str, Any] = {"do": f"forget {given.what}"}
+        order |= (
+            {"turn": int(given.which)}
+            if given.what == "turn"
+            else {"session": given.which, "user": given.user}
+        )
+        return _forgetting(tell(directory, order))
+    with closing(Ledger(directory)) as ledger:
+        return ledger.forget(find)
+
+
+def _forgetting(told: Mapping[str, Any]) -> Forgetting:
+    return Forgetting(
+        session=told["session"],
+        whole=told["whole"],
+        turns=tuple(told["turns"]),
+        unsaid=tuple(told["unsaid"]),
+        withdrawn=told["withdrawn"],
+        steps=tuple(UsedIn(**step) for step in told["steps"]),
+    )
+
+
+def _agrees() -> bool:
+    sys.stderr.write("This cannot be taken back. Forget it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _told(what: Forgetting, kept: Sequence[Kept]) -> Iterator[str]:
+    rest = "" if what.whole else ", all from there on, because later prompts repeat it"
+    yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
+    yield "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay."
+    for turn in what.unsaid:
+        yield f"Turn {turn} stays, without what followed it and what the judge made of that."
+    if what.withdrawn:
+        samples = "sample is" if what.withdrawn == 1 else "samples are"
+        yield f"{what.withdrawn} queued {samples} withdrawn."
+    for used in what.steps:
+        trained = f"Step {used.step} trained on {used.samples} of them and made v{used.version}"
+        yield f"{trained}." if used.live else f"{trained}, which a rollback has left behind."
+    if what.roll_back_to is not None:
+        yield _way_back(what.roll_back_to, kept)
+
+
+def _way_back(before: int, kept: Sequence[Kept]) -> str:
+    usable = [
+        one.id
+        for one in kept
+        if one.id <= before
+        and one.record.live
+        and one.state is not False
+        and one.sampler is not False
+    ]
+    if not usable:
+        return (
+            f"What was learned from it stays learned: v{before}, the version before that, has no "
+            "state to go back to any more."
+        )
+    return (
+        "What was learned from it stays learned, until you go back before it: "
+        f"python run.py rollback v{max(usable)}"
+    )
+
+
+def _turns(turns: Sequence[int]) -> str:
+    if not turns:
+        return "no turn"
+    if len(turns) == 1:
+        return f"turn {turns[0]}"
+    named = ", ".join(str(turn) for turn in turns[:_NAMED])
+    more = f" and {len(turns) - _NAMED} more" if len(turns) > _NAMED else ""
+    return f"{len(turns)} turns ({named}{more})"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's own flags."""
+    top = Flags(
+        prog="run.py forget",
+        description="Forget a session, or a turn with all later ones of its session: from the "
+        "ledger, its free pages and its log, and from the memory of a gateway that runs, which "
+        "goes on answering. It takes seconds per gigabyte of the file, and is finished later where "
+        "it is cut short. Copies elsewhere are not found: in OpenClaw, in its memory files and so "
+        "in later sessions, at services that were asked, in backups.",
+        epilog=FLAGS_FROM_RUN,
+        allow_abbrev=False,
+    )
+    top.add_argument("what", choices=("session", "turn"))
+    top.add_argument("which", help="its number in the ledger; of a session also the client's name")
+    top.add_argument("--user", help="whose session it is, where several have one of that name")
+    top.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
+    top.add_argument("--yes", action="store_true", help="do not ask")
+    return top

@@ -1,0 +1,347 @@
+"""What the tables of `run.py log` show of their records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, get_args
+
+from tinker_claw.cli.common import (
+    FLAGS_FROM_RUN,
+    Column,
+    apart,
+    ledger_file,
+    moment,
+    number,
+    parse,
+    short,
+    table,
+    until_left,
+    vote,
+    write,
+)
+from tinker_claw.config.load import Flags
+from tinker_claw.errors import ConfigError
+from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
+
+_Record = Mapping[str, Any]
+_LONGEST = 40
+
+
+def _when(record: _Record) -> str:
+    return moment(record["created_at"])
+
+
+def _as_is(name: str) -> Column:
+    return Column(name, lambda record: _text(record[name]))
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _right(name: str, key: str | None = None, least: int = 0) -> Column:
+    return Column(name, lambda record: _text(record[key or name]), right=True, least=least)
+
+
+def _version(name: str, key: str, least: int = 3) -> Column:
+    return Column(name, lambda r: "-" if r[key] is None else f"v{r[key]}", least=least)
+
+
+def _judged(record: _Record) -> str:
+    if not record["judged"]:
+        return "-"
+    return vote(record["verdict"]) + (" hint" if record["hints"] else "")
+
+
+def _training(record: _Record) -> str:
+    if record["trained_in_step"] is not None:
+        return f"step {record['trained_in_step']}"
+    if record["untrained_because"] is not None:
+        return f"no: {short(record['untrained_because'], _LONGEST)}"
+    return _text(record["sample"])
+
+
+def _by(record: _Record) -> str:
+    return f"v{record['policy_version']}" + ("*" if record["fallback"] is not None else "")
+
+
+def _usd(record: _Record) -> str:
+    usd = record["metrics"].get("usd")
+    return "-" if usd is None else f"${usd:.4f}"
+
+
+def _metric(name: str, key: str) -> Column:
+    return Column(name, lambda record: number(record["metrics"].get(key)), right=True, least=5)
+
+
+def _losses(record: _Record) -> str:
+    return " ".join(number(loss) for loss in record["metrics"].get("losses", ())) or "-"
+
+
+_WHEN = Column("when", _when, least=8)
+_ID = _right("id", least=4)
+_TURN = _right("turn", least=4)
+_SESSION = _right("session", least=4)
+_USER = Column("user", lambda record: short(record["user"], 14), least=4)
+
+COLUMNS: dict[Table, tuple[Column, ...]] = {
+    "turns": (
+        *(_ID, _WHEN, _USER, _SESSION, _right("index"), _as_is("kind")),
+        Column("for", lambda record: short(_text(record["call"]), 16)),
+        Column("by", _by, least=3),
+        _right("prompt", "prompt_tokens", least=5),
+        _right("reply", "completion_tokens", least=4),
+        Column("next", lambda record: "yes" if record["has_next_state"] else "-"),
+        Column("verdict", _judged, least=7),
+        Column("trained", _training),
+    ),
+    "verdicts": (
+        *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
+        Column("verdict", lambda record: vote(record["verdict"])),
+        Column("votes", lambda record: " ".join(map(vote, record["votes"])) or "-", least=8),
+        _right("hints"),
+    ),
+    "samples": (
+        *(_ID, _TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
+        Column("reward", lambda r: "-" if r["reward"] is None else vote(r["reward"])),
+        Column("hint", lambda record: "yes" if record["hinted"] else "-"),
+        Column("state", lambda record: record["state"], least=7),
+        _right("step"),
+    ),
+    "steps": (
+        *(_ID, _WHEN, Column("status", lambda record: record["status"], least=9)),
+        *(_version("from", "parent"), _version("made", "version")),
+        *(_right("samples"), _metric("hinted", "hinted"), Column("losses", _losses, least=12)),
+        *(_metric("gradient", "grad_norm"), _metric("reward", "reward_mean")),
+        _metric("clipped", "clip_share"),
+        Column("apart", lambda record: apart(record["metrics"]), right=True, least=5),
+        Column("cost", _usd),
+        Column("error", lambda record: short(record["error"] or "", _LONGEST)),
+    ),
+    "versions": (
+        *(_version("version", "id"), _WHEN, _version("from", "parent"), _right("step")),
+        Column("saved", lambda record: "yes" if record["saved"] else "-"),
+        *(_right("made by step", "made_by_step"), _right("replies", "main_turns")),
+    ),
+}
+
+
+# New rows as they come.
+#
+# Rule: a row is shown when it appears, and again, whole, whenever something in it has changed; of
+# several lines with one id the last one holds. Among the newest rows only: what changes further
+# back
+# is not shown.
+
+
+POLL_S = 0.3
+WATCHED = 500
+"""Rows behind the newest that are watched for changes."""
+
+
+class Following:
+    """Watches a table of a ledger."""
+
+    def __init__(self, ledger: Outside, name: Table, wanted: Filter, *, full: bool) -> None:
+        self._ledger = ledger
+        self._name: Table = name
+        self._wanted = wanted
+        self._full = full
+        self._known: dict[int, Record] = {}
+
+    def run(self, first: int | None, *, as_json: bool) -> None:
+        """Show the newest `first` rows, then what comes, until interrupted."""
+        with self._ledger.moment():
+            records = self._read()
+        shown = records if first is None else records[-first:]
+        if as_json:
+            self._show_json(shown)
+        else:
+            write(table(COLUMNS[self._name], shown))
+        self._known = {_id(record): record for record in records}
+        seen = -1
+        while True:
+            changes = self._ledger.changes()
+            if changes != seen:
+                seen = changes
+                with self._ledger.moment():
+                    new = self._new()
+                if as_json:
+                    self._show_json(new)
+                elif new:
+                    write(table(COLUMNS[self._name], new)[1:])
+            time.sleep(POLL_S)
+
+    def _new(self) -> list[Record]:
+        records = self._read()
+        new = [record for record in records if self._known.get(_id(record)) != record]
+        self._known = {_id(record): record for record in records}
+        return new
+
+    def _read(self) -> list[Record]:
+        # What lies far behind is not looked through again with every change.
+        newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
+        turns = self._name in ("turns", "verdicts", "samples")
+        after = max(0, newest - 2 * WATCHED) if turns else 0
+        return read(self._ledger, self._name, replace(self._wanted, after=after), WATCHED)
+
+    def _show_json(self, records: list[Record]) -> None:
+        for record in records:
+            shown = in_full(self._ledger, self._name, record) if self._full else record
+            write([json.dumps(shown)])
+
+
+def _id(record: Record) -> int:
+    return int(record.get("id", record.get("turn", 0)))
+
+
+# `run.py log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
+#
+# Rule: no user's words without --full.
+
+
+ROWS = 50
+"""Rows of a table, unless --limit says otherwise."""
+FIRST_ROWS = 10
+"""Rows with which --follow begins."""
+_VERDICTS = {"good": "1", "+1": "1", "1": "1", "neutral": "0", "0": "0", "bad": "-1", "-1": "-1"}
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_OF_TURNS = ("session", "user", "kind", "verdict", "trained")
+"""Filters that steps and versions know nothing of."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the rows that are asked for.
+
+    Raises:
+        ConfigError: a flag or setting is wrong.
+        LedgerError: there is no ledger, or it cannot be read.
+    """
+    given, settings = parse(parser(), arguments)
+    wanted, limit = _filter(given), _limit(given)
+    with until_left(), reading(ledger_file(settings)) as ledger:
+        if given.follow:
+            following = Following(ledger, given.table, wanted, full=given.full)
+            following.run(limit, as_json=given.json or given.full)
+        elif given.json or given.full:
+            _as_json(ledger, given.table, wanted, limit, full=given.full)
+        else:
+            _as_table(ledger, given.table, wanted, limit)
+    return 0
+
+
+def _as_json(
+    ledger: Outside, name: Table, wanted: Filter, limit: int | None, *, full: bool
+) -> None:
+    with ledger.moment():
+        records = read(ledger, name, wanted, limit)
+    # Not in one moment: while that lasts, the file cannot be tidied up, and readers may be slow.
+    shown = (in_full(ledger, name, record) if full else record for record in records)
+    write(map(json.dumps, shown))
+
+
+def _as_table(ledger: Outside, name: Table, wanted: Filter, limit: int | None) -> None:
+    with ledger.moment():
+        records = read(ledger, name, wanted, None if limit is None else limit + 1)
+    if not records:
+        sys.stderr.write(f"tinker-claw: no {name} in {ledger.path} fit\n")
+        return
+    left_out = limit is not None and len(records) > limit
+    shown: list[Record] = records[1:] if left_out else records
+    write(table(COLUMNS[name], shown))
+    if left_out:
+        sys.stderr.write(f"tinker-claw: earlier {name} are left out; --limit N shows more\n")
+
+
+def _limit(given: argparse.Namespace) -> int | None:
+    if given.limit is not None:
+        if given.limit < 1:
+            raise ConfigError(f"--limit {given.limit}: give a number of rows, 1 or more")
+        return int(given.limit)
+    if given.follow:
+        return FIRST_ROWS
+    return None if given.json or given.full else ROWS
+
+
+def _filter(given: argparse.Namespace) -> Filter:
+    if given.table in ("steps", "versions"):
+        for name in _OF_TURNS:
+            if getattr(given, name) is not None:
+                flag = "untrained" if given.trained is False and name == "trained" else name
+                raise ConfigError(
+                    f"--{flag} goes with turns, verdicts and samples, not with {given.table}"
+                )
+    return Filter(
+        session=given.session,
+        user=given.user,
+        kind=given.kind,
+        verdict=None if given.verdict is None else _VERDICTS.get(given.verdict, given.verdict),
+        trained=given.trained,
+        since=None if given.since is None else since(given.since, time.time()),
+    )
+
+
+def since(text: str, now: float) -> float:
+    """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
+        return now - float(span[1]) * _UNITS[span[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise ConfigError(
+            f"--since {text}: give a time like 2026-03-05T14:00, or a span like 90min, 2h or 3d"
+        ) from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's own flags."""
+    top = Flags(
+        prog="run.py log",
+        description="Show rows of the ledger, the newest last, also while the gateway runs.",
+        epilog=f"{FLAGS_FROM_RUN} Texts are shown with --full only.",
+        allow_abbrev=False,
+    )
+    top.add_argument("table", choices=get_args(Table), help="what to show")
+    top.add_argument(
+        "--session", metavar="S", help="of this session: its number, or the client's name"
+    )
+    top.add_argument("--user", help="of this user")
+    top.add_argument("--kind", choices=("main", "side"), help="turns of this kind")
+    top.add_argument("--verdict", choices=(*_VERDICTS, "none"), help="none: no vote was valid")
+    top.add_argument("--since", metavar="WHEN", help="from then on: 2026-03-05T14:00, or 2h, 3d")
+    trained = top.add_mutually_exclusive_group()
+    trained.add_argument(
+        "--trained", action="store_true", default=None, help="what a step has trained on"
+    )
+    trained.add_argument(
+        "--untrained", action="store_false", dest="trained", default=None, help="the others"
+    )
+    top.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"the newest N rows (default {ROWS}; as JSON all; {FIRST_ROWS} before --follow)",
+    )
+    top.add_argument("--json", action="store_true", help="one JSON object a line")
+    top.add_argument(
+        "--full", action="store_true", help="with texts, ids and logprobs, as JSON lines"
+    )
+    top.add_argument(
+        "--follow",
+        action="store_true",
+        help="show new rows as they come, and a row again when something in it has changed, as "
+        "when a verdict arrives: the last line of a row is how it stands",
+    )
+    return top

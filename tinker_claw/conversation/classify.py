@@ -1,0 +1,365 @@
+"""What a request is for.
+
+Rule: a mark that a user could type never decides alone. Beside it stands something that only the
+client writes: its system prompt, the session's key, the set of tools, the missing timestamp.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tinker_claw.conversation.openclaw import (
+    FLUSH,
+    ON_ITS_OWN,
+    SYSTEM_MARKS,
+    SYSTEM_OPENING,
+    Runtime,
+    automation,
+    is_framed,
+    is_stamped,
+    last_user_index,
+    nudged,
+    reports_event,
+    runtime,
+    without_volatile,
+    words,
+)
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.chat import ChatRequest
+from tinker_claw.types import Kind, Message
+
+
+class RequestKind(StrEnum):
+    """What a request is for; the first five may be trained on."""
+
+    USER = "user turn"
+    TOOL = "tool loop"
+    RETRY = "retry"
+    REASK = "re-ask"
+    CLIENT = "client turn"
+    """Of a program that says nothing of itself."""
+    RECAP = "recap"
+    TITLE = "title"
+    COMPACTION = "compaction"
+    FLUSH = "memory flush"
+    HEARTBEAT = "heartbeat"
+    CRON = "cron"
+    """In the main session."""
+    ALONE = "isolated cron"
+    SUBAGENT = "subagent"
+    ANNOUNCEMENT = "announcement"
+    """What another session has to say: the result of a subagent, as a rule."""
+    AUTOMATED = "automated"
+    """A prompt that nobody typed, of no kind that is known here."""
+    INFER = "infer"
+    """`openclaw infer model run`: a single question."""
+    UTILITY = "utility"
+    """A call of OpenClaw's without tools, of no kind that is known here."""
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.MAIN if self in _MAIN else Kind.SIDE
+
+
+_MAIN = frozenset(
+    {RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK, RequestKind.CLIENT}
+)
+_BY_NAME = {call.value: call for call in RequestKind}
+_FLUSH_TOOLS = frozenset({"read", "write"})
+_SDK = "OpenAI/JS"
+"""How the user agent of OpenClaw's HTTP client begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A call, and by what it was recognised."""
+
+    call: RequestKind
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvidence:
+    """What identification goes by, read from the request once."""
+
+    request: ChatRequest
+    headers: Mapping[str, str]
+    trace: str | None
+    affinity: str | None
+    """The value that names the session in headers or body, as it came."""
+    line: Runtime | None
+    """None also where only a user can have written it."""
+    agent: bool
+    """OpenClaw's agent speaks: by its system prompt, or by its Runtime line."""
+
+    @property
+    def system(self) -> str:
+        first = self.request.messages[0]
+        return first["content"].lstrip() if first["role"] == "system" else ""
+
+
+def read(
+    request: ChatRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
+) -> SessionEvidence:
+    """Gather the evidence."""
+    first = request.messages[0]
+    opening = first["role"] == "system" and first["content"].lstrip().startswith(SYSTEM_OPENING)
+    # Anyone can paste such a line; OpenClaw's agent has a system prompt of its own, or a trace.
+    line = runtime(request.messages, in_user_message=opening or trace is not None)
+    return SessionEvidence(request, headers, trace, affinity, line, opening or line is not None)
+
+
+def recognise(seen: SessionEvidence) -> Sign:
+    """What the request is for."""
+    if not seen.request.tools:
+        sign = _utility(seen)
+        if sign is not None:
+            return sign
+    if not seen.agent:
+        return _client(seen)
+    return _by_session(seen) or _by_prompt(seen) or _main(seen)
+
+
+def _utility(seen: SessionEvidence) -> Sign | None:
+    """Calls with a system prompt of their own, one question, and neither tools nor agent."""
+    roles = [message["role"] for message in seen.request.messages]
+    if seen.agent or roles != ["system", "user"]:
+        return None
+    for mark in SYSTEM_MARKS:
+        # A compaction belongs to a turn; recaps and titles run beside it, without a trace.
+        if seen.system.startswith(mark.text) and (mark.traced or seen.trace is None):
+            how = "" if mark.traced else " and trace"
+            return Sign(_BY_NAME[mark.what], f"its system prompt, one question, no tools{how}")
+    return None
+
+
+def _client(seen: SessionEvidence) -> Sign:
+    request = seen.request
+    if request.messages[-1]["role"] == "tool":
+        return Sign(RequestKind.TOOL, "it ends in the result of a tool")
+    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
+    named = seen.affinity is not None or "x-session-id" in seen.headers
+    bare = not request.tools and seen.trace is None and not named
+    like = request.stream and request.include_usage and request.max_tokens is not None
+    if alone and bare and like and seen.headers.get("user-agent", "").startswith(_SDK):
+        return Sign(
+            RequestKind.INFER,
+            "a single question from OpenClaw's SDK, without system prompt, tools and trace "
+            "(X-Session-Id says otherwise)",
+        )
+    return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
+
+
+def _by_session(seen: SessionEvidence) -> Sign | None:
+    """Sessions that are not the user's have keys of their own."""
+    key = seen.line.session_key if seen.line else ""
+    area = key.split(":")[2:3]
+    if area == ["subagent"]:
+        return Sign(RequestKind.SUBAGENT, f"its session {key}")
+    if area == ["cron"]:
+        return Sign(RequestKind.ALONE, f"its session {key}")
+    if area == ["internal-session-effects"]:
+        return Sign(RequestKind.FLUSH, f"its session {key}")
+    value = seen.affinity or (seen.line and seen.line.session_id) or ""
+    for form, what in ON_ITS_OWN:
+        if form.fullmatch(value):
+            return Sign(_BY_NAME[what], f"its session {value}")
+    return None
+
+
+def _by_prompt(seen: SessionEvidence) -> Sign | None:
+    """Prompts that OpenClaw writes itself."""
+    messages = seen.request.messages
+    at = last_user_index(messages)
+    if at is None:
+        return None
+    prompt = messages[at]["content"]
+    tools = {tool["function"]["name"] for tool in seen.request.tools}
+    if tools and tools <= _FLUSH_TOOLS and words(prompt).startswith(FLUSH):
+        return Sign(RequestKind.FLUSH, "its prompt, and no tools but read and write")
+    found = automation(prompt)
+    if found is None or found.short:
+        # The short form stands in histories only: here somebody typed it.
+        return None
+    call = _BY_NAME[found.what]
+    if call is not RequestKind.ANNOUNCEMENT:
+        return Sign(call, f"{found.by}, and no timestamp of a user's message")
+    # While it is being answered, OpenClaw's last message speaks of it, too.
+    if at + 1 < len(without_volatile(messages)) or reports_event(messages):
+        return Sign(call, found.by)
+    return None
+
+
+def _main(seen: SessionEvidence) -> Sign:
+    messages = seen.request.messages
+    kept = without_volatile(messages)
+    at = last_user_index(messages)
+    stamped = at is not None and is_stamped(messages[at]["content"])
+    who = "OpenClaw's agent"
+    if not seen.request.tools and not (stamped and seen.trace):
+        return Sign(
+            RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
+        )
+    if nudged(messages):
+        return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
+    if kept[-1:] and kept[-1]["role"] == "tool":
+        return Sign(RequestKind.TOOL, f"{who}, with the result of a tool")
+    if at is not None and is_framed(messages[at]["content"]):
+        return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
+    what = "a user's message and its timestamp" if stamped else "a message of no automatic kind"
+    return Sign(RequestKind.USER, f"{who}, with {what}")
+
+
+# Session, kind and purpose of a request.
+#
+# Rule: evidence is tried from the most explicit to the least, and the first that speaks decides.
+# A client that tells nothing of itself is taken for a person's agent: its turns are main.
+
+
+LONGEST_KEY = 256
+"""Characters; the digest of a longer one stands for it."""
+_AFFINITY_HEADERS = ("session_id", "x-session-affinity")
+"""Its x-client-request-id is the same value again; other clients number requests with it."""
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_OPENING = "opening:"
+_SIDE_KEY = "side calls without a session"
+# Version, trace id, span id, flags (W3C Trace Context).
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_BOUNDARY = re.compile(r":\d+")
+_CONTROL_UI = "openclaw-webchat-"
+"""How a hash of the session's key begins that the Control UI sends in place of the session's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is asking, for what, and whether it may be trained on."""
+
+    key: str
+    """Names the session, within its user."""
+    kind: Kind
+    reason: str
+    """Why this session and this kind; none of the user's words."""
+    call: RequestKind
+    trace: str | None = None
+    """Of one run of the agent, as a rule one user turn; None: the client sent none."""
+    by_trace: bool = False
+    """The session is that of the run with this trace, where one is known, and else `key`."""
+    done: bool = False
+    """The client said that the session ends with this turn."""
+
+    @property
+    def named(self) -> bool:
+        """The key is the client's name for the session; no other session has it."""
+        return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
+
+
+def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
+    """Infer session, kind and purpose.
+
+    Args:
+        headers: names in lower case.
+
+    Raises:
+        RequestError: X-Turn-Type is neither main nor side.
+    """
+    trace = _trace(headers)
+    value, source = _affinity(request, headers)
+    seen = read(request, headers, trace, value)
+    sign = recognise(seen)
+    explicit = _turn_type(headers)
+    kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
+    if explicit is Kind.MAIN and kind is Kind.SIDE:
+        why = f"{why} (X-Turn-Type says main, which makes no such call trainable)"
+    elif explicit is not None:
+        kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
+    key, told, by_trace = _session(seen, sign.call, kind, source)
+    return Identity(
+        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
+        kind=kind,
+        reason=f"{why}; session from {told}",
+        call=sign.call,
+        trace=trace,
+        by_trace=by_trace,
+        done=flagged(headers, "x-session-done"),
+    )
+
+
+def flagged(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a header says yes."""
+    return headers.get(name, "").strip().lower() in _TRUE
+
+
+def _session(
+    seen: SessionEvidence, call: RequestKind, kind: Kind, source: str
+) -> tuple[str, str, bool]:
+    """Key, where it comes from, and whether the trace's session goes before it."""
+    if key := seen.headers.get("x-session-id", "").strip():
+        return key, "X-Session-Id", False
+    session_id = seen.line.session_id if seen.line else None
+    value = seen.affinity
+    if value is not None and session_id is not None and value.startswith(_CONTROL_UI):
+        value = None  # the id is the same on every surface of the session
+    if value is not None:
+        ours = seen.agent or call is RequestKind.COMPACTION
+        return (_without_boundary(value, session_id) if ours else value), source, False
+    traced = seen.trace is not None
+    if call is RequestKind.FLUSH and traced and seen.line is not None:
+        return session_id or seen.line.session_key, "its trace, or the Runtime line", True
+    if seen.line is not None:
+        return session_id or seen.line.session_key, "the Runtime line", False
+    if kind is Kind.SIDE:
+        return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
+    return f"{_OPENING}{_opening(seen.request.messages)}", "its first messages", False
+
+
+def _without_boundary(value: str, session_id: str | None) -> str:
+    """The session's id, without the number that grows when it is compacted or reset.
+
+    It is the same session to its user, who goes on talking; calls that compact it have no number,
+    nor has the Runtime line. What belongs together within it is told by the histories.
+    """
+    if session_id is not None and f"{session_id}:".startswith(value[: len(session_id) + 1]):
+        return session_id  # also where OpenClaw has cut the value to 64 characters
+    name, colon, number = value.rpartition(":")
+    return name if name and _BOUNDARY.fullmatch(colon + number) else value
+
+
+def _affinity(request: ChatRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
+    """The value that names the session, and where it stands."""
+    for name in _AFFINITY_HEADERS:
+        if value := headers.get(name, "").strip():
+            return value, name
+    if request.prompt_cache_key:
+        return request.prompt_cache_key, "prompt_cache_key"
+    return None, ""
+
+
+def _trace(headers: Mapping[str, str]) -> str | None:
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    return found["trace"] if found and found["trace"].strip("0") else None
+
+
+def _turn_type(headers: Mapping[str, str]) -> Kind | None:
+    value = headers.get("x-turn-type", "").strip().lower()
+    if not value:
+        return None
+    if value not in (Kind.MAIN, Kind.SIDE):
+        raise RequestError("The header X-Turn-Type must be main or side.", param="X-Turn-Type")
+    return Kind(value)
+
+
+def _opening(messages: Sequence[Message]) -> str:
+    """Digest of everything up to the first user message.
+
+    Conversations that open alike share this; their turns are still told apart by what follows.
+    """
+    hasher = hashlib.sha256()
+    for message in messages:
+        hasher.update(f"{message['role']}\0{message['content']}\0".encode())
+        if message["role"] == "user":
+            break
+    return hasher.hexdigest()[:32]

@@ -1,0 +1,298 @@
+"""The turns that requests may go on from, and the sessions that are open.
+
+Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
+that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
+may change, as calls have names, and a summary may stand for the beginning, where what it has left
+is the end of the session's last turn. What has left the book is looked up in the ledger, which
+knows the last turns of a session. All of it is bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinker_claw.conversation.classify import Identity, RequestKind
+from tinker_claw.conversation.history import (
+    closest,
+    conversation,
+    digest,
+    digests,
+    ends,
+    readings,
+    reply_index,
+    same,
+    without_queued,
+)
+from tinker_claw.conversation.openclaw import last_user_index, queued, summary_index
+from tinker_claw.ledger.turns import LastTurn, TurnTable
+from tinker_claw.types import Kind, Lost, Message
+
+PAGES = 40_000
+"""Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
+STREAM_TOKENS = 1_500_000
+"""Ids kept of the newest turns, to go on from: up to 60 MB, or fifty turns of 30,000 tokens."""
+SESSIONS = 100_000
+"""Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
+TRACES = 4096
+_SEARCHED = 8
+"""Newest turns of a session among which the reply is sought of which no turn was found."""
+
+_OWN_SESSION = frozenset({RequestKind.SUBAGENT, RequestKind.ALONE})
+"""They share the trace of a turn of another session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Ids that a later prompt can begin with, as they were sampled."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    hint_at: int | None
+    exact: str
+    """Digest of the very messages and tools that the prompt was rendered from."""
+
+    @property
+    def size(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A request that goes on from an earlier turn."""
+
+    turn_id: int
+    reply: Message
+    """The turn's reply as the client sent it back."""
+    new: list[Message]
+    stream: Stream | None
+    """None: the ids cannot be gone on from."""
+
+
+@dataclass(slots=True)
+class _Session:
+    seen: float
+    """When its last request came in, seconds since 1970."""
+    name: tuple[str, str] | None = None
+    """User and key; None: it was open when the process started, and has not come back."""
+    pages: set[bytes] = field(default_factory=set[bytes])
+
+
+class ConversationIndex:
+    """Recent turns and open sessions, the newest last."""
+
+    def __init__(
+        self, turns: TurnTable, idle_s: float, now: Callable[[], float] = time.time
+    ) -> None:
+        """`idle_s`: a session without a request for so long is closed."""
+        self._turns = turns
+        self._idle_s = idle_s
+        self._now = now
+        self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._streams: OrderedDict[int, Stream] = OrderedDict()
+        self._tokens = 0
+        self._ids: dict[tuple[str, str], int] = {}
+        self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._forgotten: dict[int, float] = {}
+        self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
+        self.sweep()
+
+    def session(self, user: str, identity: Identity) -> int:
+        """The ledger's number of the session that a request belongs to; it is open from now on.
+
+        A side call that is filed by its trace keeps no session open.
+        """
+        self.sweep()
+        trace = (user, identity.trace) if identity.trace is not None else None
+        if identity.by_trace and trace is not None and trace in self._traces:
+            return self._traces[trace]
+        name = (user, identity.key)
+        session_id = self._ids.get(name)
+        if session_id is None:
+            session_id = self._turns.session(user, identity.key)
+        self._touch(session_id, name)
+        if trace is not None and identity.by_trace:
+            _note(self._unfiled, trace, session_id)  # until a turn of its run tells the session
+        elif trace is not None and identity.call not in _OWN_SESSION:
+            _note(self._traces, trace, session_id)
+            unfiled_id = self._unfiled.pop(trace, None)
+            if unfiled_id is not None:
+                self._turns.file(session_id, trace[1], unfiled_id)
+        return session_id
+
+    def end(self, session_id: int) -> None:
+        """Close a session of which the client said that it is over."""
+        self._forget(session_id)
+        self._turns.close([session_id])
+
+    def forget(self, session_id: int) -> None:
+        """Forget a session's turns, those too that are being answered just now."""
+        self._forget(session_id)
+        for traces in (self._traces, self._unfiled):
+            for trace in [trace for trace, at in traces.items() if at == session_id]:
+                del traces[trace]
+        self._forgotten[session_id] = time.monotonic()
+
+    def has_forgotten(self, session_id: int, started: float) -> bool:
+        """Whether the session was forgotten after a request came in (time.monotonic())."""
+        return self._forgotten.get(session_id, started) > started
+
+    def sweep(self) -> None:
+        """Close the sessions that have been idle for too long."""
+        limit, idle = self._now() - self._idle_s, list[int]()
+        for session_id, session in self._open.items():
+            if session.seen > limit and len(self._open) - len(idle) <= SESSIONS:
+                break
+            idle.append(session_id)
+        if idle:
+            self._turns.close(idle)
+            for session_id in idle:
+                self._forget(session_id)
+
+    def add(
+        self,
+        session_id: int,
+        history: Sequence[str],
+        reply: str,
+        turn_id: int,
+        stream: Stream | None,
+    ) -> None:
+        """Remember a turn by the digests of its messages and of its reply."""
+        for page in _pages(session_id, (*history, reply)):
+            self._drop(page)
+            self._pages[page] = (turn_id, session_id)
+            if session_id in self._open:
+                self._open[session_id].pages.add(page)
+        if stream is not None:
+            self._streams[turn_id] = stream
+            self._tokens += stream.size
+        while self._tokens > STREAM_TOKENS and len(self._streams) > 1:
+            self._tokens -= self._streams.popitem(last=False)[1].size
+        while len(self._pages) > PAGES:
+            self._drop(next(iter(self._pages)))
+
+    def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages without one that the user sent before the last, and that got no answer."""
+        at = last_user_index(messages)
+        if at is None or not queued(messages[at]["content"]):
+            return messages
+        histories = (turn.history for turn in self._turns.latest(session_id))
+        return without_queued(messages, {history[-1] for history in histories if history})
+
+    def find(
+        self, session_id: int, messages: Sequence[Message], *, compacted: bool = True
+    ) -> Continuation | None:
+        """The turn whose reply is the last one in `messages`.
+
+        Args:
+            compacted: where a summary stands for the beginning, what is left behind it will do.
+        """
+        kept = conversation(messages)
+        at = reply_index(kept)
+        if at is None:
+            return None
+        chain = [digest(message) for message in kept[: at + 1]]
+        for page in _pages(session_id, chain):
+            if entry := self._pages.get(page):
+                return Continuation(entry[0], kept[at], kept[at + 1 :], self._streams.get(entry[0]))
+        turns = self._turns.latest(session_id)
+        waiting = [turn for turn in turns if not turn.settled]
+        found = closest([turn.chain for turn in waiting], chain)
+        if found is not None:
+            turn_id = waiting[found].turn_id
+        elif compacted and (summary := summary_index(kept)) is not None:
+            turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
+        else:
+            turn_id = None
+        # The ledger does not say which messages the prompt held beyond the history.
+        return None if turn_id is None else Continuation(turn_id, kept[at], kept[at + 1 :], None)
+
+    def lost(self, session_id: int, messages: Sequence[Message]) -> Lost | None:
+        """Why a request goes on from no turn that is known, although one waits for what it says;
+        None: none waits, or it goes on from none."""
+        kept = conversation(messages)
+        at = reply_index(kept)
+        turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
+        if at is None or all(turn.settled or turn.followed for turn in turns):
+            return None
+        if turns[0].history == digests(messages):
+            return None  # it was counted when it was asked for the first time
+        reply = digest(kept[at])
+        if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
+            return None
+        if summary_index(kept) is not None:
+            return Lost.COMPACTED
+        given = any(same([turn.reply_digest], [reply]) for turn in turns)
+        return Lost.EDITED if given else Lost.UNKNOWN
+
+    def _before_summary(
+        self, session_id: int, turns: Sequence[LastTurn], left: Sequence[str]
+    ) -> int | None:
+        """The session's last turn whose end is what compaction has left."""
+        last = next((turn for turn in turns if left and ends(turn.chain, left)), None)
+        if last is None or last.settled:
+            return None
+        for side in self._side(session_id):
+            if side.turn_id > last.turn_id and same([side.reply_digest], left[-1:]):
+                return None  # it answers what was said since, in the same words, for a side call
+        return last.turn_id
+
+    def _side(self, session_id: int) -> list[LastTurn]:
+        return self._turns.latest(session_id, Kind.SIDE)
+
+    def _touch(self, session_id: int, name: tuple[str, str]) -> None:
+        session = self._open.pop(session_id, None) or _Session(0.0)
+        session.seen = self._now()
+        session.name = name
+        self._ids[name] = session_id
+        self._open[session_id] = session
+
+    def _forget(self, session_id: int) -> None:
+        session = self._open.pop(session_id, None)
+        if session is None:
+            return
+        if session.name is not None:
+            self._ids.pop(session.name, None)
+        for page in session.pages:
+            self._drop(page, listed=False)
+
+    def _drop(self, page: bytes, *, listed: bool = True) -> None:
+        turn_id, session_id = self._pages.pop(page, (None, None))
+        if turn_id is None or session_id is None:
+            return
+        stream = self._streams.pop(turn_id, None)
+        if stream is not None:
+            self._tokens -= stream.size
+        if listed and session_id in self._open:
+            self._open[session_id].pages.discard(page)
+
+
+def _note(
+    traces: OrderedDict[tuple[str, str], int], trace: tuple[str, str], session_id: int
+) -> None:
+    traces[trace] = session_id
+    traces.move_to_end(trace)
+    if len(traces) > TRACES:
+        traces.popitem(last=False)
+
+
+def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:
+    """Names for a conversation, the strictest first; one, where no tool was called."""
+    texts = (f"{session_id} {' '.join(reading)}" for reading in readings(chain))
+    return dict.fromkeys(hashlib.sha256(text.encode()).digest()[:16] for text in texts)
+
+
+def exact_digest(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    switches: Sequence[tuple[str, Any]],
+) -> str:
+    """Of everything that a prompt is rendered from, to the letter."""
+    meant = json.dumps([list(messages), list(tools), list(switches)])
+    return hashlib.sha256(meant.encode()).hexdigest()

@@ -1,0 +1,512 @@
+"""Every top-level field of a chat request, and what becomes of it.
+
+Rule: a field is in exactly one of the tables below. Honoured fields are read, neutral ones may only
+hold a value that changes nothing, ignored ones could not change a reply; any other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.body import (
+    INT64,
+    flag,
+    integer,
+    items,
+    load_body,
+    members,
+    number,
+    shown,
+    string,
+)
+from tinker_claw.types import Message
+
+HONOURED = frozenset(
+    {
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "reasoning_effort",
+        "chat_template_kwargs",
+        "prompt_cache_key",
+    }
+)
+
+IGNORED = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "metadata",
+        "store",  # the ledger keeps every turn anyway
+        "service_tier",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",  # makes a reply faster where it is used, never another one
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that may be sent as long as it asks for nothing."""
+
+    values: tuple[Any, ...]
+    """Besides null."""
+    because: str
+    """Why no other value can be honoured."""
+
+
+_UNTEMPERED = "replies are drawn from the model's own distribution"
+_TEXT_ONLY = "this model writes text only"
+_UNCONSTRAINED = "replies are not constrained to a format; ask for it in the prompt"
+_TOOLS = "use tools and tool_choice"
+
+NEUTRAL: Mapping[str, Neutral] = {
+    "n": Neutral((1,), "one turn has one reply; send the request again for another"),
+    "logprobs": Neutral(
+        (False,), "a reply's tokens include thinking and calls, which its text does not show"
+    ),
+    "top_logprobs": Neutral((0,), "logprobs are not sent"),
+    "logit_bias": Neutral(({},), _UNTEMPERED),
+    "presence_penalty": Neutral((0,), _UNTEMPERED),
+    "frequency_penalty": Neutral((0,), _UNTEMPERED),
+    "repetition_penalty": Neutral((1,), _UNTEMPERED),
+    "min_p": Neutral((0,), _UNTEMPERED),
+    "response_format": Neutral(({"type": "text"},), _UNCONSTRAINED),
+    "modalities": Neutral((["text"],), _TEXT_ONLY),
+    "audio": Neutral((), _TEXT_ONLY),
+    "functions": Neutral(([],), _TOOLS),
+    "function_call": Neutral(("auto", "none"), _TOOLS),
+    "verbosity": Neutral(("medium",), "ask for it in the prompt"),
+    "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
+    "moderation": Neutral((), "nothing is moderated here"),
+}
+
+
+def refuse_unknown(fields: Mapping[str, Any]) -> None:
+    """Raises RequestError, naming the first field that cannot be honoured."""
+    for name, value in fields.items():
+        if name in HONOURED or name in IGNORED:
+            continue
+        neutral = NEUTRAL.get(name)
+        if neutral is None:
+            known = shown(name)
+            raise RequestError(f"{known} is not a field that this server knows.", param=known)
+        if not any(_same(value, allowed) for allowed in neutral.values):
+            raise RequestError(
+                f"{name} is not supported with this value: {neutral.because}.", param=name
+            )
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, and not as True equals 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+# Tools that a request offers to the model.
+#
+# Rule: a tool's schema goes into the prompt as the client wrote it; only its shape is checked. No
+# reply is constrained to one: where a strict tool is called otherwise, the turn says so
+# (schema.py).
+
+
+MAX_DEPTH = 64
+"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
+
+
+def parse_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
+    """Check `tools`.
+
+    Raises:
+        RequestError: names the tool and the field.
+    """
+    if raw is None:
+        return ()
+    listed = items(raw, "tools")
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed))
+    if _deep(listed, MAX_DEPTH + 1):
+        at = next(f"tools[{i}]" for i, tool in enumerate(listed) if _deep(tool, MAX_DEPTH))
+        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
+    return tools
+
+
+def _tool(raw: Any, at: str) -> Mapping[str, Any]:
+    if not isinstance(raw, dict) or cast("dict[str, Any]", raw).get("type") != "function":
+        raise RequestError(f"{at} must be an object of type function.", param=at)
+    tool = cast("dict[str, Any]", raw)
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
+    _check_function(cast("dict[str, Any]", function), f"{at}.function")
+    return tool
+
+
+def _check_function(function: dict[str, Any], at: str) -> None:
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{at}.name must be a string.", param=f"{at}.name")
+    if not isinstance(function.get("description", ""), str | None):
+        raise RequestError(f"{at}.description must be a string.", param=f"{at}.description")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise RequestError(f"{at}.parameters must be an object.", param=f"{at}.parameters")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
+
+
+def _deep(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than `limit`; counted without recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            entry
+            for outer in level
+            for entry in (outer.values() if type(outer) is dict else outer)
+            if type(entry) is dict or type(entry) is list
+        ]
+    return True
+
+
+# Messages of a request, brought into one shape.
+#
+# Rule: content leaves here as one string, which knows its parts. What this model cannot read
+# (images,
+# audio, files) is refused with its place; it is never skipped.
+
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_COMMON = frozenset({"role", "content", "name"})
+_OWN: Mapping[str, frozenset[str]] = {
+    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal"}),
+    "tool": frozenset({"tool_call_id"}),
+}
+# What OpenAI's clients send back of an earlier reply without meaning by it.
+_EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
+# Of a part of text. Hints to a cache change no reply.
+_PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+
+
+class Joined(str):
+    """Text that came in several parts. To the model it is one; the agent's own words may be a part.
+
+    `starts`: where each part begins.
+    """
+
+    __slots__ = ("starts",)
+
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> Joined:
+        """Without a separator, as the renderers join them."""
+        joined = cls("".join(parts))
+        joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
+        return joined
+
+
+def parts_of(text: str) -> list[str]:
+    """As the client sent them; a string is one part."""
+    if not isinstance(text, Joined):
+        return [text]
+    return [text[begin:end] for begin, end in pairwise((*text.starts, len(text)))]
+
+
+def parse_messages(raw: Any) -> tuple[Message, ...]:
+    """Check `messages`.
+
+    Raises:
+        RequestError: names the message and the field.
+    """
+    if not isinstance(raw, list) or not raw:
+        raise RequestError("messages must be a list of at least one message.", param="messages")
+    messages = cast("list[Any]", raw)
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
+def _message(raw: Any, at: str) -> Message:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    given = {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
+    role = given.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise RequestError(
+            f"{at}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{at}.role"
+        )
+    _refuse_unknown(given, role, at)
+    message = _assistant(given, at) if role == "assistant" else _other(given, role, at)
+    if "name" in given:
+        message["name"] = string(given["name"], f"{at}.name")
+    return message
+
+
+def _refuse_unknown(given: dict[str, Any], role: str, at: str) -> None:
+    known = _COMMON | _OWN.get(role, frozenset())
+    for name, value in given.items():
+        if name in known or (name in _EMPTY and not value):
+            continue
+        where = f"{at}.{shown(name)}"
+        raise RequestError(f"{where} is not supported for role {role}.", param=where)
+
+
+def _other(given: dict[str, Any], role: str, at: str) -> dict[str, Any]:
+    """A message of anyone but the assistant."""
+    if "content" not in given:
+        raise RequestError(f"{at}.content is missing.", param=f"{at}.content")
+    message = {
+        # OpenAI's newer name for the same role.
+        "role": "system" if role == "developer" else role,
+        "content": _text(given["content"], f"{at}.content"),
+    }
+    if role == "tool":
+        message["tool_call_id"] = string(given.get("tool_call_id"), f"{at}.tool_call_id")
+    return message
+
+
+def _assistant(given: dict[str, Any], at: str) -> dict[str, Any]:
+    calls = items(given.get("tool_calls", []), f"{at}.tool_calls")
+    refusal = string(given.get("refusal", ""), f"{at}.refusal", empty=True)
+    if "content" not in given and not calls and not refusal:
+        raise RequestError(
+            f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content"
+        )
+    # A refusal is what the assistant said instead.
+    content = _text(given["content"], f"{at}.content") if "content" in given else ""
+    message: dict[str, Any] = {"role": "assistant", "content": content + refusal}
+    if calls:
+        message["tool_calls"] = [
+            _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
+    if "reasoning_content" in given:
+        where = f"{at}.reasoning_content"
+        message["reasoning_content"] = string(given["reasoning_content"], where, empty=True)
+    return message
+
+
+def _call(raw: Any, at: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    call = cast("dict[str, Any]", raw)
+    if call.get("type", "function") != "function":
+        raise RequestError(f"{at}.type must be function.", param=f"{at}.type")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
+    function = cast("dict[str, Any]", function)
+    return {
+        "id": string(call.get("id"), f"{at}.id"),
+        "type": "function",
+        "function": {
+            "name": string(function.get("name"), f"{at}.function.name"),
+            "arguments": string(function.get("arguments"), f"{at}.function.arguments", empty=True),
+        },
+    }
+
+
+def _text(content: Any, at: str) -> str:
+    """Text of a string or of a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RequestError(f"{at} must be a string or a list of parts.", param=at)
+    parts = cast("list[Any]", content)
+    texts = [_part(part, f"{at}[{j}]") for j, part in enumerate(parts)]
+    return texts[0] if len(texts) == 1 else Joined.of(texts)
+
+
+def _part(raw: Any, at: str) -> str:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{at} must be an object.", param=at)
+    part = cast("dict[str, Any]", raw)
+    kind = part.get("type")
+    if kind == "refusal":
+        return string(part.get("refusal"), f"{at}.refusal", empty=True)
+    if kind != "text":
+        what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+        raise RequestError(f"{at}: this model reads text only, not a part {what}.", param=at)
+    for name, value in part.items():
+        if name not in _PART and value is not None:
+            where = f"{at}.{shown(name)}"
+            raise RequestError(f"{where} is not supported.", param=where)
+    return string(part.get("text"), f"{at}.text", empty=True)
+
+
+# The body of a chat request.
+#
+# Rule: every field is honoured, neutral, without meaning here, or refused; the tables in `fields`
+# say
+# which. What depends on the model's chat format is read here and judged by `gateway.suit`.
+
+
+STOP_STRINGS = 4
+"""As many as OpenAI takes."""
+STOP_CHARACTERS = 256
+"""Of one stop string: so much text may have to be held back at any time."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request that can be honoured in full, as far as that does not depend on the model."""
+
+    model: str
+    messages: tuple[Message, ...]
+    """Text content joined to one string each; role developer has become system."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """In OpenAI's envelope; empty also when tool_choice is none."""
+    may_call: bool = True
+    """False: tool_choice is none, and whatever looks like a call is text."""
+    one_call: bool = False
+    """The reply ends before a second call: parallel_tool_calls is false."""
+    stream: bool = False
+    include_usage: bool = False
+    max_tokens: int | None = None
+    """None: the client set no limit."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """The reply's text ends before the first of these; see `render.stops`."""
+    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What chat_template_kwargs says to the model's chat template, enable_thinking for one."""
+    reasoning_effort: str | None = None
+    """One of EFFORTS; None: the model's default."""
+    switches: tuple[tuple[str, Any], ...] = ()
+    """What these two come to with the model's chat format, once that was asked."""
+    prompt_cache_key: str | None = None
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Read the body of POST /v1/chat/completions.
+
+    Raises:
+        RequestError: names the first field that is malformed or cannot be honoured.
+    """
+    fields = load_body(body)
+    refuse_unknown(fields)
+    tools, may_call = _tools(fields)
+    return ChatRequest(
+        model=_model(fields),
+        messages=parse_messages(fields.get("messages")),
+        tools=tools,
+        may_call=may_call,
+        one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
+        stream=flag(fields.get("stream"), "stream"),
+        include_usage=_include_usage(fields),
+        max_tokens=_max_tokens(fields),
+        temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
+        top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+        top_k=_top_k(fields),
+        seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
+        stop=_stop(fields),
+        template=_template(fields),
+        reasoning_effort=_effort(fields),
+        prompt_cache_key=_cache_key(fields),
+    )
+
+
+def _model(fields: Mapping[str, Any]) -> str:
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestError("model must name a model.", param="model")
+    return model
+
+
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
+    """The tools to show, and whether the reply may call any."""
+    tools = parse_tools(fields.get("tools"))
+    choice = fields.get("tool_choice", "auto")
+    if choice == "none":
+        return (), False
+    if choice != "auto":
+        raise RequestError(
+            "tool_choice must be auto or none: this server cannot force a call.",
+            param="tool_choice",
+        )
+    return tools, True
+
+
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    name = "stream_options"
+    options = members(fields.get(name), name)
+    for option in options:
+        if option not in ("include_usage", "include_obfuscation"):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} is not supported.", param=where)
+    if flag(options.get("include_obfuscation"), f"{name}.include_obfuscation"):
+        where = f"{name}.include_obfuscation"
+        raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
+    return flag(options.get("include_usage"), f"{name}.include_usage")
+
+
+def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = "chat_template_kwargs"
+    options = members(fields.get(name), name)
+    for option, value in options.items():
+        if not isinstance(value, str | int | float):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} must be a string, a number or a boolean.", param=where)
+    return options
+
+
+def _effort(fields: Mapping[str, Any]) -> str | None:
+    effort = fields.get("reasoning_effort")
+    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
+        return effort
+    raise RequestError(
+        f"reasoning_effort must be one of {', '.join(EFFORTS)}.", param="reasoning_effort"
+    )
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    """max_completion_tokens is the newer name of max_tokens and wins."""
+    given = [
+        integer(fields[name], name, 1, INT64)
+        for name in ("max_completion_tokens", "max_tokens")
+        if name in fields
+    ]
+    return given[0] if given else None
+
+
+def _top_k(fields: Mapping[str, Any]) -> int | None:
+    value = fields.get("top_k")
+    if value is None or (type(value) is int and value in (0, -1)):
+        return None  # 0 and -1 are in use elsewhere for "all tokens"
+    return integer(value, "top_k", 1, INT64)
+
+
+def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    if stop is None or stop == "":
+        return ()
+    if not isinstance(stop, str | list):
+        raise RequestError("stop must be a string or a list of strings.", param="stop")
+    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
+    if len(given) > STOP_STRINGS:
+        raise RequestError(f"stop must hold at most {STOP_STRINGS} strings.", param="stop")
+    for i, text in enumerate(given):
+        at = "stop" if isinstance(stop, str) else f"stop[{i}]"
+        if len(string(text, at)) > STOP_CHARACTERS:
+            raise RequestError(f"{at} is longer than {STOP_CHARACTERS} characters.", param=at)
+    return tuple(dict.fromkeys(given))
+
+
+def _cache_key(fields: Mapping[str, Any]) -> str | None:
+    key = fields.get("prompt_cache_key")
+    return None if key is None else string(key, "prompt_cache_key", empty=True)

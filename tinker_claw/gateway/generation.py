@@ -1,0 +1,231 @@
+"""One generation, from the sampler to the ledger.
+
+Rule: what was sampled is written exactly as it came, and before anyone is told that it is
+complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tinker_claw.billing.meter import Account, charged
+from tinker_claw.conversation.history import digests, reply_digest
+from tinker_claw.conversation.index import ConversationIndex, Stream, exact_digest
+from tinker_claw.conversation.openclaw import last_user_words, without_volatile
+from tinker_claw.formats.chat_reply import FinishReason, UsageBody
+from tinker_claw.formats.schema import misfits
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.request import Job
+from tinker_claw.gateway.sampling import Sampling
+from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.privacy.marker import Privacy
+from tinker_claw.render.stream import CutStream, Delta
+from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
+
+Show = Callable[[list[Delta]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A captured generation."""
+
+    rest: list[Delta]
+    """Deltas that were held back until the end."""
+    reply: Reply
+    finish: FinishReason
+    usage: UsageBody
+
+
+class Generation:
+    """Samples and captures one job."""
+
+    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
+        self._deps = deps
+        self._book = book
+        self._job = job
+        self._sampling = Sampling(deps, job)
+        self._parser = CutStream(
+            deps.renderer.stream(
+                job.prompt.tokens, job.request.tools, may_call=job.request.may_call
+            ),
+            job.params.stop,
+            one_call=job.request.one_call,
+        )
+        self._first_token_s: float | None = None
+        self._account = Account()
+        self._captured = False
+        self._reply_holds: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The policy version that answers; another than the job's where that one failed."""
+        return self._sampling.version
+
+    async def run(self, show: Show) -> Outcome:
+        """Sample to the end, handing deltas to `show` as they come.
+
+        A cancelled run captures what was sampled until then.
+
+        Raises:
+            BackendError: nobody could answer, or go on with the reply that had begun.
+            LedgerError: the turn could not be written.
+        """
+        with charged() as self._account:
+            try:
+                async with self._job.caller.slot():
+                    return await self._run(show)
+            finally:
+                if not self._captured:  # it was billed, and there is no turn to write that to
+                    self._deps.spending.record("serve", self._account.usage)
+
+    async def _run(self, show: Show) -> Outcome:
+        async def take(chunk: TokenChunk) -> bool:
+            if chunk.tokens and self._first_token_s is None:
+                self._first_token_s = time.monotonic() - self._job.started
+            deltas = self._parser.feed(chunk.tokens)
+            if deltas:
+                await show(deltas)
+            return self._parser.cut_because is None
+
+        try:
+            await self._sampling.run(take)
+        except asyncio.CancelledError:
+            self._abort()
+            raise
+        rest, reply = self._parser.finish()
+        completion = self._sampling.completion(cut=self._parser.cut_because is not None)
+        try:
+            async with self._deps.turnstile:
+                self._capture(completion, reply)
+        except asyncio.CancelledError:
+            if not self._captured:  # the client hung up meanwhile; the reply is complete
+                self._capture(completion, reply)
+            raise
+        return Outcome(
+            rest=rest,
+            reply=reply,
+            finish=_finish_reason(completion, reply),
+            usage=UsageBody(
+                prompt_tokens=len(self._job.prompt.tokens),
+                completion_tokens=len(completion.tokens),
+                cached_tokens=completion.cached_tokens,
+            ),
+        )
+
+    def _abort(self) -> None:
+        if self._sampling.begun:
+            self._capture(self._sampling.completion(aborted=True), self._parser.finish()[1])
+
+    def _capture(self, completion: Completion, reply: Reply) -> None:
+        job, keeps = self._job, self._keeps(completion)
+        job.caller.served(len(job.prompt.tokens), len(completion.tokens))
+        if keeps is None:
+            self._deps.observer.turn_forgotten(
+                prompt_tokens=len(job.prompt.tokens), completion_tokens=len(completion.tokens)
+            )
+            return
+        history, answer = digests(job.said), reply_digest(reply)
+        misfit = misfits(job.request.tools, reply.tool_calls)
+        bill = self._deps.spending.bill("serve", self._account.usage)
+        turn_id = self._deps.turns.add(
+            NewTurn(
+                session_id=job.session_id,
+                kind=job.identity.kind,
+                kind_reason=job.identity.reason,
+                policy_version=self._sampling.version,
+                prompt=job.prompt.tokens,
+                completion=completion,
+                hint_at=job.prompt.hint_at,
+                request_text=job.discretion.redact(last_user_words(job.said)),
+                reply_text=job.discretion.redact(_as_text(reply)),
+                history=history,
+                reply_digest=answer,
+                untrained_because=self._untrained_because(completion),
+                call=job.identity.call,
+                trace=job.identity.trace,
+                fallback=self._sampling.fallback,
+                misfit=misfit,
+                packed_prompt=job.prompt.packed,
+                keeps_tokens=keeps,
+                lost=job.lost,
+            ),
+            bill,
+        )
+        self._captured = True
+        self._deps.spending.count(bill)
+        if job.identity.done:
+            self._book.end(job.session_id)
+        elif job.identity.kind is Kind.MAIN:
+            stream = _stream(job, completion) if keeps else None
+            self._book.add(job.session_id, history, answer, turn_id, stream)
+        self._deps.observer.turn_captured(
+            user=job.caller.user,
+            session=job.session_id,
+            turn=turn_id,
+            kind=job.identity.kind,
+            reason=job.identity.reason,
+            version=self._sampling.version,
+            prompt_tokens=len(job.prompt.tokens),
+            cached_tokens=completion.cached_tokens,
+            completion_tokens=len(completion.tokens),
+            seconds=time.monotonic() - job.started,
+            first_token_s=self._first_token_s,
+            usd=bill.usd if bill else None,
+            lost=job.lost,
+            misfit=misfit is not None,
+        )
+
+    def _keeps(self, completion: Completion) -> bool | None:
+        """Whether the turn's tokens are kept; None: nothing of it is."""
+        job = self._job
+        forgotten = self._book.has_forgotten(job.session_id, job.started)
+        if forgotten or job.privacy is Privacy.PRIVATE:
+            return None
+        # As it was sampled: thinking, and what a stop string cut off, is in no reply.
+        text = self._deps.renderer.decode(completion.tokens)
+        self._reply_holds = job.discretion.holds_text(text)
+        return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+
+    def _untrained_because(self, completion: Completion) -> str | None:
+        if self._job.untrained_because is not None:
+            return self._job.untrained_because
+        if self._reply_holds is not None:
+            return f"holds {self._reply_holds}"
+        if completion.stop_reason is StopReason.ABORT:
+            return "the client hung up"
+        if completion.stop_reason is StopReason.CUT:
+            return self._parser.cut_because
+        if not completion.tokens:
+            return "nothing was sampled"
+        return self._sampling.unfit_because()
+
+
+def _stream(job: Job, completion: Completion) -> Stream | None:
+    """What a later prompt may begin with."""
+    messages = job.request.messages
+    # The client has seen less than was sampled.
+    left = completion.stop_reason in (StopReason.ABORT, StopReason.CUT)
+    # The client drops a volatile message, so no later request begins with this prompt.
+    if left or len(without_volatile(messages)) != len(messages):
+        return None
+    return Stream(
+        prompt=job.prompt.tokens,
+        tokens=completion.tokens,
+        hint_at=job.prompt.hint_at,
+        exact=exact_digest(messages, job.request.tools, job.request.switches),
+    )
+
+
+def _finish_reason(completion: Completion, reply: Reply) -> FinishReason:
+    if reply.tool_calls:
+        return "tool_calls"
+    return "length" if completion.stop_reason is StopReason.LENGTH else "stop"
+
+
+def _as_text(reply: Reply) -> str:
+    """The reply for the judge, tool calls included."""
+    calls = [f"[calls {call.name} with {call.arguments}]" for call in reply.tool_calls]
+    return "\n".join([reply.text, *calls] if reply.text else calls)

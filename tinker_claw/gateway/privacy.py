@@ -1,0 +1,203 @@
+"""What of a request must not be kept.
+
+Rule: decided before anything is written. Of what was said in private nothing is kept, and a prompt
+that holds a secret is not kept as tokens either: tokens are text in another form.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from tinker_claw.conversation.classify import Identity, RequestKind, flagged
+from tinker_claw.conversation.history import Memo
+from tinker_claw.conversation.openclaw import last_user_words, sayings
+from tinker_claw.formats.chat import ChatRequest, parts_of
+from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.telemetry import log
+from tinker_claw.types import Kind, Message
+
+TRACES = 4096
+_CAPACITY = 16_000_000
+"""Bytes that it may take to remember what texts hold; histories come again and again."""
+_REDACTED_CAPACITY = 64_000_000
+"""Bytes of what is left of long texts that hold something."""
+_LONG = 20_000
+"""Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
+_OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
+"""Calls with keys of their own, and with words from the session that they were made for."""
+AFTERWARDS = "its prompt holds what was said in private"
+
+
+class SessionPrivacy:
+    """Knows which sessions are private, and what texts hold."""
+
+    def __init__(self, turns: TurnTable, redactor: Redactor, turnstile: ComputeLock) -> None:
+        self._turns = turns
+        self._redactor = redactor
+        self._sessions = turns.private_sessions()
+        self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
+        self._held: Memo[str] = Memo(_CAPACITY)
+        self.near_misses = 0
+        """Requests that made a session private by something near the line, since the start."""
+        self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
+        self._turnstile = turnstile
+
+    def privacy(
+        self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
+    ) -> Privacy:
+        """Whether a request is private, which its session then is from now on.
+
+        What a side call is given is a transcript, in whatever form, or belongs to a turn.
+        """
+        messages = request.messages
+        known = self._known(user, identity)
+        found = known
+        if flagged(headers, "x-private"):
+            found = Privacy.PRIVATE
+        elif (told := marked(_said(messages))) is not None:
+            found = told.privacy
+            if found is Privacy.PRIVATE and not told.exact and known is not found:
+                self.near_misses += 1
+                log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
+        if identity.kind is Kind.SIDE and (
+            found
+            or mentioned(part for m in messages for part in parts_of(m["content"]))
+            # What it is given may be of any session of its user, and the marker long summarised.
+            or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
+        ):
+            # It does not say whether the session itself is still private.
+            return Privacy.PRIVATE
+        if found is not Privacy.OPEN:
+            self._remember(user, identity, found, known)
+        return found
+
+    async def look_at(self, request: ChatRequest) -> None:
+        """Search what is long and new in a thread; from then on it is known what it holds."""
+        texts = [text for message in request.messages for text in _texts(message)]
+        await self._search([*texts, last_user_words(request.messages)])
+
+    async def redact_any(self, text: str) -> str:
+        """A text, however long, as it may be kept."""
+        await self._search([text])
+        return self.redact(text)
+
+    async def _search(self, texts: Iterable[str]) -> None:
+        long = (text for text in texts if len(text) >= _LONG)
+        new = {key: text for text in long if self._held.get(key := _key(text)) is None}
+        if not new:
+            return
+        redactor = self._redactor
+
+        def search() -> list[tuple[str, str]]:
+            held = [(text, redactor.holds(text) or "") for text in new.values()]
+            return [(what, redactor.redact(text) if what else "") for text, what in held]
+
+        for key, (what, left) in zip(new, await self._turnstile.aside(search), strict=True):
+            self._held.put(key, what, len(key))
+            if what:
+                self._redacted.put(key, left, len(left))
+
+    def holds(self, request: ChatRequest) -> str | None:
+        """What in a request must not be kept, for a sentence; None: nothing."""
+        for message in request.messages:
+            for text in _texts(message):
+                if held := self._holds(_key(text), text):
+                    return held
+        if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
+            return held
+        if not request.tools:
+            return None
+        # This takes a tenth of what JSON takes.
+        tools = [dict(tool) for tool in request.tools]
+        return self._holds(_digest(marshal.dumps(tools, 2)), tools)
+
+    def holds_text(self, text: str) -> str | None:
+        """The same of a text that comes once."""
+        return self._redactor.holds(text)
+
+    def redact(self, text: str) -> str:
+        """A text as it may be kept."""
+        key = _key(text)
+        if self._holds(key, text) is None:
+            return text
+        return self._redacted.get(key) or self._redactor.redact(text)
+
+    def redacted(self, request: ChatRequest) -> ChatRequest:
+        """The request as far as a session is named by it."""
+        kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
+        return replace(request, messages=tuple(kept))
+
+    def _holds(self, key: bytes, value: Any) -> str | None:
+        known = self._held.get(key)
+        if known is None:
+            texts = _strings(value)
+            known = next((held for text in texts if (held := self._redactor.holds(text))), "")
+            self._held.put(key, known, len(key))
+        return known or None
+
+    def _known(self, user: str, identity: Identity) -> Privacy:
+        by_key = self._sessions.get((user, identity.key), Privacy.OPEN)
+        if by_key is Privacy.OPEN and identity.trace is not None:
+            return self._traces.get((user, identity.trace), Privacy.OPEN)
+        return by_key
+
+    def _remember(self, user: str, identity: Identity, found: Privacy, known: Privacy) -> None:
+        if identity.trace is not None:
+            self._traces[user, identity.trace] = found
+            self._traces.move_to_end((user, identity.trace))
+            if len(self._traces) > TRACES:
+                self._traces.popitem(last=False)
+        if identity.named and self._sessions.get((user, identity.key)) is not found:
+            # Kept: a restart or a compaction must not make it forget, and it says nothing else.
+            self._turns.mark_private(user, identity.key, found)
+            self._sessions[user, identity.key] = found
+
+
+def _names_its_session(identity: Identity) -> bool:
+    """A side call whose key is that of the session of which it knows."""
+    return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
+
+
+def _key(text: str) -> bytes:
+    """What a text is remembered by: the texts themselves would fill the room with eighty system
+    prompts."""
+    return _digest(text.encode(errors="surrogatepass"))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _texts(message: Message) -> Iterator[str]:
+    yield message["content"]
+    if thought := message.get("reasoning_content"):
+        yield thought
+    for call in message.get("tool_calls", ()):
+        yield call["function"]["arguments"]
+
+
+def _said(messages: Sequence[Message]) -> Iterator[str]:
+    users = (m["content"] for m in messages if m["role"] == "user" and may_mark(m["content"]))
+    return (said for text in users for said in sayings(text))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a value, names included; a stack, because tools may be deep."""
+    stack: list[Any] = [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            stack.extend(one.keys())
+            stack.extend(one.values())
+        elif isinstance(one, list | tuple):
+            stack.extend(one)

@@ -1,0 +1,285 @@
+"""How far apart sampler and trainer are on the tokens that both have scored. Pure.
+
+The same weights sample a reply and train on it, in two programs: perhaps another engine, precision,
+kernel or machine. With q the sampler's logprob of a sampled token and z the trainer's, before the
+step, d = z - q would be 0. It is rounding where both compute in float32 (1e-5 nats); with bfloat16
+its standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1 (as published
+for vLLM and for a trainer against itself in other chunks). An adapter that was not applied, another
+alpha, a prefix cache of older weights, another temperature, a cut distribution: each shows in d,
+and makes every importance ratio of the batch wrong.
+
+Rule: only tokens of fresh samples are compared, those of the version that is trained on. An older
+version's q differs from z by what was learned since, as it should. (Its scores under the current
+sampler stand beside z as well, but that scoring is the trainer's own where it trains here, and says
+nothing about the engine that answers.)
+
+Not seen: weights that differ too little to matter, and a sampler that draws at one temperature and
+reports logprobs of another, the trainer's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from tinker_claw.config.settings import Training
+from tinker_claw.errors import DisagreementError
+from tinker_claw.learner.health import Health
+from tinker_claw.methods.passes import BatchItem
+from tinker_claw.telemetry import log
+from tinker_claw.types import LossPass, StepReport
+
+FAR_RATIOS = (0.9, 1.1)
+"""Ratios outside count as far."""
+FEWEST_TOKENS = 20
+"""Fewer say nothing, neither good nor bad."""
+MOST_K3 = 0.004
+"""Of `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8 nats
+of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
+LEAST_RATIO = 0.98
+"""Of the mean ratio, which is 1 whatever the weights, if q is the whole distribution that was
+sampled from. Under top_p or top_k it is the mass that was kept: 0.91 to 0.97 in that simulation."""
+ERRORS = 3.0
+"""So many standard errors a figure must be beyond its bound: few tokens prove little."""
+_BOUND = 1.0
+"""Nats. What an alarm hangs on counts no token as further off: a few can neither make an alarm nor,
+by the spread that they bring, hide one."""
+_LARGEST = 50.0
+"""Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Figures of d = z - q over the fresh tokens of a batch, in nats."""
+
+    tokens: int
+    """At least 1."""
+    mean: float
+    sd: float
+    """Around the mean."""
+    largest: float
+    """The largest |d|."""
+    outside: float
+    """Share of ratios exp(d) outside `FAR_RATIOS`."""
+    k3: float
+    """Mean of exp(d) - 1 - d, never below 0: estimates KL(sampler || trainer), as the tokens were
+    drawn by the sampler (J. Schulman, Approximating KL divergence, 2020)."""
+    ratio: float
+    """Mean of exp(d): the trainer's probability of a sampled token over the sampler's."""
+    agrees: bool | None
+    """None: too few tokens to tell."""
+
+    def told(self) -> str:
+        """What is wrong where they do not agree, and what the cause may be."""
+        low, high = FAR_RATIOS
+        return (
+            f"On {self.tokens} fresh tokens the sampler's logprobs are not the trainer's (standard "
+            f"deviation {self.sd:.3g} nats, {self.outside:.0%} of ratios outside {low}-{high}, k3 "
+            f"{self.k3:.3g}, mean ratio {self.ratio:.3g}). Does the sampler apply this version's "
+            "adapter, with its alpha? Is its prefix cache that of older weights? Does it sample at "
+            "another temperature, top_p or top_k than was asked for, or is it quantised?"
+        )
+
+
+def agreement(
+    items: Sequence[BatchItem], passes: Sequence[LossPass], report: StepReport, version: int
+) -> Agreement | None:
+    """Compare what `version` said when it sampled with what its trainer says.
+
+    None: no token of it has a gradient, so there is nothing to compare.
+    """
+    gaps = list(_gaps(items, passes, report, version))
+    return compare(gaps) if gaps else None
+
+
+def compare(gaps: Sequence[float]) -> Agreement:
+    """The figures of (tokens,) values of d, at least one."""
+    gaps = [_finite(d) for d in gaps]
+    low, high = FAR_RATIOS
+    ratios = [math.exp(d) for d in gaps]
+    return Agreement(
+        tokens=len(gaps),
+        mean=fmean(gaps),
+        sd=_sd(gaps),
+        largest=max(map(abs, gaps)),
+        outside=fmean(not low <= ratio <= high for ratio in ratios),
+        k3=fmean(map(_k3, gaps)),
+        ratio=fmean(ratios),
+        agrees=_agrees(gaps),
+    )
+
+
+def figures(found: Agreement | None) -> dict[str, Any]:
+    """For the metrics of a step. None: there was nothing to compare."""
+    return {
+        "fresh_tokens": found.tokens if found else 0,
+        "agreement_mean": found and found.mean,
+        "agreement_sd": found and found.sd,
+        "agreement_max": found and found.largest,
+        "agreement_outside": found and found.outside,
+        "agreement_k3": found and found.k3,
+        "agreement_ratio": found and found.ratio,
+        "agrees": found and found.agrees,
+    }
+
+
+def _agrees(gaps: Sequence[float]) -> bool | None:
+    if len(gaps) < FEWEST_TOKENS:
+        return None
+    bounded = [max(-_BOUND, min(_BOUND, d)) for d in gaps]
+    apart, apart_error = _estimate([_k3(d) for d in bounded])
+    ratio, ratio_error = _estimate([math.exp(d) for d in bounded])
+    too_far = apart - ERRORS * apart_error > MOST_K3
+    cut = ratio + ERRORS * ratio_error < LEAST_RATIO
+    return not (too_far or cut)
+
+
+def _estimate(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return fmean(values), _sd(values) / math.sqrt(len(values))
+
+
+def _sd(values: Sequence[float]) -> float:
+    """Around the mean. (`statistics.pstdev` takes three times as long.)"""
+    mean = fmean(values)
+    return math.sqrt(fmean((value - mean) ** 2 for value in values))
+
+
+def _k3(d: float) -> float:
+    return math.expm1(d) - d
+
+
+def _finite(d: float) -> float:
+    return -_LARGEST if math.isnan(d) else max(-_LARGEST, min(_LARGEST, d))
+
+
+def _gaps(
+    items: Sequence[BatchItem], passes: Sequence[LossPass], report: StepReport, version: int
+) -> Iterator[float]:
+    """d of each fresh token, once however many passes it goes through."""
+    scored = {
+        (datum.tokens, datum.start): row
+        for one_pass, rows in zip(passes, report.logprobs, strict=True)
+        for datum, row in zip(one_pass.datums, rows, strict=True)
+    }
+    for item in items:
+        sample = item.sample
+        if sample.policy_version != version:
+            continue
+        row = scored.get((sample.prompt + sample.completion.tokens, len(sample.prompt)), ())
+        if row:  # else it carries no gradient, and no trainer has seen it
+            for z, q in zip(row, sample.completion.logprobs, strict=True):
+                yield z - q
+
+
+# Figures of one step, and by which rule its samples got their advantages. Pure.
+
+
+_RULE = {
+    *("w_rl", "w_opd", "opd_mode", "opd_topk", "opd_clip"),
+    *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
+}
+
+
+def step_rule(method: str, cfg: Training) -> dict[str, Any]:
+    """Settings that later runs may change, and without which advantages cannot be told again."""
+    return {"method": method, **cfg.model_dump(include=_RULE)}
+
+
+def step_metrics(
+    items: Sequence[BatchItem],
+    passes: Sequence[LossPass],
+    report: StepReport,
+    current_step: int,
+    agreed: Agreement | None,
+) -> dict[str, Any]:
+    """What a reader of the log wants to know of a step.
+
+    `clip_share` is the share of the ppo tokens whose gradient the ratio's bounds cut off; None
+    without such tokens. `agreed`: trainer against sampler, over tokens of fresh samples.
+    """
+    rewards = [item.sample.reward for item in items if item.sample.reward is not None]
+    staleness = [current_step - item.sample.policy_step for item in items]
+    return {
+        "samples": len(items),
+        "hinted": sum(item.sample.teacher is not None for item in items),
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "staleness_mean": sum(staleness) / len(items),
+        "losses": list(report.losses),
+        "grad_norm": report.grad_norm,
+        "tokens": report.tokens,
+        "clip_share": _clip_share(passes, report),
+        **figures(agreed),
+    }
+
+
+def _clip_share(passes: Sequence[LossPass], report: StepReport) -> float | None:
+    cut = list(_cut(passes, report))
+    return sum(cut) / len(cut) if cut else None
+
+
+def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
+    """Of each ppo token whether the clipped objective has no gradient there."""
+    for one_pass, rows in zip(passes, report.logprobs, strict=True):
+        if one_pass.loss != "ppo":
+            continue
+        low = one_pass.config["clip_low_threshold"]
+        high = one_pass.config["clip_high_threshold"]
+        for datum, row in zip(one_pass.datums, rows, strict=True):
+            for advantage, now, then in zip(datum.advantages, row, datum.logprobs, strict=True):
+                if advantage:
+                    ratio = math.exp(now - then)
+                    yield ratio > high if advantage > 0 else ratio < low
+
+
+# What follows when sampler and trainer do not agree: the user is told, then learning stops.
+#
+# Rule: one batch raises the alarm, and the next that agrees ends it. The second in a row is not
+# committed: its step is void and learning ends until a restart, while the gateway goes on
+# answering.
+# Ratios against wrong logprobs teach what nobody meant, and nothing here can mend a sampler; but
+# one
+# batch may be a fluke.
+#
+# A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
+# queued: one batch of them is trained on; the rest is then of an older version, hence scored
+# anew,
+# and tokens with a large ratio are left out (METHOD 5.6). A batch with too few fresh tokens to
+# tell
+# changes nothing.
+
+
+class Alarm:
+    """Remembers whether the batch of the last committed step agreed."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._raised = False
+
+    def admit(self, found: Agreement | None) -> None:
+        """Let the step over this batch be committed.
+
+        Raises:
+            DisagreementError: it is the second in a row that does not agree.
+        """
+        if self._raised and found is not None and found.agrees is False:
+            self._health.agreement_is("alarm", found.told())
+            raise DisagreementError(
+                "Sampler and trainer did not agree on two batches in a row, and the second step is "
+                "not kept. Mend the sampler (`agreement` says what to look at), then restart."
+            )
+
+    def committed(self, found: Agreement | None, step_id: int) -> None:
+        """The step over this batch is."""
+        if found is None or found.agrees is None:
+            return
+        if not found.agrees:
+            self._health.agreement_is("alarm", found.told())
+            log.warning("agreement.alarm", step_id=step_id, reason=found.told())
+        elif self._raised:
+            self._health.agreement_is("ok")
+            log.info("agreement.back", step_id=step_id)
+        self._raised = not found.agrees

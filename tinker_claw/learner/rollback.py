@@ -1,0 +1,148 @@
+"""Pins, rollbacks, forgetting and judging again while the loop runs.
+
+Rule: serving changes at once. What touches the trainer or the queue happens between two steps, so
+that a step is committed before it or sees what it has left; what fails leaves all as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tinker_claw.errors import BackendError, OutageError, UndoError
+from tinker_claw.learner.loop import Learner
+from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import Forgetting
+from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
+from tinker_claw.telemetry import log
+from tinker_claw.types import PolicyVersion
+
+
+class Rollback:
+    """What a user can undo in a run that goes on. One thing at a time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        trainer: Trainer,
+        policy: PolicyHolder,
+        learner: Learner,
+        forget_session: Callable[[int], None],
+        wake_judging: Callable[[], None],
+    ) -> None:
+        """`forget_session`: told of a session of which turns are forgotten."""
+        self._ledger = ledger
+        self._trainer = trainer
+        self._policy = policy
+        self._learner = learner
+        self._forget_session = forget_session
+        self._wake_judging = wake_judging
+        self._one = asyncio.Lock()
+
+    async def pin(self, version_id: int) -> None:
+        """Answer with this version from now on; learning goes on.
+
+        Raises:
+            UndoError: there is none, or its weights cannot be had.
+        """
+        async with self._one:
+            version = self._version(version_id)
+            sampler = await self._opened(version)
+            self._ledger.pin.to(version_id)
+            self._answer_with(Policy(version, sampler))
+            log.info("pinned", version=version_id)
+
+    async def unpin(self) -> int:
+        """Answer with the newest version again; returns its number."""
+        async with self._one:
+            self._ledger.pin.end()
+            self._answer_with(None)
+            log.info("unpinned", version=self._policy.current.version.id)
+            return self._policy.current.version.id
+
+    async def roll_back(self, version_id: int) -> PolicyVersion:
+        """Answer with this version at once, and learn on from its state, as a new version.
+
+        A step in hand ends first; what it makes is left behind.
+
+        Raises:
+            UndoError: there is none, or its weights or its state cannot be had.
+        """
+        async with self._one:
+            version = self._version(version_id)
+            if version.state_ref is None:
+                raise UndoError(f"the state of v{version_id} was not saved (--save-interval)")
+            sampler = await self._opened(version)
+            before = self._policy.pin(Policy(version, sampler))
+            try:
+                async with self._learner.between_steps():
+                    new = await self._load(version, version.state_ref)
+                    self._learner.retire(self._policy.swap(Policy(new, sampler)))
+                    self._policy.pin(None)
+            except BaseException:
+                self._answer_with(before)
+                raise
+            if before is not None:
+                self._learner.retire(before)
+            log.info("rolled_back", to=version_id, version=new.id, step=new.step)
+            return new
+
+    async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Forget turns, in the ledger and in what the gateway remembers.
+
+        Raises:
+            UndoError: there is nothing of that name.
+            LedgerError: it could not be done.
+        """
+        async with self._one, self._learner.between_steps():
+            self._forget_session(self._ledger.look(found).session)
+            forgotten = self._ledger.begin_to_forget(found)
+            await self._ledger.finish_forgetting()
+            log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
+            return forgotten
+
+    def judge_again(self, turn_ids: Sequence[int] | None) -> list[int]:
+        """Take up turns that were set aside, all or some; returns which.
+
+        Raises:
+            LedgerError: it cannot be written.
+        """
+        again = self._ledger.judgements.take_up(turn_ids)
+        self._wake_judging()
+        log.info("judged_again", turns=len(again))
+        return again
+
+    async def _load(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+        try:
+            await self._trainer.load_state(state_ref)
+        except asyncio.CancelledError:
+            self._learner.suspect = True  # it may have been loaded all the same
+            raise
+        except OutageError:
+            raise
+        except BackendError as error:
+            raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
+        self._learner.suspect = True  # until the ledger has the version of these weights
+        new = self._ledger.steps.roll_back(version)
+        self._learner.suspect = False
+        return new
+
+    async def _opened(self, version: PolicyVersion) -> Sampler:
+        try:
+            return await self._trainer.open(version.sampler_ref)
+        except OutageError:
+            raise
+        except BackendError as error:
+            raise UndoError(f"the weights of v{version.id} cannot be had: {error}") from error
+
+    def _answer_with(self, pinned: Policy | None) -> None:
+        replaced = self._policy.pin(pinned)
+        if replaced is not None:
+            self._learner.retire(replaced)
+
+    def _version(self, version_id: int) -> PolicyVersion:
+        version = self._ledger.steps.version(version_id)
+        if version is None:
+            raise UndoError(f"there is no v{version_id}; `python run.py versions` lists them")
+        return version

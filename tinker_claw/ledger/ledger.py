@@ -1,0 +1,122 @@
+"""The ledger: every turn, verdict, sample, step and version as rows of one SQLite file.
+
+Rule: a component learns what it has to do from the ledger, never from memory alone, so that a
+restart picks up where the last process stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import Database, Rows, Writer, beside
+from tinker_claw.ledger.prune import (
+    Forgetting,
+    Retention,
+    begin,
+    finish,
+    is_begun,
+    live_bytes,
+    overwritten,
+)
+from tinker_claw.ledger.samples import SampleTable
+from tinker_claw.ledger.spend import Means, SpendTable, read_means
+from tinker_claw.ledger.turns import JudgementTable, TurnTable
+from tinker_claw.ledger.versions import Pin, StepTable
+from tinker_claw.telemetry import log
+
+
+class Ledger:
+    """The tables, over one locked data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._db = Database(directory)
+        self._forgetting = asyncio.Lock()
+        if is_begun(self._db):
+            self._take_up()
+        self.turns = TurnTable(self._db)
+        self.judgements = JudgementTable(self._db)
+        self.samples = SampleTable(self._db)
+        self.steps = StepTable(self._db)
+        self.spend = SpendTable(self._db)
+        self.retention = Retention(self._db)
+        self.pin = Pin(self._db)
+
+    def _take_up(self) -> None:
+        """Go on with what a process began to forget, and did not finish."""
+        try:
+            log.info("forgotten.late", turns=sum(finish(self._db, self._db.file)))
+        except LedgerError as error:
+            log.warning("ledger.unforgotten", error=str(error))
+
+    @property
+    def path(self) -> Path:
+        return self._db.path
+
+    def bind(self, run: dict[str, str]) -> bool:
+        """Tie the ledger to a run's model and method. True: it held that run already.
+
+        A run without a version never began, and holds nobody up.
+
+        Raises:
+            LedgerError: it holds another run; names what differs.
+        """
+        stored = {row["key"]: row["value"] for row in self._db.rows("SELECT * FROM meta")}
+        held = bool(stored) and self.steps.newest_version() is not None
+        for key, value in run.items():
+            if held and stored.get(key, value) != value:
+                raise LedgerError(
+                    f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}; "
+                    f"use that {key} or another --data-dir"
+                )
+        if stored != stored | run:
+            with self._db.transaction() as tx:
+                tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
+        return held
+
+    def look(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Look what there is to forget."""
+        return found(self._db)
+
+    def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Forget it at once; returns what it was."""
+        forgetting = self.begin_to_forget(found)
+        for _ in finish(self._db, self._db.file):
+            pass
+        return forgetting
+
+    def begin_to_forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Say that it is to be forgotten, which `finish_forgetting` then does."""
+        return begin(self._db, found)
+
+    async def finish_forgetting(self) -> None:
+        """Forget what is to be forgotten, beside all else."""
+        async with self._forgetting:
+            if is_begun(self._db):
+                await beside(self.path, lambda writer: finish(writer, self._db.file))
+
+    async def trim(self, before: float | None, most_bytes: int | None) -> int:
+        """One round of retention, beside all else; returns how many turns were emptied."""
+
+        def work(writer: Writer) -> Iterator[int]:
+            dropped = 0
+            for some in self.retention.round(before, most_bytes, writer):
+                dropped += some
+                yield some
+            if dropped:
+                yield from overwritten(self.path, self._db.file)
+
+        return await beside(self.path, work)
+
+    def live_bytes(self) -> int:
+        """What the file holds, without its free pages."""
+        return live_bytes(self._db)
+
+    def means(self) -> Means:
+        """What turns were like so far, for estimates."""
+        return read_means(self._db)
+
+    def close(self) -> None:
+        self._db.close()

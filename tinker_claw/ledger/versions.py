@@ -1,0 +1,357 @@
+"""Steps and policy versions.
+
+The protocol of one step: intent row; train; save state; publish; one transaction that commits the
+step, the samples it consumed and the new version. A step without that transaction never happened:
+`begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import Database, Rows
+from tinker_claw.types import PolicyVersion
+
+
+class StepTable:
+    """Steps, and the versions that they made."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def newest_version(self) -> PolicyVersion | None:
+        return _version(self._db.row("SELECT * FROM versions ORDER BY id DESC LIMIT 1"))
+
+    def newest_saved_version(self) -> PolicyVersion | None:
+        """The newest version whose trainer state was saved: where a restart begins."""
+        return _version(
+            self._db.row(
+                "SELECT * FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1"
+            )
+        )
+
+    def version(self, version_id: int) -> PolicyVersion | None:
+        return _version(self._db.row("SELECT * FROM versions WHERE id = ?", version_id))
+
+    def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
+        """Version 0: the base with an adapter that changes nothing yet."""
+        with self._db.transaction() as tx:
+            return _insert_version(tx, parent=None, step=0, state_ref=state_ref, ref=sampler_ref)
+
+    def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
+        """Write the intent to train these samples; returns the step's id.
+
+        One step at a time: what is still open was left behind, and is void.
+        """
+        with self._db.transaction() as tx:
+            _void_open(tx, "it could not be closed when it ended")
+            cursor = tx.execute(
+                "INSERT INTO steps (status, parent, created_at) VALUES ('intent', ?, ?)",
+                (parent, time.time()),
+            )
+            step_id = int(cursor.lastrowid or 0)
+            tx.executemany(
+                "INSERT INTO step_samples (step_id, sample_id) VALUES (?, ?)",
+                [(step_id, sample_id) for sample_id in sample_ids],
+            )
+        return step_id
+
+    def commit(
+        self,
+        step_id: int,
+        parent: PolicyVersion,
+        *,
+        state_ref: str | None,
+        sampler_ref: str,
+        metrics: Mapping[str, Any],
+    ) -> PolicyVersion:
+        """Commit step, samples and version in one transaction.
+
+        Raises:
+            LedgerError: the step is not open, or one of its samples is not queued any more.
+        """
+        with self._db.transaction() as tx:
+            version = _insert_version(
+                tx, parent=parent.id, step=parent.step + 1, state_ref=state_ref, ref=sampler_ref
+            )
+            closed = tx.execute(
+                "UPDATE steps SET status = 'committed', version = ?, finished_at = ?, metrics = ? "
+                "WHERE id = ? AND status = 'intent'",
+                (version.id, time.time(), json.dumps(metrics), step_id),
+            ).rowcount
+            planned = tx.execute(
+                "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step_id,)
+            ).fetchone()[0]
+            trained = tx.execute(
+                "UPDATE samples SET state = 'trained', step_id = ? WHERE state = 'queued' "
+                "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
+                (step_id, step_id),
+            ).rowcount
+            if closed != 1 or trained != planned:
+                raise LedgerError(
+                    f"step {step_id} cannot be committed: {trained} of its {planned} samples are "
+                    "queued" + ("" if closed else ", and it is not open")
+                )
+        return version
+
+    def void(self, step_id: int, error: str, *, outage: bool = False) -> None:
+        """This step never happened, unless it is committed; its samples stay queued.
+
+        `outage`: the service was away, which says nothing about the samples.
+        """
+        with self._db.transaction() as tx:
+            tx.execute(
+                "UPDATE steps SET status = 'void', error = ?, outage = ?, finished_at = ? "
+                "WHERE id = ? AND status = 'intent'",
+                (error, outage, time.time(), step_id),
+            )
+
+    def void_unfinished(self) -> list[int]:
+        """Void the steps that an ended process left open; returns their ids."""
+        with self._db.transaction() as tx:
+            return _void_open(tx, "the process ended before the step was committed")
+
+    def unsaved(self, saved: PolicyVersion) -> list[int]:
+        """The committed steps after `saved`: their weights are gone."""
+        rows = self._db.rows(
+            "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
+        )
+        return [row["id"] for row in rows]
+
+    def restart_from(
+        self, saved: PolicyVersion, *, sampler_ref: str | None = None
+    ) -> PolicyVersion:
+        """A new version with the state of `saved`; in the same transaction, later steps are void.
+
+        Their versions keep their ids. Their samples are queued again: they had trained well, so
+        the void steps do not count among their failures.
+        `sampler_ref`: the same weights, published anew because the old sampler is gone.
+        """
+        with self._db.transaction() as tx:
+            lost = "SELECT id FROM steps WHERE status = 'committed' AND version > ?"
+            tx.execute(
+                f"UPDATE samples SET state = 'queued', step_id = NULL WHERE step_id IN ({lost})",
+                (saved.id,),
+            )
+            tx.execute(
+                "UPDATE steps SET status = 'void', error = 'its state was not saved', outage = 1 "
+                f"WHERE id IN ({lost})",
+                (saved.id,),
+            )
+            return _insert_version(
+                tx,
+                parent=saved.id,
+                step=saved.step,
+                state_ref=saved.state_ref,
+                ref=sampler_ref or saved.sampler_ref,
+            )
+
+    def roll_back(self, to: PolicyVersion) -> PolicyVersion:
+        """A new version with the weights of `to`, from which learning goes on; a pin ends.
+
+        The steps since then stay what they were, in a line that is left: what they trained on is
+        trained, and is not queued again.
+        """
+        with self._db.transaction() as tx:
+            end_pin(tx)
+            version = _insert_version(
+                tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
+            )
+            expire_left_behind(tx)
+        return version
+
+    def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+        """The state of a version has been saved after all."""
+        with self._db.transaction() as tx:
+            tx.execute("UPDATE versions SET state_ref = ? WHERE id = ?", (state_ref, version.id))
+        return replace(version, state_ref=state_ref)
+
+    def failures(self, sample_ids: Sequence[int]) -> int:
+        """How many steps with exactly these samples failed, outages left out."""
+        marks = ", ".join("?" for _ in sample_ids)
+        rows = self._db.rows(
+            "SELECT step_id FROM step_samples JOIN steps ON steps.id = step_id "
+            "WHERE status = 'void' AND outage = 0 GROUP BY step_id "
+            f"HAVING SUM(sample_id IN ({marks})) = ? AND COUNT(*) = ?",
+            *sample_ids,
+            len(sample_ids),
+            len(sample_ids),
+        )
+        return len(rows)
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = dict.fromkeys(("intent", "committed", "void"), 0)
+        for row in self._db.rows("SELECT status, COUNT(*) AS n FROM steps GROUP BY status"):
+            counts[row["status"]] = row["n"]
+        return counts
+
+
+def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
+    """Void every open step. How a process ended says nothing about the samples in its hand."""
+    rows = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
+    tx.execute(
+        "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
+        "WHERE status = 'intent'",
+        (error, time.time()),
+    )
+    return [row["id"] for row in rows]
+
+
+def _insert_version(
+    tx: sqlite3.Connection, *, parent: int | None, step: int, state_ref: str | None, ref: str
+) -> PolicyVersion:
+    next_id = tx.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM versions").fetchone()[0]
+    tx.execute(
+        "INSERT INTO versions (id, parent, step, state_ref, sampler_ref, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (next_id, parent, step, state_ref, ref, time.time()),
+    )
+    return PolicyVersion(id=next_id, parent=parent, step=step, state_ref=state_ref, sampler_ref=ref)
+
+
+def _version(row: sqlite3.Row | None) -> PolicyVersion | None:
+    if row is None:
+        return None
+    return PolicyVersion(
+        id=row["id"],
+        parent=row["parent"],
+        step=row["step"],
+        state_ref=row["state_ref"],
+        sampler_ref=row["sampler_ref"],
+    )
+
+
+# Versions as a line that is gone on from, gone back on, or held still.
+#
+# Rule: versions are never taken back, and ids only grow. What was trained in versions that a
+# rollback
+# has left behind stays trained there; what they sampled and nobody has trained on yet expires,
+# for
+# the weights that learn have never been theirs.
+
+
+_PINNED = "pinned"
+"""The key in `meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """A version, and what it is to the run."""
+
+    version: PolicyVersion
+    created_at: float
+    made_by_step: int | None
+    """None: by a start, or by a rollback."""
+    samples: int
+    """That this step trained on."""
+    live: bool
+    """The newest version descends from it, or is it."""
+    pinned: bool
+    serving: bool
+    """It answers, or will when the gateway runs."""
+
+
+class Pin:
+    """The version that answers whatever is learned meanwhile."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    @property
+    def version(self) -> int | None:
+        """None: the newest answers."""
+        return pinned(self._db)
+
+    def to(self, version_id: int) -> None:
+        with self._db.transaction() as tx:
+            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+
+    def end(self) -> None:
+        with self._db.transaction() as tx:
+            end_pin(tx)
+
+
+def pinned(rows: Rows) -> int | None:
+    value = rows.one("SELECT value FROM meta WHERE key = ?", _PINNED)
+    return None if value is None else int(value)
+
+
+def end_pin(tx: sqlite3.Connection) -> None:
+    """Within a transaction: the newest version answers again."""
+    tx.execute("DELETE FROM meta WHERE key = ?", (_PINNED,))
+
+
+def read_versions(rows: Rows) -> list[VersionRecord]:
+    """All versions of a run, oldest first."""
+    found = rows.rows(
+        "SELECT versions.*, steps.id AS made_by_step, (SELECT COUNT(*) FROM step_samples "
+        "WHERE step_id = steps.id) AS samples "
+        "FROM versions LEFT JOIN steps ON steps.version = versions.id ORDER BY versions.id"
+    )
+    parents = {row["id"]: row["parent"] for row in found}
+    line, at = set[int](), max(parents, default=None)
+    pin = pinned(rows)
+    serving = at if pin is None else pin
+    while at is not None:
+        line.add(at)
+        at = parents[at]
+    return [
+        VersionRecord(
+            version=PolicyVersion(
+                *(row[name] for name in ("id", "parent", "step", "state_ref", "sampler_ref"))
+            ),
+            created_at=row["created_at"],
+            made_by_step=row["made_by_step"],
+            samples=row["samples"],
+            live=row["id"] in line,
+            pinned=row["id"] == pin,
+            serving=row["id"] == serving,
+        )
+        for row in found
+    ]
+
+
+def expire_left_behind(tx: sqlite3.Connection) -> int:
+    """Take samples out of the queue whose version was left behind by a rollback; how many."""
+    sampled_by = tx.execute(
+        "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
+        "WHERE state = 'queued'"
+    ).fetchall()
+    newest = tx.execute("SELECT MAX(id) FROM versions").fetchone()[0]
+    return sum(
+        tx.execute(
+            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
+            "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
+            (version,),
+        ).rowcount
+        for (version,) in sampled_by
+        if not _leads_to(tx, version, newest)
+    )
+
+
+def _leads_to(tx: sqlite3.Connection, version: int, newest: int) -> bool:
+    """Whether the newest version descends from this one, or did until a crash lost its step.
+
+    The lost step's version counts as its parent: its samples are queued again and go on.
+    """
+    while True:
+        at = newest
+        while at > version:  # a parent's id is always lower
+            at = _parent(tx, at)
+        if at == version:
+            return True
+        step = tx.execute("SELECT status FROM steps WHERE version = ?", (version,)).fetchone()
+        if step is None or step["status"] != "void":
+            return False
+        version = _parent(tx, version)
+
+
+def _parent(tx: sqlite3.Connection, version: int) -> int:
+    row = tx.execute("SELECT parent FROM versions WHERE id = ?", (version,)).fetchone()
+    return -1 if row["parent"] is None else int(row["parent"])

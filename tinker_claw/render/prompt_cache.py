@@ -1,0 +1,351 @@
+"""A render whose texts are not encoded yet.
+
+Rule: the chat format's code runs unchanged over a tokenizer that hands out a placeholder for each
+text instead of its ids, and the ids are put in afterwards. The result is what the format gives with
+the real tokenizer as long as it does not look into the ids that it is given; its `try_out`
+finds out, and whatever a layout cannot tell is rendered the plain way.
+
+Running the format's code over every id of a long prompt, and encoding the prompt, is nearly all of
+what a request costs; a layout costs by the message, and the ids of a known text are at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tinker_claw.render.outside_text import CutTokenizer
+
+_FRAME = 512
+"""Characters that a format puts around a message's content in one text, at the very most."""
+
+
+class UnknownPlaceholder(Exception):
+    """A layout holds an id that is none of its own: the format keeps ids between renders."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A stretch of one encoded text: the ids that begin in text[start:end]."""
+
+    text: str
+    start: int = 0
+    end: int | None = None
+    """None: to its end, uncut."""
+    mixed: bool = False
+    """Content and frame are in it, and it is not known where the one ends."""
+
+
+class PlaceholderTokenizer:
+    """A tokenizer for chat formats that writes down what it was asked to encode.
+
+    Placeholders are negative and never used twice.
+    """
+
+    def __init__(self, tokenizer: CutTokenizer, encoder: Encoder) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._open: dict[int, TextPiece] | None = None
+        self._content: str | None = None
+        self._last = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    @contextmanager
+    def recording(self, content: str | None) -> Generator[Mapping[int, TextPiece]]:
+        """Hand out placeholders; yields what they stand for.
+
+        Args:
+            content: a message's content, whose ids must be told from those around it.
+        """
+        self._open, self._content = {}, content
+        try:
+            yield self._open
+        finally:
+            self._open = None
+
+    def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
+        if self._open is None:
+            return self._tokenizer.encode(text, *args, **options)
+        return [self._placeholder(TextPiece(text))] if text else []
+
+    def __call__(self, text: str, *args: Any, **options: Any) -> Any:
+        if self._open is None or not options.get("return_offsets_mapping"):
+            return self._tokenizer(text, *args, **options)
+        if not self._encoder.tells_starts:
+            raise NotImplementedError
+        cuts = self._cuts(text)
+        pieces = [(a, b, TextPiece(text, a, b)) for a, b in pairwise(cuts)]
+        if len(pieces) == 1:
+            pieces = [(0, len(text), TextPiece(text, mixed=text != self._content))]
+        return {
+            "input_ids": [self._placeholder(piece) for _, _, piece in pieces],
+            "offset_mapping": [(start, end) for start, end, _ in pieces],
+        }
+
+    def _placeholder(self, piece: TextPiece) -> int:
+        assert self._open is not None
+        self._last -= 1
+        self._open[self._last] = piece
+        return self._last
+
+    def _cuts(self, text: str) -> list[int]:
+        """Where `content` may begin or end in `text`, which holds it and little else."""
+        found = {0, len(text)}
+        content = self._content or ""
+        if len(text) - len(content) <= _FRAME:
+            for form in {content, content.strip()} - {""}:  # some formats strip it
+                at = text.find(form)
+                while at >= 0:
+                    found |= {at, at + len(form)}
+                    at = text.find(form, at + 1)
+        return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered request."""
+
+    tokens: tuple[int, ...]
+    hint_at: int | None
+    """Index behind the content of the message that a hint belongs to; None: not known."""
+    packed: bytes | None = field(default=None, repr=False, compare=False)
+    """The tokens as little-endian int32, where they are at hand."""
+
+
+class PromptLayout:
+    """Ids and placeholders of one prompt."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        ids: Sequence[int],
+        pieces: Mapping[int, TextPiece],
+        hint_at: int | None,
+    ) -> None:
+        """`hint_at`: index into `ids` behind the content that a hint belongs to.
+
+        Raises:
+            UnknownPlaceholder: not every placeholder has its piece.
+        """
+        self._encoder = encoder
+        self._ids = ids
+        self._pieces = pieces
+        self._hint_at = hint_at
+        self._ready: Mapping[str, Encoded] = {}
+        if any(entry < 0 and entry not in pieces for entry in ids):
+            raise UnknownPlaceholder
+
+    async def prepare(self) -> None:
+        """Encode what is new and long without holding up the event loop."""
+        pieces = [self._pieces[entry] for entry in self._ids if entry < 0]
+        cut = {piece.text for piece in pieces if piece.end is not None}
+        self._ready = await self._encoder.prepare([piece.text for piece in pieces], starts=cut)
+
+    @contextmanager
+    def forgetting(self) -> Generator[None]:
+        """What is encoded for the first time inside is not remembered."""
+        new = self._encoder.unknown(piece.text for piece in self._pieces.values())
+        try:
+            yield
+        finally:
+            self._encoder.forget(new)
+
+    def prompt(self) -> Prompt:
+        """Put the ids in."""
+        if not self._pieces:
+            return Prompt(tuple(self._ids), self._hint_at)
+        parts = [self._part(entry) for entry in self._ids]
+        hint_at = None if self._hint_at is None else sum(map(len, parts[: self._hint_at])) // 4
+        packed = b"".join(parts)
+        return Prompt(unpack(packed), hint_at, packed)
+
+    def _part(self, entry: int) -> bytes:
+        """The packed ids of an entry."""
+        if entry >= 0:
+            return entry.to_bytes(4, "little")
+        piece = self._pieces[entry]
+        known = self._encoded(piece)
+        if piece.end is None:
+            return known.packed
+        # A cut at the very end takes ids that begin behind it, too: bytes of a last character.
+        return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
+
+    def _encoded(self, piece: TextPiece) -> Encoded:
+        starts = piece.end is not None
+        ready = self._ready.get(piece.text)
+        if ready is not None and not (starts and ready.starts is None):
+            return ready
+        return self._encoder.encode(piece.text, starts=starts)
+
+
+# Text to ids, each text once.
+#
+# Rule: the ids of a text are exactly those that the tokenizer gives for it. An agent sends its
+# system
+# prompt, its tools and its history again with every request; only what is new is worth encoding.
+
+
+CAPACITY = 96_000_000
+"""Bytes of texts and their ids that are kept: some five hundred system prompts of an agent."""
+_ENTRY = 300
+"""Bytes of what holds a text and its ids together."""
+_ASIDE = 8_000
+"""Characters from which on encoding is worth the way to another thread: two milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text's ids."""
+
+    packed: bytes
+    """As little-endian int32: as a tuple they take ten times the room."""
+    starts: array[int] | None = None
+    """Index in the text of each id's first character; None: it was not asked for."""
+
+    def between(self, start: int, end: int) -> bytes:
+        """The packed ids whose first character lies in text[start:end]."""
+        assert self.starts is not None
+        return self.packed[4 * bisect_left(self.starts, start) : 4 * bisect_left(self.starts, end)]
+
+    @property
+    def held(self) -> int:
+        """What it takes, in bytes."""
+        return _ENTRY + len(self.packed) + (0 if self.starts is None else 4 * len(self.starts))
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """Ids of little-endian int32."""
+    ids = array("i", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return tuple(ids)
+
+
+def pack(ids: Iterable[int]) -> bytes:
+    """The reverse of `unpack`."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+class Encoder:
+    """Remembers what it has encoded, the longest unused forgotten first."""
+
+    def __init__(self, tokenizer: CutTokenizer, capacity: int = CAPACITY) -> None:
+        """`capacity`: in bytes."""
+        self._tokenizer = tokenizer
+        self.tells_starts = tokenizer.tells_starts
+        self._capacity = capacity
+        self._known: OrderedDict[str, Encoded] = OrderedDict()
+        self._held = 0
+        # One thread: more of them would only take the processor from the event loop.
+        self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
+        # Texts come one at a time: there is nothing that its own threads could share.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
+
+    def __len__(self) -> int:
+        """What it holds, in bytes."""
+        return self._held
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        """Those of the texts that have yet to be encoded, each once."""
+        return [text for text in dict.fromkeys(texts) if text not in self._known]
+
+    async def prepare(
+        self, texts: Iterable[str], *, starts: Collection[str] = ()
+    ) -> Mapping[str, Encoded]:
+        """Encode long texts that are not known yet in a thread, so that the event loop goes on.
+
+        Requests that bring the same text at the same time wait for one encoding of it. What was
+        waited for is returned, because it may be more than is remembered.
+
+        Args:
+            starts: those of the texts of which it will be asked where their ids begin.
+        """
+        wanted = [(text, text in starts) for text in dict.fromkeys(texts)]
+        missing = [want for want in wanted if not self._knows(*want)]
+        if sum(len(text) for text, _ in missing) < _ASIDE:
+            return {}
+        new = [want for want in missing if want not in self._coming]
+        if new:
+            loop = asyncio.get_running_loop()
+            coming = loop.run_in_executor(self._thread, self._compute, new)
+            coming.add_done_callback(self._arrived)
+            self._coming |= dict.fromkeys(new, coming)
+        ready: dict[str, Encoded] = {}
+        for awaited in list(dict.fromkeys(self._coming[want] for want in missing)):
+            # Shielded: a client that hangs up must not take it from the others.
+            ready |= await asyncio.shield(awaited)
+        return ready
+
+    def _knows(self, text: str, starts: bool) -> bool:
+        entry = self._known.get(text)
+        return entry is not None and not (starts and entry.starts is None)
+
+    def _compute(self, wanted: Sequence[tuple[str, bool]]) -> dict[str, Encoded]:
+        return {text: self._encode(text, starts) for text, starts in wanted}
+
+    def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
+        self._coming = {want: future for want, future in self._coming.items() if future != coming}
+        if not coming.cancelled() and coming.exception() is None:
+            self._learn(coming.result())
+
+    def _learn(self, encoded: Mapping[str, Encoded]) -> None:
+        for text, entry in encoded.items():
+            if not self._knows(text, entry.starts is not None):
+                self._forget(text)
+                self._known[text] = entry
+                self._held += sys.getsizeof(text) + entry.held
+        while self._held > self._capacity:
+            oldest, entry = self._known.popitem(last=False)
+            self._held -= sys.getsizeof(oldest) + entry.held
+
+    def encode(self, text: str, *, starts: bool = False) -> Encoded:
+        """Ids of `text`, from memory or anew; `starts`: with where they begin."""
+        entry = self._known.get(text)
+        if entry is None or (starts and entry.starts is None):
+            entry = self._encode(text, starts)
+            self._learn({text: entry})
+        else:
+            self._known.move_to_end(text)
+        return entry
+
+    def forget(self, texts: Iterable[str]) -> None:
+        """Keep neither text nor ids of these."""
+        for text in texts:
+            self._forget(text)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._known.clear()
+        self._held = 0
+
+    def _forget(self, text: str) -> None:
+        entry = self._known.pop(text, None)
+        if entry is not None:
+            self._held -= sys.getsizeof(text) + entry.held
+
+    def _encode(self, text: str, with_starts: bool = False) -> Encoded:
+        ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
+        return Encoded(pack(ids), starts)
+
+
+def _after_the_event_loop() -> None:
+    """Where both want the same processor, requests that are served go before one that begins."""
+    if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

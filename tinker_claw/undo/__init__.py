@@ -1,1 +1,0 @@
-"""Commands that undo what was learned or kept, and that take it along."""
