@@ -1,16 +1,14 @@
-"""Download links that work without the key, for an hour.
+"""Who and what is let in, before anything of a request is read.
 
-Rule: a link is good for one file, until its time is over, and only in the process that signed it.
+Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its
+status is
+one that Tinker's SDK takes as final.
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
-import time
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from urllib.parse import quote, urlencode
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -19,40 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from local_gpu.tinker import checkpoints
 from tinker_claw.errors import RequestError
 from tinker_claw.origin import refuse_forms, refuse_pages
-
-_LASTS_S = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-
-    def link(self, root: str, run: str, name: str, file: str) -> str:
-        """An absolute address under `root`."""
-        until = self.until()
-        query = urlencode({"until": until, "signature": self._sign(run, name, file, until)})
-        return f"{root}/{quote(run, safe='')}/{quote(name)}/{quote(file)}?{query}"
-
-    def good(self, run: str, name: str, file: str, until: int, signature: str) -> bool:
-        wanted = self._sign(run, name, file, until)
-        return until > time.time() and hmac.compare_digest(signature.encode(), wanted.encode())
-
-    @staticmethod
-    def until() -> int:
-        """When a link made now stops working, in Unix seconds."""
-        return int(time.time()) + _LASTS_S
-
-    def _sign(self, run: str, name: str, file: str, until: int) -> str:
-        text = "\n".join((run, name, file, str(until)))
-        return hmac.digest(self.secret, text.encode(), "sha256").hex()
-
-
-# Who and what is let in, before anything of a request is read.
-#
-# Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its
-# status is
-# one that Tinker's SDK takes as final.
-
 
 PROTOBUF = "application/x-protobuf"
 

@@ -17,14 +17,13 @@ from local_gpu.model.load import checkpoints_activations, open_base
 from local_gpu.sample.batching import check_version
 from local_gpu.sample.embedded import EngineSize
 from local_gpu.tinker import requests
-from local_gpu.tinker.auth import Links
 from local_gpu.tinker.config import WireConfig, source_of
 from local_gpu.tinker.futures import Promises
 from local_gpu.tinker.memory import Adapters
 from local_gpu.tinker.models import Models, check_base
 from local_gpu.tinker.sampling import Samplers
 from local_gpu.tinker.sessions import Sessions
-from local_gpu.tinker.store import Place, Store
+from local_gpu.tinker.store import Links, Place, Store
 from local_gpu.tinker.torch_thread import TorchThread
 from local_gpu.tinker.training import Workshop
 from local_gpu.tree.kernels import SdpaKernel

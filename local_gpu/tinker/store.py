@@ -10,16 +10,19 @@ torch thread calls it.
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
 
 from local_gpu.model.files import new_folder, sweep
 from tinker_claw.errors import RequestError
@@ -220,3 +223,33 @@ class Store:
             return Record(**json.loads((self.folder(place) / _RECORD).read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+_LASTS_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Download links that work without the key, for an hour: each for one file, and only while this
+    process lives."""
+
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    def link(self, root: str, run: str, name: str, file: str) -> str:
+        """An absolute address under `root`."""
+        until = self.until()
+        query = urlencode({"until": until, "signature": self._sign(run, name, file, until)})
+        return f"{root}/{quote(run, safe='')}/{quote(name)}/{quote(file)}?{query}"
+
+    def good(self, run: str, name: str, file: str, until: int, signature: str) -> bool:
+        wanted = self._sign(run, name, file, until)
+        return until > time.time() and hmac.compare_digest(signature.encode(), wanted.encode())
+
+    @staticmethod
+    def until() -> int:
+        """When a link made now stops working, in Unix seconds."""
+        return int(time.time()) + _LASTS_S
+
+    def _sign(self, run: str, name: str, file: str, until: int) -> str:
+        text = "\n".join((run, name, file, str(until)))
+        return hmac.digest(self.secret, text.encode(), "sha256").hex()
