@@ -1,8 +1,7 @@
 """Who and what is let in, before anything of a request is read.
 
-Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its
-status is
-one that Tinker's SDK takes as final.
+Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its status
+is one that Tinker's SDK takes as final.
 """
 
 from __future__ import annotations
