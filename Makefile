@@ -1,5 +1,5 @@
 # demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/4: those of the slow tests
-# whose turn it is.  check: lint, types, format.  soak: twenty minutes under load, with everything going wrong in turn.
+# whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.  soak: twenty minutes under load, with everything going wrong in turn.
 # bench: the benchmarks of the local backend
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
@@ -10,7 +10,7 @@ READY := .venv/.ready
 VLLM := .venv-vllm
 BITS := .venv-4bit
 
-.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm bench clean
+.PHONY: setup demo test test-all test-part soak check docs test-4bit vllm test-vllm bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -38,10 +38,14 @@ test-part: $(READY)
 soak: $(READY)
 	$(BIN)/python -m tests.soak $(ARGS)
 
-check: $(READY)
+check: docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# Anew each time: what a page that has not changed was warned of is said once only. A dead link is an error.
+docs: $(READY)
+	$(BIN)/sphinx-build -q -E -n -W --keep-going docs docs/_build
 
 # Beside the environment, not in it: peft imports bitsandbytes wherever it is installed.
 test-4bit: $(READY)
