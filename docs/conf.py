@@ -1,6 +1,7 @@
-"""How the pages become a site: `make docs`. It needs no network, and its pages ask nobody for anything.
+"""How the pages become a site: `make docs`, which needs no network.
 
-Rule: formulas are drawn as MathML by docutils, so that no script and no font comes from elsewhere.
+Rule: the pages ask nobody for anything. Formulas are MathML, which docutils writes and browsers
+draw, so that no script and no font comes from elsewhere.
 """
 
 from __future__ import annotations
