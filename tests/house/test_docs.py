@@ -251,11 +251,11 @@ def test_the_ledgers_page_is_its_schema(tmp_path: Path) -> None:
             reader.execute(query)
 
 
-def test_the_rooms_of_the_architecture_are_the_packages() -> None:
-    of_claw, of_gpu = PAGES["docs/architecture.md"].split("## The rooms of local_gpu")
+def test_the_tables_of_the_architecture_are_the_packages() -> None:
+    of_claw, of_gpu = PAGES["docs/architecture.md"].split("## The packages of local_gpu")
     for package, page in (("tinker_claw", of_claw), ("local_gpu", of_gpu)):
-        rooms = {file.parent.name for file in (ROOT / package).glob("*/__init__.py")}
-        assert {code(row[0])[0] for row in rows(page)} == rooms - {"demo"}
+        packages = {file.parent.name for file in (ROOT / package).glob("*/__init__.py")}
+        assert {code(row[0])[0] for row in rows(page)} == packages - {"demo"}
 
 
 # CONTRIBUTING
