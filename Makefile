@@ -10,7 +10,7 @@ READY := .venv/.ready
 VLLM := .venv-vllm
 BITS := .venv-4bit
 
-.PHONY: setup demo test test-all test-part soak check docs test-4bit vllm test-vllm bench clean
+.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -43,7 +43,8 @@ check: docs
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# Anew each time: what a page that has not changed was warned of is said once only. A dead link is an error.
+# Anew each time, because a page that has not changed is warned of once only. A dead link is an error.
+.PHONY: docs
 docs: $(READY)
 	$(BIN)/sphinx-build -q -E -n -W --keep-going docs docs/_build
 
