@@ -1,5 +1,6 @@
 # demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/4: those of the slow tests
-# whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.  soak: twenty minutes under load, with everything going wrong in turn.
+# whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
+# soak: twenty minutes under load, with everything going wrong in turn.
 # bench: the benchmarks of the local backend
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
