@@ -102,7 +102,7 @@ class Learner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled.
+        """Take a step whenever a batch is complete, until `finish` or cancelled.
 
         May be called again after it has ended by accident.
         """
@@ -151,9 +151,7 @@ class Learner:
             log.info("state.saved", version=version.id)
 
     def _finished(self) -> bool:
-        limit = self._deps.cfg.max_steps
-        reached = limit is not None and self._deps.policy.newest.version.step >= limit
-        return reached or self._finishing
+        return self._finishing
 
     async def _next(self) -> list[Sample] | None:
         """The next batch, as soon as the ledger can be written."""

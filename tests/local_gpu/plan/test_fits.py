@@ -77,8 +77,8 @@ def table_of(file: Path, gib: int, folders: Mapping[str, str]) -> list[str]:
     named = load(["--config", str(file)])
     flags = ["--config", str(file), "--gpu-memory-gb", str(gib)]
     flags += ["--model-name", folders[named.run.model_name]]
-    if named.local.prm_model_name:
-        flags += ["--prm-model-name", folders[named.local.prm_model_name]]
+    if named.judge.judge_model:
+        flags += ["--judge-model", folders[named.judge.judge_model]]
     arranged = arrange(load(flags), only_reckon=True)
     assert arranged.fit is not None
     assert why_not(arranged) is None
