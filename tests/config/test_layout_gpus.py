@@ -17,7 +17,7 @@ from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Layout, Wanted, names, plan, visible
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
-from tests.local_gpu.sample.test_supervisor import gone, lives, starts
+from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
 from tinker_claw.backends.local import (
     arrange,
     check_fit,
@@ -67,6 +67,15 @@ def box(tmp_path: Path) -> Callable[..., None]:
         script.chmod(0o755)
 
     return make
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """The stand-in, on PATH."""
+    script = tmp_path / "path" / "vllm"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
 def settings(*flags: str) -> Settings:
@@ -236,7 +245,7 @@ def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> Non
         visible({})
 
 
-def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
+def test_memory_that_is_told_bounds_what_is_used_or_stands_for_what_nvidia_smi_says(
     model: str, box: Callable[..., None]
 ) -> None:
     flags = ("--gpu-memory-gb", "96")
@@ -246,6 +255,11 @@ def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
     box()
     first, second = arranged(model, *flags, "--gpus", "2").gpus
     assert (first.total, first.used, second.used) == (96 << 30, 7 << 20, 4 << 20)
+    box(BOX.format(30 << 10))
+    first, second = arranged(model, "--gpu-memory-gb", "60").gpus
+    assert first.total == second.total == 81_559 << 20, "vLLM's share is one of all that there is"
+    assert first.used == 30 << 30, "others have more than is to stay free"
+    assert second.used == second.total - (60 << 30)
 
 
 def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignore[no-untyped-def]
@@ -282,33 +296,40 @@ def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
     model: str, box: Callable[..., None], vllm: Path
 ) -> None:
     box()
+    vllm.chmod(0o644)
     flags = ["--model-name", model, "--sampler-urls", "http://a:1"]
     flags += ["--prm-gpus", "1", "--judge-model", model]
     with pytest.raises(ConfigError, match=r"--prm-gpus \(PRM_GPUS\) needs vLLM"):
         check_fit(settings(*flags))
-    arranged = arrange(settings(*flags, "--vllm", str(vllm)))
+    vllm.chmod(0o755)
+    arranged = arrange(settings(*flags))
     assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
     assert arranged.vllm == vllm
 
 
 async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
-    model: str, box: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    box: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the files of its environment, which is not ours to import."""
     box()
     vllm = tmp_path / "env" / "bin" / "vllm"
+    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
     packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
     old = packages / "vllm" / "model_executor" / "layers" / "quantization" / "bitsandbytes.py"
     for folder in (vllm.parent, old.parent):
         folder.mkdir(parents=True)
     vllm.touch(0o755)
-    flags = ["--vllm", str(vllm), "--sampler-quantization", "bitsandbytes", "--gpus", "2"]
+    flags = ["--sampler-quantization", "bitsandbytes", "--gpus", "2"]
     with pytest.raises(ConfigError, match=r"env/bin/python -m pip install vllm-bnb-plugin$"):
         arranged(model, *flags)
     await asyncio.to_thread(doctor, "--model-name", model, *flags)
     told = section(capsys.readouterr().out, "samplers")
     assert told.startswith("FAIL samplers   --sampler-quantization bitsandbytes: this vLLM needs")
-    assert arranged(model, *flags[:2], "--sampler-quantization", "fp8").vllm == vllm
+    assert arranged(model, "--sampler-quantization", "fp8").vllm == vllm
     (packages / "vllm_bnb_plugin").mkdir()
     assert arranged(model, *flags).vllm == vllm
     (packages / "vllm_bnb_plugin").rmdir()
@@ -320,33 +341,31 @@ def test_layout_goes_by_the_gpus_that_are_visible(
     model: str, box: Callable[..., None], vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box()
-    given = ("--vllm", str(vllm))
-    assert arranged(model, *given).layout == Layout((0,), ((1,),))
-    assert arranged(model, *given, "--gpus", "1").layout == Layout((0,), ((0,),))
-    second = arranged(model, *given, "--device", "cuda:1")
+    assert arranged(model).layout == Layout((0,), ((1,),))
+    assert arranged(model, "--gpus", "1").layout == Layout((0,), ((0,),))
+    second = arranged(model, "--device", "cuda:1")
     assert (second.layout, second.first, second.gpus[0].device) == (Layout((0,), ((0,),)), 1, "1")
     with pytest.raises(ConfigError, match="show 2 GPUs here; ask for no more"):
-        arranged(model, *given, "--gpus", "3")
+        arranged(model, "--gpus", "3")
     elsewhere = arranged(model, "--gpus", "8", "--gpu-memory-gb", "80", only_reckon=True)
     assert len(elsewhere.layout.serve) == 6, "reckoned without vLLM and without the GPUs"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert arranged(model, *given).layout == Layout((0,), ((0,),))
-    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
+    assert arranged(model).layout == Layout((0,), ((0,),))
     assert arranged(model).vllm == vllm, "found on PATH"
 
 
 def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Path) -> None:
     box()
-    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--torchrun", "--rdzv-id 'a b'"]
+    flags = [*LOCAL, "--model-name", model, "--torchrun", "--rdzv-id 'a b'"]
     given = load(flags)
     told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
     assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
     assert told.torchrun == ("--rdzv-id", "a b")
     assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
     assert told.micro_batch_tokens is not None
-    at_one = load([*flags, "--device", "cuda:1", "--micro-batch-tokens", "4096"])
+    at_one = load([*flags, "--device", "cuda:1"])
     told = local_config(at_one, model, arrange(at_one), ())
-    assert (told.device, told.train_gpus, told.micro_batch_tokens) == ("cuda:1", (1,), 4096)
+    assert (told.device, told.train_gpus) == ("cuda:1", (1,))
     on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
@@ -357,7 +376,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     model: str, box: Callable[..., None], vllm: Path
 ) -> None:
     box(BOX.format(81_000))  # others have nearly all of the first
-    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm)]
+    flags = [*LOCAL, "--model-name", model]
     with pytest.raises(ConfigError, match=r"does not fit, by arithmetic. GPU 0: no room is left"):
         check_fit(load(flags))
     assert why_not(arrange(load([*flags, "--device", "cuda:1"]))) is None
@@ -371,9 +390,7 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
 ) -> None:
     """Here the trainer finds no CUDA, which is as good a failure as any."""
     box()
-    given = load(
-        [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--data-dir", str(tmp_path / "data")]
-    )
+    given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
     with pytest.raises(ClawError, match=r"cuda"):
         async with open_local(given, model):
             raise AssertionError("there is no GPU here")
@@ -390,7 +407,7 @@ async def test_a_judge_of_its_own_answers_under_the_judges_name(
     box()
     judging = tmp_path / "judging"
     tiny_model(judging)
-    flags = ["--prm-gpus", "1", "--judge-model", str(judging), "--vllm", str(vllm)]
+    flags = ["--prm-gpus", "1", "--judge-model", str(judging)]
     flags += ["--judge-model", "wise", "--data-dir", str(tmp_path / "data")]
     given = load([*LOCAL, "--model-name", model, *flags])
     async with AsyncExitStack() as stack:

@@ -35,9 +35,9 @@ python run.py --config mine.toml        # [training]
                                         # batch_size = 8
 ```
 
-Flags win over the environment, the environment over the file, the file over the defaults. An unknown
-name is refused. A secret has no flag, because a command line is there for every user of the machine
-to read.
+Flags win over the environment, the environment over the file, the file over the defaults. An
+unknown name is refused. A secret has no flag, because a command line is there for every user of
+the machine to read.
 With `--backend local` {_VARIABLES} count, too, where nothing else sets these GPUs.
 """
 _COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")

@@ -743,7 +743,7 @@ async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripte
 )
 async def test_what_is_neither_must_be_named(script: Scripted, reply: Reply) -> None:
     script.replies["/v1/models"] = reply
-    with pytest.raises(ConfigError, match="neither a vLLM nor an SGLang.*check the address"):
+    with pytest.raises(ConfigError, match=r"neither a vLLM nor an SGLang.*check the address"):
         await connect(script.url)
     server = await connect(script.url, "sglang")
     assert type(server) is SglangServer
