@@ -401,14 +401,14 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     assert gone(server["pids"])
 
 
-async def test_a_judge_of_its_own_answers_under_the_judges_name(
+async def test_a_judge_of_its_own_answers_under_the_name_that_is_asked_for(
     model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
 ) -> None:
     box()
     judging = tmp_path / "judging"
     tiny_model(judging)
     flags = ["--prm-gpus", "1", "--judge-model", str(judging)]
-    flags += ["--judge-model", "wise", "--data-dir", str(tmp_path / "data")]
+    flags += ["--data-dir", str(tmp_path / "data")]
     given = load([*LOCAL, "--model-name", model, *flags])
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(open_judge(given))
@@ -416,7 +416,7 @@ async def test_a_judge_of_its_own_answers_under_the_judges_name(
         assert url.startswith("http://127.0.0.1:")
         assert url.endswith("/v1")
         command: Sequence[str] = server["command"]
-        assert command[command.index("--served-model-name") + 1] == "wise"
+        assert command[command.index("--served-model-name") + 1] == str(judging)
         assert "--enable-lora" not in command
         assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
         assert all(map(lives, server["pids"]))

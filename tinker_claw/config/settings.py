@@ -28,17 +28,26 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: float) -> Any:
+def _setting(
+    default: Any,
+    told: str,
+    *,
+    when: str,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Any:
     """One declaration.
 
     Args:
         told: what it is, as --help says it.
         when: when to change it, as the settings page says it.
         unit: what its number counts.
-        bounds: `ge`, `gt`, `le`, `lt`, as pydantic has them.
+        ge, gt, le: what its number may be, as pydantic has it.
     """
-    extra = {"when": when, "unit": unit}
-    return Field(default=default, description=told, json_schema_extra=extra, **cast("Any", bounds))
+    extra: dict[str, Any] = {"when": when, "unit": unit}
+    return Field(default=default, description=told, json_schema_extra=extra, ge=ge, gt=gt, le=le)
 
 
 class Section(BaseModel):
@@ -569,7 +578,7 @@ class Declared:
     @property
     def bounds(self) -> str:
         """What its number may be, e.g. ">= 1, <= 512"; "" for any."""
-        signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+        signs = {"ge": ">=", "gt": ">", "le": "<="}
         found = [
             f"{sign} {getattr(rule, name)}"
             for rule in self.field.metadata
