@@ -28,7 +28,7 @@ gone wrong is told to come back."""
 MAX_BODY_BYTES: Final = 16_000_000
 """Of one request: twice what the longest context that is served (262,144 tokens) can need."""
 BODY_S: Final = 60.0
-"""How long a body may take to come: a slow line sends OpenClaw's largest in a few seconds."""
+"""How long a body may take to come: OpenClaw's have 38 to 156 kB, so a slow line needs seconds."""
 
 
 class ComputeLock:

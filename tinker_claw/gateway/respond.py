@@ -23,8 +23,8 @@ from tinker_claw.gateway.request import Job
 from tinker_claw.render.stream import Delta
 
 KEEPALIVE_S = 10.0
-"""Between chunks without text: clients and proxies give a silent stream up after 15 s at the
-earliest."""
+"""Between chunks without text: OpenClaw gives a stream without data up after two to five minutes, a
+proxy often after one."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
