@@ -41,7 +41,9 @@ the machine to read.
 With `--backend local` {_VARIABLES} count, too, where nothing else sets these GPUs.
 """
 _COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")
-_CODE: Final = re.compile(r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>|\[\[users\]\])")
+_CODE: Final = re.compile(
+    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>|\[\[users\]\])"
+)
 """What stands in a declaration as plain text, and would be read as Markdown or HTML."""
 
 
