@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
 from local_gpu.demo import MODEL_DIR
-from tests.agents import assistant, openclaw, tool, user
+from tests.agents import VOLATILE, assistant, openclaw, tool, user
 from tests.captures import load
 from tinker_claw.conversation.openclaw import last_user_index
 from tinker_claw.errors import RequestError
@@ -127,6 +127,121 @@ def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer
         assert found.packed == array("i", found.tokens).tobytes()
         compared += found.hint_at is not None
     assert compared == 59
+    assert renderer._encoder._histories
+
+
+def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
+    """The messages of requests that go on from each other, each with what is dropped at its end."""
+    sought = assistant("", CALLS[0]) | {"reasoning_content": "Where?"}
+    said = {"role": "assistant", "content": "There.", "reasoning_content": "Easily found."}
+    head, found = body["messages"][0], tool("call1", "a.txt")
+    history: list[dict[str, Any]] = [head]
+    requests = list[list[dict[str, Any]]]()
+    for number in range(4):
+        for new in (
+            [user(f"look {number}")],
+            [sought, found],
+            [assistant("Also:", *CALLS), found, tool("call2", f"b{number}\n")],
+            [said, user("thanks"), user("And?")],
+            [assistant("Nothing."), user("user")],
+            [said],
+        ):
+            history += new
+            requests += [[*history, VOLATILE], list(history)]
+        if number == 1:  # its beginning is replaced by a summary
+            history = [head, user("Summary: all is well."), assistant("Good."), *history[-5:]]
+        if number == 2:  # a message in the middle is another
+            history[4] = user("something else")
+    return [parse_messages(request) for request in requests]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_that_go_on_from_each_other_are_what_they_are_alone(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    laid = format_of(tokenizer, config)
+    tools = openclaw("hello")["tools"]
+    known = 0
+    for messages in growing(openclaw("hello")):
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        for hint in (last_user_index(messages), None, users[0]):
+            try:
+                expected = full_render(tokenizer, config, messages, tools, hint)
+            except (ValueError, KeyError):
+                with pytest.raises(RequestError):
+                    laid.lay_out(messages, tools, hint)
+                continue
+            layout = laid.lay_out(messages, tools, hint)
+            known += any(isinstance(piece, bytes) for piece in layout._pieces.values())
+            assert layout.prompt() == expected
+    assert known > 20 or family == "llama-3"  # it takes no two calls at once
+
+
+def test_what_may_not_be_divided_is_found_out(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = renderers.config_from_name("qwen3")
+    chat = type(renderers.create_renderer(hub, config))
+    plain = chat._render_assistant
+
+    def counting(self: Any, msg: Any, msg_idx: int, content: str, *args: Any, **emit: Any) -> None:
+        """As a format would that numbers what the assistant says."""
+        plain(self, msg, msg_idx, f"{msg_idx}. {content}", *args, **emit)
+
+    monkeypatch.setattr(chat, "_render_assistant", counting)
+    laid = format_of(hub, config)
+    assert laid.lays_out
+    history = [user("look")]
+    for number in range(5):
+        history += [assistant(f"Answer {number}."), user("Again?")]
+        at = len(history) - 1
+        assert laid.lay_out(history, None, at).prompt() == full_render(hub, config, history, [], at)
+
+
+def test_what_is_in_front_of_a_known_history_is_not_rendered_again(hub: Any) -> None:
+    laid = format_of(hub, renderers.config_from_name("qwen3"))
+    history = [user("look"), assistant("I will.", *CALLS[:1]), tool("call1", "a.txt")]
+    for turn in range(50):
+        history += [assistant(f"Answer {turn}."), user(f"Question {turn}?")]
+        layout = laid.lay_out([*history, user("volatile")], None, len(history) - 1)
+        layout.prompt()
+        assert turn == 0 or len(layout._ids) < 30
+
+
+def test_other_tools_or_another_system_prompt_are_another_history(hub: Any) -> None:
+    laid = format_of(hub, renderers.config_from_name("qwen3"))
+    history = [user("look"), assistant("Yes."), user("Again?")]
+    for head in ([], [{"role": "system", "content": "A"}], [{"role": "system", "content": "B"}]):
+        for tools in ([], openclaw("hello")["tools"]):
+            for times in range(2):
+                layout = laid.lay_out([*head, *history], tools, None)
+                layout.prompt()
+                known = any(isinstance(piece, bytes) for piece in layout._pieces.values())
+                assert known is (times == 1)
+
+
+def test_a_private_request_leaves_no_history(hub: Any) -> None:
+    encoder = Encoder(CutTokenizer(hub))
+    config = renderers.config_from_name("qwen3")
+    laid = format_of(hub, config, encoder)
+    history = [user("look"), assistant("Yes."), user("Again?")]
+    laid.lay_out(history, None, None).prompt()
+    before = len(encoder)
+    longer = [*history, assistant("No."), user("And now?")]
+    for _ in range(2):
+        layout = laid.lay_out(longer, None, 4)
+        with layout.forgetting():
+            assert layout.prompt() == full_render(hub, config, longer, [], 4)
+        assert len(encoder) == before
+
+
+def test_histories_are_bounded_together_with_texts(hub: Any) -> None:
+    encoder = Encoder(CutTokenizer(hub), capacity=40_000)
+    laid = format_of(hub, renderers.config_from_name("qwen3"), encoder)
+    for number in range(60):
+        said = assistant(f"{number} " + LONG[:2000])
+        laid.lay_out([user("look"), said, user("Again?")], None, None).prompt()
+    assert 8_000 < encoder._histories.currsize <= 10_000
+    assert len(encoder) <= 40_000
+    encoder.clear()
+    assert len(encoder) == 0
 
 
 TEXTS = st.one_of(
@@ -155,6 +270,25 @@ def test_whatever_the_messages_say_the_prompt_is_the_full_render(
     config = renderers.config_from_name("qwen3")
     expected = full_render(hub, config, messages, [], hint)
     assert renderer.prompt(messages, hint_message=hint) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(messages=TURNS, data=st.data())
+def test_however_a_conversation_goes_on_the_prompt_is_the_full_render(
+    renderer: Renderer, hub: Any, messages: list[Message], data: st.DataObject
+) -> None:
+    config = renderers.config_from_name("qwen3")
+    for _ in range(5):
+        messages = messages + data.draw(TURNS)
+        if data.draw(st.integers(0, 4)) == 0:
+            at = data.draw(st.integers(0, len(messages) - 1))
+            messages = [*messages[:at], data.draw(TURNS)[0], *messages[at + 1 :]]
+        if data.draw(st.integers(0, 4)) == 0:
+            messages = messages[data.draw(st.integers(0, len(messages) - 1)) :]
+        told = messages + data.draw(st.sampled_from([[], [user("volatile")]]))
+        users = [i for i, m in enumerate(told) if m["role"] == "user"]
+        hint = data.draw(st.sampled_from([None, *users]))
+        assert renderer.prompt(told, hint_message=hint) == full_render(hub, config, told, [], hint)
 
 
 def test_format_that_looks_into_its_ids_is_rendered_the_plain_way(

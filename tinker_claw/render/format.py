@@ -6,7 +6,11 @@ by no switch, so that requests which mean the same have the same prompt.
 
 from __future__ import annotations
 
+import hashlib
+import marshal
+import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias, cast
 
 import renderers
@@ -17,6 +21,8 @@ from tinker_claw.errors import RequestError
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import (
     Encoder,
+    Keep,
+    Piece,
     PlaceholderTokenizer,
     Prompt,
     PromptLayout,
@@ -134,6 +140,13 @@ _FOUND = [
 ]
 _SAID = {"role": "assistant", "content": "Nothing.", "reasoning_content": "I looked."}
 _THANKED = {"role": "user", "content": "user"}
+_GUESSED = {"role": "assistant", "content": "Here?"}
+_SOUGHT = {
+    "role": "assistant",
+    "content": "",
+    "reasoning_content": "Where?",
+    "tool_calls": [_CALL],
+}
 _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
     ([_ASKED], []),
     ([_SYSTEM, _ASKED], [_TOOL]),
@@ -142,6 +155,18 @@ _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
     ([_SYSTEM, _ASKED, _SAID, _THANKED, _ASKED], []),
 )
 """Conversations with everything that changes how a format puts messages together."""
+
+_TALKED = [_ASKED, _SOUGHT, _FOUND[0], _THANKED, _ASKED, _GUESSED, _SAID, _CALLED, *_FOUND, _SAID]
+_WORKED = [_ASKED, *[_SOUGHT, _FOUND[0], _THANKED] * 2, *[_SOUGHT, _FOUND[0]] * 2, _SAID, _THANKED]
+_DIVIDED: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+    ([_SYSTEM, *_TALKED, _ASKED, _SAID], [_TOOL]),
+    ([_SYSTEM, *_WORKED, _SOUGHT, _FOUND[0], _THANKED], [_TOOL]),
+    (_WORKED, []),
+)
+"""Conversations with all neighbours between which one may be divided, what the model thought
+before a call in front of them, and an answer to the user behind them."""
+_BACK = 8
+"""Places at which a conversation may have gone on that are looked at, the last ones."""
 
 
 class Format:
@@ -167,6 +192,8 @@ class Format:
         self._encoder = encoder
         self._typesetter = PlaceholderTokenizer(tokenizer, encoder)
         self._laying: renderers.Renderer | None = None
+        self._divides: frozenset[tuple[str, str]] = frozenset()
+        self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
         self._by_template = name == "default"  # the tokenizer's own template, run in one piece
@@ -174,7 +201,9 @@ class Format:
             self._laying = renderers.create_renderer(
                 cast("Any", self._typesetter), config, chat_template_kwargs=switches
             )
-            if not self._tried_out():
+            if self._tried_out():
+                self._divides = self._tried_to_divide()
+            else:
                 self._laying = None
 
     @property
@@ -194,9 +223,9 @@ class Format:
             RequestError: the format refuses these messages.
         """
         try:
-            said, offered = self._guarded(messages, tools)
-            found = self._lay(said, offered, hint)
+            found = self._lay(messages, tools, hint)
             if found is None:
+                said, offered = self._guarded(messages, tools)
                 prompt = self._render(said, offered, hint)
                 found = PromptLayout(self._encoder, prompt.tokens, {}, prompt.hint_at)
         except _UNFIT as error:
@@ -234,23 +263,75 @@ class Format:
     def _lay(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None
     ) -> PromptLayout | None:
-        """None: only the plain way can tell."""
+        """None: only the plain way can tell.
+
+        Where the ids of the messages up to a place are remembered, only the system message and
+        what is behind that place are rendered.
+        """
         laying = self._laying
         if laying is None:
             return None
-        content = None if hint is None else messages[hint]["content"]
-        with self._typesetter.recording(content) as pieces:
+        head = _head(messages)
+        places = self._places(messages, tools, head)
+        start, known, history = head, None, None
+        for at, digest in reversed(places):
+            found = self._encoder.history(digest)
+            if found is not None and (hint not in range(head, at) or found.hint == hint):
+                start, known, history = at, digest, found
+                break
+        said, offered = self._guarded([*messages[:head], *messages[start:]], tools)
+        left_out = start - head
+        remembered = hint in range(head, start)
+        told = None if hint is None or remembered else hint - left_out if hint >= head else hint
+        with self._typesetter.recording(None if told is None else said[told]["content"]) as pieces:
             rendered = laying.render(
-                cast("Any", messages), add_generation_prompt=True, tools=cast("Any", tools)
+                cast("Any", said), add_generation_prompt=True, tools=cast("Any", offered)
             )
-        ids = rendered.token_ids
-        if hint is not None and _mixed(rendered, hint, pieces):
-            return None
+            if told is not None and _mixed(rendered, told, pieces):
+                return None
+            ids, hint_at = rendered.token_ids, content_end(rendered, told)
+            begin = _first_of(rendered.message_indices, head)
+            more = 0
+            if history is not None:
+                inside = [self._typesetter.known(part) for part in history.parts()]
+                ids = [*ids[:begin], *inside, *ids[begin:]]
+                more = len(inside)
+                if remembered:
+                    hint_at = None if history.hint_at is None else begin + 1
+                elif hint_at is not None and hint_at > begin:
+                    hint_at += more
+        keep = None
+        if places and places[-1][0] > start:
+            until, digest = places[-1]
+            end = _first_of(rendered.message_indices, until - left_out) + more
+            keep = Keep(digest, begin, end, hint if hint in range(head, until) else None, known)
         try:
-            return PromptLayout(self._encoder, ids, pieces, content_end(rendered, hint))
+            return PromptLayout(self._encoder, ids, pieces, hint_at, keep)
         except UnknownPlaceholder:
             self._laying = None  # it keeps ids between renders
             return None
+
+    def _places(
+        self, messages: Sequence[Message], tools: Tools | None, head: int
+    ) -> list[tuple[int, bytes]]:
+        """Where the conversation may be divided, and digests of all that is before.
+
+        Not behind the last question: before it formats leave out what the model thought.
+        """
+        last, kinds = _last_question(messages), _kinds(messages)
+        if not self._divides or last is None or _SYSTEM["role"] in kinds[head:]:
+            return []
+        ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
+        digest = self._salted.copy()
+        digest.update(marshal.dumps([list(messages[:head]), list(tools or ())], 2))
+        places: list[tuple[int, bytes]] = []
+        done = head
+        for end in sorted(islice(ends, _BACK)):
+            # Without the list's length, so that it does not matter where it was divided before.
+            digest.update(memoryview(marshal.dumps(list(messages[done:end]), 2))[5:])
+            places.append((end, digest.digest()))
+            done = end
+        return places
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Prompt:
         said: Any = messages
@@ -264,9 +345,9 @@ class Format:
         """Whether a layout gives what a plain render gives, wherever the format takes the probe."""
         agreed = 0
         for messages, tools in _PROBES:
-            hint = max(i for i, m in enumerate(messages) if m["role"] == "user")
+            hint = _last_question(messages)
             try:
-                expected = self._render(messages, tools, hint)
+                expected = self._render(*self._guarded(messages, tools), hint)
             except _UNFIT:
                 continue
             try:
@@ -277,6 +358,78 @@ class Format:
                 return False
             agreed += found is not None
         return agreed > 0
+
+    def _tried_to_divide(self) -> frozenset[tuple[str, str]]:
+        """Kinds of neighbours between which a conversation may be divided.
+
+        That is where the ids of all before are those that it had when a question stood there, and
+        the ids of all behind are those that it has without what was before.
+        """
+        good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
+        for messages, tools in _DIVIDED:
+            head, kinds = _head(messages), _kinds(messages)
+            try:
+                whole = self._attributed(messages, tools, range(len(messages)))
+            except _UNFIT:
+                return frozenset()
+            for at in range(head + 1, (_last_question(messages) or 0) + 1):
+                if kinds[at] == "tool":  # it belongs to the call
+                    continue
+                try:
+                    asked = [*range(at), at]
+                    before = self._attributed([*messages[:at], _THANKED], tools, asked)
+                    places = [*range(head), *range(at, len(messages))]
+                    behind = self._attributed([messages[i] for i in places], tools, places)
+                except _UNFIT:
+                    before = behind = []
+                begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
+                cut = _first_of([i for i, *_ in behind], at)
+                same = [*behind[:cut], *before[begin:end], *behind[cut:]] == whole
+                (good if same else bad).add((kinds[at - 1], kinds[at]))
+        return frozenset(good - bad)
+
+    def _attributed(
+        self, messages: Sequence[Message], tools: Tools, places: Sequence[int]
+    ) -> list[tuple[int, int | Piece, bool]]:
+        """Of each id or placeholder: the message's place, what it stands for, if it is content."""
+        assert self._laying is not None
+        with self._typesetter.recording(str(_THANKED["content"])) as pieces:
+            rendered = self._laying.render(
+                cast("Any", messages), add_generation_prompt=True, tools=cast("Any", tools)
+            )
+        return [
+            (places[at] if at >= 0 else at, pieces.get(entry, entry), content)
+            for at, entry, content in zip(
+                rendered.message_indices,
+                rendered.token_ids,
+                rendered.is_content or [False] * len(rendered.token_ids),
+                strict=True,
+            )
+        ]
+
+
+def _head(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    behind = (i for i, message in enumerate(messages) if message["role"] != "system")
+    return next(behind, len(messages))
+
+
+def _kinds(messages: Sequence[Message]) -> list[str]:
+    """Roles; some formats treat an assistant that calls tools differently."""
+    return ["call" if message.get("tool_calls") else message["role"] for message in messages]
+
+
+def _last_question(messages: Sequence[Message]) -> int | None:
+    """Index of the last message of the user that says anything."""
+    for at in range(len(messages) - 1, -1, -1):
+        if messages[at]["role"] == "user" and messages[at]["content"].strip():
+            return at
+    return None
+
+
+def _first_of(messages: Sequence[int], message: int) -> int:
+    """Index of the first id of this message or a later one; `messages`: of each id its message."""
+    return next((i for i, at in enumerate(messages) if at >= message), len(messages))
 
 
 def content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
@@ -293,11 +446,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _mixed(
-    rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, TextPiece]
-) -> bool:
+def _mixed(rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, Piece]) -> bool:
     """Whether a placeholder of the message stands for content and frame at once."""
     return any(
-        at == message and entry < 0 and entry in pieces and pieces[entry].mixed
+        at == message and isinstance(piece := pieces.get(entry), TextPiece) and piece.mixed
         for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True)
     )

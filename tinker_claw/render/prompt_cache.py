@@ -23,7 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
+
+from cachetools import LRUCache
 
 from tinker_claw.render.outside_text import CutTokenizer
 
@@ -47,6 +49,10 @@ class TextPiece:
     """Content and frame are in it, and it is not known where the one ends."""
 
 
+Piece: TypeAlias = TextPiece | bytes
+"""What a placeholder stands for; bytes are packed ids."""
+
+
 class _Single(dict[int, bytes]):
     """One id, packed; made when it is first asked for."""
 
@@ -67,7 +73,7 @@ class PlaceholderTokenizer:
     def __init__(self, tokenizer: CutTokenizer, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
         self._encoder = encoder
-        self._open: dict[int, TextPiece] | None = None
+        self._open: dict[int, Piece] | None = None
         self._content: str | None = None
         self._last = 0
 
@@ -75,7 +81,7 @@ class PlaceholderTokenizer:
         return getattr(self._tokenizer, name)
 
     @contextmanager
-    def recording(self, content: str | None) -> Generator[Mapping[int, TextPiece]]:
+    def recording(self, content: str | None) -> Generator[Mapping[int, Piece]]:
         """Hand out placeholders; yields what they stand for.
 
         Args:
@@ -92,6 +98,10 @@ class PlaceholderTokenizer:
             return self._tokenizer.encode(text, *args, **options)
         return [self._placeholder(TextPiece(text))] if text else []
 
+    def known(self, packed: bytes) -> int:
+        """A placeholder for ids that are at hand."""
+        return self._placeholder(packed)
+
     def __call__(self, text: str, *args: Any, **options: Any) -> Any:
         if self._open is None or not options.get("return_offsets_mapping"):
             return self._tokenizer(text, *args, **options)
@@ -106,7 +116,7 @@ class PlaceholderTokenizer:
             "offset_mapping": [(start, end) for start, end, _ in pieces],
         }
 
-    def _placeholder(self, piece: TextPiece) -> int:
+    def _placeholder(self, piece: Piece) -> int:
         assert self._open is not None
         self._last -= 1
         self._open[self._last] = piece
@@ -136,6 +146,43 @@ class Prompt:
     """The tokens as little-endian int32, where they are at hand."""
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """The ids of the messages between the system message and one of the user's."""
+
+    packed: bytes
+    hint: int | None
+    """Index of the message at whose end a hint would go; None: it is not among these."""
+    hint_at: int | None
+    """Index behind the content of that message in these ids; None: not known."""
+
+    def parts(self) -> list[bytes]:
+        """Up to the place for a hint, and what is behind it."""
+        if self.hint_at is None:
+            return [self.packed]
+        return [self.packed[: 4 * self.hint_at], self.packed[4 * self.hint_at :]]
+
+    @property
+    def held(self) -> int:
+        """What it takes, in bytes."""
+        return _ENTRY + len(self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What of a prompt is remembered for the request that goes on from it."""
+
+    digest: bytes
+    """Of the messages."""
+    start: int
+    """Index in the layout's ids."""
+    end: int
+    hint: int | None
+    """As in `History`."""
+    instead_of: bytes | None
+    """The digest of the shorter history that this one goes on from."""
+
+
 class PromptLayout:
     """Ids and placeholders of one prompt."""
 
@@ -143,10 +190,14 @@ class PromptLayout:
         self,
         encoder: Encoder,
         ids: Sequence[int],
-        pieces: Mapping[int, TextPiece],
+        pieces: Mapping[int, Piece],
         hint_at: int | None,
+        keep: Keep | None = None,
     ) -> None:
-        """`hint_at`: index into `ids` behind the content that a hint belongs to.
+        """
+        Args:
+            hint_at: index into `ids` behind the content that a hint belongs to.
+            keep: what is to be remembered once it is encoded.
 
         Raises:
             UnknownPlaceholder: not every placeholder has its piece.
@@ -155,20 +206,22 @@ class PromptLayout:
         self._ids = ids
         self._pieces = pieces
         self._hint_at = hint_at
+        self._keep = keep
         self._ready: Mapping[str, Encoded] = {}
         if not all(entry >= 0 or entry in pieces for entry in ids):
             raise UnknownPlaceholder
 
     async def prepare(self) -> None:
         """Encode what is new and long without holding up the event loop."""
-        pieces = [self._pieces[entry] for entry in self._ids if entry < 0]
+        pieces = self._texts()
         cut = {piece.text for piece in pieces if piece.end is not None}
         self._ready = await self._encoder.prepare([piece.text for piece in pieces], starts=cut)
 
     @contextmanager
     def forgetting(self) -> Generator[None]:
         """What is encoded for the first time inside is not remembered."""
-        new = self._encoder.unknown(piece.text for piece in self._pieces.values())
+        self._keep = None
+        new = self._encoder.unknown(piece.text for piece in self._texts())
         try:
             yield
         finally:
@@ -181,12 +234,27 @@ class PromptLayout:
         parts = [
             _ONE[entry] if entry >= 0 else self._part(self._pieces[entry]) for entry in self._ids
         ]
-        hint_at = None if self._hint_at is None else sum(map(len, parts[: self._hint_at])) // 4
+        hint_at = None if self._hint_at is None else _count(parts[: self._hint_at])
+        if self._keep is not None:
+            self._remember(self._keep, parts, hint_at)
         packed = b"".join(parts)
         return Prompt(unpack(packed), hint_at, packed)
 
-    def _part(self, piece: TextPiece) -> bytes:
+    def _remember(self, keep: Keep, parts: Sequence[bytes], hint_at: int | None) -> None:
+        packed = b"".join(parts[keep.start : keep.end])
+        if keep.hint is None or hint_at is None:
+            history = History(packed, keep.hint, None)
+        else:
+            history = History(packed, keep.hint, hint_at - _count(parts[: keep.start]))
+        self._encoder.remember(keep.digest, history, keep.instead_of)
+
+    def _texts(self) -> list[TextPiece]:
+        return [piece for piece in self._pieces.values() if isinstance(piece, TextPiece)]
+
+    def _part(self, piece: Piece) -> bytes:
         """The packed ids of a piece."""
+        if isinstance(piece, bytes):
+            return piece
         if piece.end is None:
             known = self._ready.get(piece.text)
             return (known or self._encoder.encode(piece.text)).packed
@@ -202,6 +270,11 @@ class PromptLayout:
         return self._encoder.encode(piece.text, starts=True)
 
 
+def _count(parts: Iterable[bytes]) -> int:
+    """Ids in packed parts."""
+    return sum(map(len, parts)) // 4
+
+
 # Text to ids, each text once.
 #
 # Rule: the ids of a text are exactly those that the tokenizer gives for it. An agent sends its
@@ -210,7 +283,8 @@ class PromptLayout:
 
 
 CAPACITY = 96_000_000
-"""Bytes of texts and their ids that are kept: some five hundred system prompts of an agent."""
+"""Bytes of texts and their ids that are kept: some four hundred system prompts of an agent, and in
+a quarter of it the ids of some three hundred sessions."""
 _ENTRY = 300
 """Bytes of what holds a text and its ids together."""
 _ASIDE = 8_000
@@ -260,7 +334,8 @@ class Encoder:
         """`capacity`: in bytes."""
         self._tokenizer = tokenizer
         self.tells_starts = tokenizer.tells_starts
-        self._capacity = capacity
+        self._histories = LRUCache[bytes, History](capacity // 4, getsizeof=lambda h: h.held)
+        self._capacity = capacity - capacity // 4
         self._known: OrderedDict[str, Encoded] = OrderedDict()
         self._held = 0
         # One thread: more of them would only take the processor from the event loop.
@@ -272,7 +347,7 @@ class Encoder:
 
     def __len__(self) -> int:
         """What it holds, in bytes."""
-        return self._held
+        return self._held + int(self._histories.currsize)
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
         """Those of the texts that have yet to be encoded, each once."""
@@ -348,6 +423,17 @@ class Encoder:
             self._known.move_to_end(text)
         return entry
 
+    def history(self, digest: bytes) -> History | None:
+        """The ids of a conversation that went on from there before, if they are remembered."""
+        return self._histories.get(digest)
+
+    def remember(self, digest: bytes, history: History, instead_of: bytes | None) -> None:
+        """Keep the ids of a conversation, and no longer those of its beginning."""
+        if instead_of is not None:
+            self._histories.pop(instead_of, None)
+        if history.held <= self._histories.maxsize:
+            self._histories[digest] = history
+
     def forget(self, texts: Iterable[str]) -> None:
         """Keep neither text nor ids of these."""
         for text in texts:
@@ -356,6 +442,7 @@ class Encoder:
     def clear(self) -> None:
         """Keep nothing."""
         self._known.clear()
+        self._histories.clear()
         self._held = 0
 
     def _forget(self, text: str) -> None:
