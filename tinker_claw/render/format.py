@@ -1,7 +1,11 @@
-"""What a request may say to a model's chat template.
+"""One chat format of a model: the switches that a request may set, and messages to prompts.
 
-Rule: a switch is set exactly as asked or refused by name. What a template does by itself is said
+Rules: a switch is set exactly as asked or refused by name. What a template does by itself is said
 by no switch, so that requests which mean the same have the same prompt.
+
+The prompt is the package's full render, id for id. What is faster (a layout, the remembered ids of
+a history) is used only with formats that passed its try-out, and a request of which it cannot tell
+exactly is rendered the plain way.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import (
     Encoder,
+    History,
     Keep,
     Piece,
     PlaceholderTokenizer,
@@ -104,14 +109,6 @@ def _takes(config: Any, options: Mapping[str, Any]) -> bool:
         and isinstance(getattr(merged, name), bool) is isinstance(value, bool)
         for name, value in options.items()
     )
-
-
-# One chat format with its switches set: messages to prompts, fast where that is the same.
-#
-# Rule: the prompt is the package's full render, token for token. A layout is used only with
-# formats
-# that passed the try-out, and a request that a layout cannot tell exactly is rendered the plain
-# way.
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -273,43 +270,47 @@ class Format:
             return None
         head = _head(messages)
         places = self._places(messages, tools, head)
-        start, known, history = head, None, None
-        for at, digest in reversed(places):
-            found = self._encoder.history(digest)
-            if found is not None and (hint not in range(head, at) or found.hint == hint):
-                start, known, history = at, digest, found
-                break
+        start, known, history = self._remembered(places, head, hint)
         said, offered = self._guarded([*messages[:head], *messages[start:]], tools)
         left_out = start - head
-        remembered = hint in range(head, start)
-        told = None if hint is None or remembered else hint - left_out if hint >= head else hint
+        inside = hint is not None and head <= hint < start  # the history tells where it goes
+        told = None if hint is None or inside else hint - left_out if hint >= head else hint
         with self._typesetter.recording(None if told is None else said[told]["content"]) as pieces:
             rendered = laying.render(
                 cast("Any", said), add_generation_prompt=True, tools=cast("Any", offered)
             )
-            if told is not None and _mixed(rendered, told, pieces):
-                return None
-            ids, hint_at = rendered.token_ids, content_end(rendered, told)
-            begin = _first_of(rendered.message_indices, head)
-            more = 0
-            if history is not None:
-                inside = [self._typesetter.known(part) for part in history.parts()]
-                ids = [*ids[:begin], *inside, *ids[begin:]]
-                more = len(inside)
-                if remembered:
-                    hint_at = None if history.hint_at is None else begin + 1
-                elif hint_at is not None and hint_at > begin:
-                    hint_at += more
+            parts = [] if history is None else [*map(self._typesetter.known, history.parts())]
+        if told is not None and _mixed(rendered, told, pieces):
+            return None
+        begin = _first_of(rendered.message_indices, head)
+        ids = [*rendered.token_ids[:begin], *parts, *rendered.token_ids[begin:]]
+        hint_at = content_end(rendered, told)
+        if history is not None and inside:
+            hint_at = None if history.hint_at is None else begin + 1
+        elif hint_at is not None and hint_at > begin:
+            hint_at += len(parts)
         keep = None
         if places and places[-1][0] > start:
             until, digest = places[-1]
-            end = _first_of(rendered.message_indices, until - left_out) + more
+            end = _first_of(rendered.message_indices, until - left_out) + len(parts)
             keep = Keep(digest, begin, end, hint if hint in range(head, until) else None, known)
         try:
             return PromptLayout(self._encoder, ids, pieces, hint_at, keep)
         except UnknownPlaceholder:
             self._laying = None  # it keeps ids between renders
             return None
+
+    def _remembered(
+        self, places: Sequence[tuple[int, bytes]], head: int, hint: int | None
+    ) -> tuple[int, bytes | None, History | None]:
+        """The longest remembered history in which the place for the hint is known: its end, its
+        digest and its ids.
+        """
+        for end, digest in reversed(places):
+            history = self._encoder.history(digest)
+            if history is not None and (hint not in range(head, end) or history.hint == hint):
+                return end, digest, history
+        return head, None, None
 
     def _places(
         self, messages: Sequence[Message], tools: Tools | None, head: int
@@ -376,8 +377,8 @@ class Format:
                 if kinds[at] == "tool":  # it belongs to the call
                     continue
                 try:
-                    asked = [*range(at), at]
-                    before = self._attributed([*messages[:at], _THANKED], tools, asked)
+                    asked = [*messages[:at], _THANKED]
+                    before = self._attributed(asked, tools, range(len(asked)))
                     places = [*range(head), *range(at, len(messages))]
                     behind = self._attributed([messages[i] for i in places], tools, places)
                 except _UNFIT:

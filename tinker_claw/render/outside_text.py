@@ -46,7 +46,6 @@ class Guard:
         """`added`: the added tokens' texts."""
         marks = {token for token in added if len(token) > 1 and token.strip(" \t\r\n▁")}
         self._mark = re.compile(_shortest_of(marks)) if marks else None
-        self._odd = re.compile(f"{CUT}|{_shortest_of(marks)}" if marks else CUT).search
         self._tools = LRUCache[bytes, list[dict[str, Any]]](_TOOL_SETS)
         # Some formats put a key of a schema between brackets.
         self._bracketed = {t.strip("<>").removeprefix("/") for t in marks if t[0] + t[-1] == "<>"}
@@ -59,12 +58,11 @@ class Guard:
         Raises:
             ValueError: it holds half a surrogate pair.
         """
-        if not self._odd(text):
-            return text
         if CUT in text:
             raise ValueError("half a surrogate pair is no text")
-        assert self._mark is not None
-        found = self._mark.search(text)
+        found = self._mark.search(text) if self._mark else None
+        if self._mark is None or found is None:
+            return text
         pieces: list[str] = []
         done = 0
         while found:
@@ -99,7 +97,7 @@ class Guard:
         if isinstance(value, str):
             if key == "arguments":
                 return self._arguments(value)
-            return self.text(value) if self._odd(value) else value
+            return self.text(value)
         if isinstance(value, Mapping):
             entries = cast("Mapping[str, Any]", value).items()
             return {self._key(k): self._value(v, k) for k, v in entries}
