@@ -2,8 +2,8 @@
 
 Rule: logits never exist for [tokens x vocabulary], neither forward nor backward: each chunk is
 computed, read and dropped, and the backward pass computes it again (0.6 MB a token in float32 at
-151,936 columns). A head with a LoRA of its own is computed like any other: base and update together,
-chunk by chunk, and the chunks' gradients of A and B add up.
+151,936 columns). A head with a LoRA of its own is computed like any other: base and update
+together, chunk by chunk, and the chunks' gradients of A and B add up.
 """
 
 from __future__ import annotations

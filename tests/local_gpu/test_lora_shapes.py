@@ -152,12 +152,12 @@ def test_a_state_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 def test_every_family_has_the_layers_that_are_asked_for(tmp_path: Path, family: str) -> None:
     base = opened(tiny_of(FAMILIES[family], tmp_path / "model"))
     for shape in SHAPES.values():
-        try:
-            adapter = fresh_adapter(base, shape, seed=0)
-        except ConfigError as error:  # a mixture without MLP layers of its own
-            assert "no layer" in str(error)
+        if not lora_parameters(base, shape):  # a mixture without MLP layers of its own
             assert (shape.attention, shape.head) == (False, False)
+            with pytest.raises(ConfigError, match="no layer"):
+                fresh_adapter(base, shape, seed=0)
             continue
+        adapter = fresh_adapter(base, shape, seed=0)
         assert sum(t.numel() for t in adapter.values()) == lora_parameters(base, shape)
         paths = {name.partition(".lora_")[0] for name in adapter}
         assert any(path.endswith("lm_head") for path in paths) == shape.head

@@ -68,6 +68,13 @@ def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
     }
 
 
+def gspo_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
+    """Its ratio begins before the first advantage and leaves tokens out."""
+    rows = torch.arange(length)
+    mask = (rows >= max(0, first - 3)) & (rows % 4 != 1)
+    return rl_arrays(length, first, salt) | {"sequence_ratio_mask": mask.float()}
+
+
 def entropy_arrays(length: int, first: int, width: int | None) -> dict[str, torch.Tensor]:
     shape = (length,) if width is None else (length, width)
     ids = torch.arange(torch.tensor(shape).prod()).reshape(shape) * 11 % VOCABULARY
@@ -126,6 +133,10 @@ def reference_loss(name: str, rows: torch.Tensor, arrays: dict[str, torch.Tensor
         return -(ratio * gain).sum()
     if name == "cispo":
         return -(ratio.clamp(0.8, 1.2).detach() * gain * z).sum()
+    if name == "gspo":
+        whole = (z - q)[arrays["sequence_ratio_mask"] != 0].mean().exp().detach()
+        ratio = whole * torch.exp(z - z.detach())
+        return -torch.min(ratio * gain, ratio.clamp(0.5, 1.5) * gain).sum()
     if name == "dro":
         return -(z * gain - 0.5 * 0.1 * (z - q) ** 2).sum()
     return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).sum()
@@ -136,6 +147,11 @@ CASES = {
     "importance_sampling": ("importance_sampling", lambda n, f, s: rl_arrays(n, f, s), None),
     "cispo": ("cispo", lambda n, f, s: rl_arrays(n, f, s), None),
     "dro": ("dro", lambda n, f, s: rl_arrays(n, f, s), {"beta": 0.1}),
+    "gspo": (
+        "gspo",
+        lambda n, f, s: gspo_arrays(n, f, s),
+        {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5},
+    ),
     "cross_entropy": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, None), None),
     "cross_entropy dense [N, K]": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, 3), None),
     "cross_entropy CSR [N, K]": (
@@ -297,6 +313,14 @@ ENTROPY = {"target_tokens": [1, 2, 3], "weights": [1.0, 1.0, 1.0]}
 RL = {"target_tokens": [1, 2, 3], "logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
 MISTAKES = {
     "unknown loss": ("dpo", ENTROPY, None, r"'dpo'.*cross_entropy"),
+    "a loss that is not public": ("stable_reinforce", RL, None, "not published"),
+    "no ratio": (
+        "gspo",
+        RL | {"sequence_ratio_mask": [0.0] * 3},
+        None,
+        "sequence_ratio_mask marks no token",
+    ),
+    "no mask": ("gspo", RL, None, "needs sequence_ratio_mask"),
     "unknown setting": ("ppo", RL, {"clip_range": 0.2}, r"'clip_range'.*clip_high"),
     "text setting": ("ppo", RL, {"clip_low_threshold": "low"}, r"clip_low_threshold.*number"),
     "crossed bounds": (
