@@ -1,0 +1,108 @@
+"""tinker-cookbook's recipes, their files unmodified, against `python -m local_gpu.tinker`.
+
+Not in the default suite: `make cookbook` installs it, `make test-cookbook` runs this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+from recipes import SERVED_AS, Cookbook, Done
+from wire_servers import KEY, WireProcess, wire_process
+
+pytestmark = pytest.mark.cookbook
+RL = {"batch_size": 4, "group_size": 8, "max_tokens": 16, "learning_rate": 0.002, "max_steps": 8}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WireProcess]:
+    with wire_process(tmp_path_factory.mktemp("wire") / "root", "--name", SERVED_AS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cookbook(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: WireProcess
+) -> Cookbook:
+    environment = Path(request.config.getoption("cookbook"))
+    return Cookbook(environment, tmp_path_factory.mktemp("cookbook"), server.url)
+
+
+@pytest.fixture(scope="module")
+def taught(cookbook: Cookbook) -> Done:
+    """sl_loop's: it answers 1 or 2."""
+    settings = {"batch_size": 8, "learning_rate": 0.01, "lora_rank": 8, "save_every": 10}
+    return cookbook.run("sl_loop", "sl", train_on_what="last_assistant_message", **settings)
+
+
+def there(server: WireProcess, done: Done) -> None:
+    """Both of its last checkpoints are at the server, with a LoRA on the head."""
+    rest = tinker.RestClient(base_url=server.url, api_key=KEY)
+    for path in (done.checkpoint["state_path"], done.checkpoint["sampler_path"]):
+        info = rest.get_weights_info_by_tinker_path(path).result(60)
+        assert (info.base_model, info.train_unembed) == (SERVED_AS, True)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_sl_loop(server: WireProcess, taught: Done) -> None:
+    nll = taught.of("train_mean_nll")
+    assert nll[-1] < 0.1 * nll[0]
+    there(server, taught)
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "cispo", "gspo"])
+def test_rl_loop(server: WireProcess, cookbook: Cookbook, taught: Done, loss: str) -> None:
+    cookbook.begin_from(f"rl-{loss}", taught.checkpoint)
+    done = cookbook.run("rl_loop", f"rl-{loss}", loss_fn=loss, **RL)
+    reward = done.of("reward/total")
+    assert 0.1 < reward[0] < 0.9
+    assert mean(reward[-2:]) > reward[0] + 0.1
+    there(server, done)
+
+
+def test_rl_loops_own_default_is_refused_with_a_sentence(cookbook: Cookbook, taught: Done) -> None:
+    cookbook.begin_from("rl", taught.checkpoint)
+    told = cookbook.fail("rl_loop", "rl", **RL)
+    assert "stable_reinforce is not computed here" in told
+    assert "Take loss_fn=gspo, ppo" in told
+
+
+def test_dpo(server: WireProcess, cookbook: Cookbook, taught: Done) -> None:
+    done = cookbook.run(
+        "preference.dpo.train",
+        "dpo",
+        load_checkpoint_path=taught.checkpoint["state_path"],
+        batch_size=4,
+        max_steps=4,
+        learning_rate=0.001,
+    )
+    loss = done.of("dpo_loss")
+    assert loss[0] == pytest.approx(math.log(2), abs=1e-4)
+    assert loss[-1] < 0.9 * loss[0]
+    there(server, done)
+
+
+def test_on_policy_distillation(server: WireProcess, cookbook: Cookbook, taught: Done) -> None:
+    done = cookbook.run(
+        "distillation.on_policy_distillation",
+        "distilled",
+        teacher_model=SERVED_AS,
+        teacher_checkpoint=taught.checkpoint["sampler_path"],
+        dataset="deepmath",
+        groups_per_batch=4,
+        group_size=4,
+        max_tokens=16,
+        lora_rank=8,
+        learning_rate=0.003,
+        max_steps=10,
+    )
+    apart = done.of("teacher_kl")
+    assert mean(apart[-2:]) < 0.8 * apart[0]
+    there(server, done)
