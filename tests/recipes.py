@@ -80,7 +80,7 @@ class Cookbook:
         return done.stdout
 
     def begin_from(self, log: str, checkpoint: Mapping[str, Any]) -> None:
-        """Let a run that is not there yet find a checkpoint to resume from, before its first step."""
+        """Let a run that is not there yet find a checkpoint to go on from with its first step."""
         (self._folder / log).mkdir()
         row = {"name": "begin", "batch": 0, "state_path": checkpoint["state_path"]}
         (self._folder / log / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
