@@ -40,6 +40,8 @@ configs:
   data_files:
   - split: train
     path: train.jsonl
+  - split: test
+    path: test.jsonl
 ---
 """
 
@@ -88,7 +90,7 @@ class Cookbook:
     def _start(
         self, recipe: str, logs: Path, settings: Mapping[str, object]
     ) -> subprocess.CompletedProcess[str]:
-        given = {"model_name": SERVED_AS, "base_url": self._url, "log_path": logs, **settings}
+        given = {"model_name": SERVED_AS, "log_path": logs, **settings}
         return subprocess.run(
             [
                 *(str(self._python), "-m", f"tinker_cookbook.recipes.{recipe}"),
@@ -101,6 +103,7 @@ class Cookbook:
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
                 "TINKER_API_KEY": KEY,
+                "TINKER_BASE_URL": self._url,
                 "TINKER_TELEMETRY": "0",
             },
             stdout=subprocess.PIPE,
@@ -134,10 +137,18 @@ def _lay_data(folder: Path) -> None:
     pairs = [preferred(question) for question in _QUESTIONS]
     chats = [chat(question, answer) for question in _QUESTIONS for answer in (1, 2)]
     problems = [{"question": question, "answer": "#### 2"} for question in _QUESTIONS]
-    _write(folder / "HuggingFaceH4/no_robots", train=chats * 4)
+    _write(folder / "HuggingFaceH4/no_robots", train=chats * 4, test=chats[:4])
     _write(folder / "Anthropic/hh-rlhf", train=pairs, test=pairs[:4])
-    _write(folder / "openai/gsm8k", train=problems * 2)
+    _write(folder / "openai/gsm8k", train=problems * 2, test=problems[:4])
     (folder / "openai/gsm8k/README.md").write_text(_CONFIGS)
+    choice = {
+        "domain": "Chemistry",
+        "details": {"level": "L3"},
+        "type": "mcq-2-choices",
+        "choices": {"label": ["A", "B"], "text": ["one", "two"]},
+        "answerKey": "B",
+    }
+    _write(folder / "hicai-zju/SciKnowEval", test=[choice | p for p in problems])
     prompts = [{"question": row["messages"][2]["content"]} for row in chats]
     _write(folder / "zwhe99/DeepMath-103K", train=prompts * 2)
 

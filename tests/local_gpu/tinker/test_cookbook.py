@@ -121,3 +121,27 @@ def test_on_policy_distillation(
     apart = done.of("teacher_kl")
     assert mean(apart[-3:]) < 0.7 * mean(apart[:2])
     there(server, done)
+
+
+OTHERS = {
+    # Samples while it trains, on minibatches of what is a step old.
+    "math_rl.train": {
+        "loss_fn": "ppo",
+        "groups_per_batch": 4,
+        "max_steps_off_policy": 1,
+        "num_substeps": 2,
+    },
+    "preference.shorter.train": {"renderer_name": "qwen3_instruct", "batch_size": 2},
+    # The teacher's likeliest tokens are the student's targets. Its evaluation fails in the recipe.
+    "sdft.train": {"topk": 5, "groups_per_batch": 4, "eval_every": 0, "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("recipe", OTHERS)
+def test_other_recipes_take_their_steps(
+    server: WireProcess, cookbook: Cookbook, recipe: str
+) -> None:
+    done = cookbook.run(recipe, recipe, group_size=2, max_steps=2, **OTHERS[recipe])
+    assert all(0 < norm < math.inf for norm in done.of("unclipped_grad_l2:mean"))
+    assert {0, 1} <= {row["step"] for row in done.metrics}
+    there(server, done)
