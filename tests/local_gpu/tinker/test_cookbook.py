@@ -141,7 +141,10 @@ OTHERS = {
 def test_other_recipes_take_their_steps(
     server: WireProcess, cookbook: Cookbook, recipe: str
 ) -> None:
+    """Of a model that knows neither task: where all of a group fail alike, a step moves nothing."""
     done = cookbook.run(recipe, recipe, group_size=2, max_steps=2, **OTHERS[recipe])
-    assert all(0 < norm < math.inf for norm in done.of("unclipped_grad_l2:mean"))
-    assert {0, 1} <= {row["step"] for row in done.metrics}
+    norms = done.of("unclipped_grad_l2:mean")
+    assert len(norms) >= 2
+    assert all(map(math.isfinite, norms))
+    assert recipe != "sdft.train" or min(norms) > 0
     there(server, done)
