@@ -173,7 +173,7 @@ from dataclasses import replace
 from pathlib import Path
 from tests.captures import load
 from tinker_claw.gateway.book import ConversationIndex, Stream
-from tinker_claw.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.sessions import digests, identify, reply_digest
 from tinker_claw.types import Reply
 from tinker_claw.wire import parse_chat

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import Ballot, NewTurn
 from tinker_claw.types import (
@@ -294,7 +295,7 @@ _ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     Ledger(Path(sys.argv[1]))
@@ -317,7 +318,7 @@ def test_second_process_on_the_same_directory_is_refused(ledger: Ledger) -> None
 
 def test_lock_of_a_killed_process_does_not_hold(tmp_path: Path) -> None:
     script = (
-        "import os, signal, pathlib; from tinker_claw.ledger import Ledger\n"
+        "import os, signal, pathlib; from tinker_claw.ledger.ledger import Ledger\n"
         f"ledger = Ledger(pathlib.Path({str(tmp_path)!r}))\n"
         "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -348,13 +349,23 @@ def test_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> Non
     assert file.read_bytes() == before
 
 
-def test_later_schema_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 99, -1])
+def test_schema_of_another_release_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     Ledger(tmp_path).close()
-    connection = sqlite3.connect(tmp_path / "ledger.sqlite3")
-    connection.execute("PRAGMA user_version = 99")
+    file = tmp_path / "ledger.sqlite3"
+    connection = sqlite3.connect(file)
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(LedgerError, match="schema is version 99"):
+    before = file.read_bytes()
+    said = (
+        rf"was written by another release \(its schema is version {version}, this program knows "
+        rf"{SCHEMA_VERSION}\); use that release, or another --data-dir"
+    )
+    with pytest.raises(LedgerError, match=said):
         Ledger(tmp_path)
+    with pytest.raises(LedgerError, match=said), reading(file):
+        pass
+    assert file.read_bytes() == before
 
 
 def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:

@@ -322,6 +322,15 @@ SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` tak
 _LONGEST = 2000
 """Characters that are kept of what came of a try in vain."""
 
+DEMONSTRATION = """
+SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
+JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
+JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
+WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
+ORDER BY later.idx LIMIT 1
+"""
+"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
+
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
 WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
@@ -414,16 +423,7 @@ class JudgementTable:
     def demonstration(self, turn_id: int) -> str | None:
         """The reply that the user accepted after this turn, if it is the first later one of the
         session that they answered and did not reject; None: there is none, or none yet."""
-        row = self._db.row(
-            "SELECT later.reply_text, value FROM turns JOIN turns AS later "
-            "ON later.session_id = turns.session_id AND later.kind = 'main' "
-            "AND later.idx > turns.idx "
-            "JOIN next_states ON next_states.turn_id = later.id AND role = 'user' "
-            "JOIN verdicts ON verdicts.turn_id = later.id AND value IS NOT -1 "
-            "WHERE turns.id = ? ORDER BY later.idx LIMIT 1",
-            turn_id,
-        )
-        return row["reply_text"] or None if row and row["value"] == 1 else None
+        return self._db.one(f"SELECT ({DEMONSTRATION}) FROM turns WHERE id = ?", turn_id)
 
     def take_up_corrected(self, accepted: int, reason: str) -> bool:
         """Rejected turns that were refused for this reason are open again, if what they lacked is a
