@@ -221,7 +221,7 @@ _JUDGED = (
     "ON verdicts.turn_id = turns.id WHERE settled = 0)"
 )
 _IN_HAND = (
-    "SELECT COUNT(*) FROM step_samples JOIN steps ON steps.id = step_id JOIN samples "
+    "SELECT COUNT(*) FROM step_samples JOIN steps ON steps.id = step_samples.step_id JOIN samples "
     "ON samples.id = sample_id WHERE step_samples.step_id = (SELECT MAX(id) FROM steps) "
     "AND status = 'intent' AND state = 'queued'"
 )
