@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,7 +120,7 @@ def found(directory: Path, number: int) -> list[str]:
         "text": f"{MARK}{number}!".encode(),
         "ids": raw_ids(ids[:8]),
         "tokens": pack_ids(ids[:300])[:80],
-        "block": zlib.compress(raw_ids(ids), 1)[:80],
+        "block": pack_ids(ids)[:80],
         "rows": pack_ids([i for token in ids[:300] for i in (token, number)])[:80],
     }
     return [name for name, bytes_ in packed.items() if bytes_ in raw]
