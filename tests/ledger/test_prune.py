@@ -205,6 +205,61 @@ def test_rows_of_emptied_turns_share_pages(ledger: Ledger) -> None:
     assert ledger.live_bytes() < size / 2
 
 
+def test_a_size_out_of_reach_takes_one_pass(ledger: Ledger) -> None:
+    """Most of what is there may still be trained, and nothing makes the file small enough."""
+    for n in range(600):
+        add(ledger, f"x{n}", prompt=(1,), **({"untrained_because": "side"} if n % 10 == 0 else {}))
+    transactions = list(prune.trim(ledger._db, most_bytes=1))
+    assert sum(transactions) == 60
+    assert len(full(ledger)) == 540
+    sweeps = 2 * (2 + 600 // 50)
+    assert len(transactions) < 60 + sweeps + 10, "what stays is not looked at again and again"
+    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert list(prune.trim(ledger._db, most_bytes=1)) == []
+
+
+def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) -> None:
+    turns = [add(ledger, f"x{n}", untrained_because="side") for n in range(60)]
+    dropping = prune.trim(ledger._db, before=time.time() + 1)
+    gone = next(dropping)
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET settled = 0 WHERE id = ?", (turns[-1],))
+    assert gone + sum(dropping) == 59
+    assert full(ledger) == {turns[-1]}
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_was_said_of_trained_turns_gives_its_room_back(
+    ledger: Ledger, forgotten: bool
+) -> None:
+    parent = ledger.steps.newest_version()
+    assert parent is not None
+    turns = list[int]()
+    for n in range(150):
+        turn = add(ledger, f"x{n}", prompt=(1,))
+        ledger.turns.add_next_state(turn, NextState("user", WORDS * 60))
+        ballots = [Ballot(WORDS * 20, -1)] * 3
+        ledger.judgements.add(
+            turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[WORDS * 20]
+        )
+        ledger.samples.add(turn, -1, TEACHER)
+        turns.append(turn)
+    parent = step(ledger, parent, turns)
+    for n in range(SAFE_STATES):
+        parent = step(ledger, parent, [sampled(ledger, f"u{n}")])
+    size = ledger.live_bytes()
+    if forgotten:
+        for turn in turns:
+            ledger.begin_to_forget(prune.from_turn(turn))
+        asyncio.run(ledger.finish_forgetting())
+    else:
+        assert trim(ledger, before=time.time() + 1) == 151
+    assert ledger.live_bytes() < size / 2
+    blanked = ledger._db.rows("SELECT DISTINCT blanked FROM turns WHERE id <= 150")
+    assert [row["blanked"] for row in blanked] == ["forgotten" if forgotten else "dropped"]
+    assert ledger._db.one("PRAGMA foreign_key_check") is None
+
+
 def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
