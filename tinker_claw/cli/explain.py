@@ -207,8 +207,8 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
 def _trained(
     rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
 ) -> Iterator[str]:
-    sample = turn.sample
-    step = read_step(rows, sample.step) if sample and sample.state == "trained" else None
+    sample, trained_in = turn.sample, turn.trained_in_step
+    step = None if trained_in is None else read_step(rows, trained_in)
     if sample is None or step is None:
         return
     rule = dict(step.metrics.get("rule") or {})
