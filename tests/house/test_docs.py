@@ -11,10 +11,10 @@ import pytest
 from benchmarks import gateway as benchmark
 from local_gpu.tinker import __main__ as serve
 from tests import install_vllm
+from tests.house.test_owed import run_py
 from tests.openclaw import readme_block
-from tinker_claw import config
 from tinker_claw.backends import local
-from tinker_claw.cli import doctor, explain, export, forget, log, main, openclaw, status
+from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method
@@ -36,10 +36,10 @@ def our_side() -> str:
 
 
 def test_every_flag_in_the_readme_exists() -> None:
-    parsers = (config, status, doctor, openclaw, log, explain, serve, forget)
-    parsers += (export, benchmark)
-    helps = [module.parser().format_help() for module in parsers]
+    helps = [module.parser().format_help() for module in (serve, benchmark)]
     known = set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
+    commands = [main.Program(), *map(main.Command, main.COMMANDS)]
+    known |= {flag for command in commands for p in command.params for flag in p.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
     assert named - known == set()
     assert {"--method", "--backend", "--judge-url", "--w-rl", "--api-key"} <= named
@@ -60,12 +60,8 @@ def test_every_file_that_is_named_exists(text: str) -> None:
 def test_commands_of_the_readme_parse() -> None:
     commands = re.findall(r"^ {4,}python run\.py (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
     assert len(commands) >= 3
-    own = {"doctor": doctor.parser, "openclaw-config": openclaw.parser}
     for command in commands:
-        words = command.split()
-        if words[0] in main.COMMANDS:
-            _, words = own[words[0]]().parse_known_args(words[1:])
-        load(words)
+        run_py(command.split())
 
 
 def test_commands_of_the_endurance_page_exist() -> None:

@@ -3,23 +3,22 @@ Pure."""
 
 from __future__ import annotations
 
-import argparse
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from tinker_claw.cli.common import (
-    FLAGS_FROM_RUN,
-    ledger_file,
+    LedgerFlags,
     moment,
     number,
-    parse,
-    printable,
     until_left,
     vote,
+    wrapped,
     write,
 )
-from tinker_claw.config.load import Flags
+from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import reading
@@ -211,21 +210,26 @@ def _rows(
 # Rule: the user's words are shown here, on his own terminal, unless he says --no-text.
 
 
-WIDTH = 100
 LONGEST = 1500
 """Characters of a text that are shown."""
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
 
 
-def main(arguments: Sequence[str]) -> int:
+class ExplainFlags(LedgerFlags):
+    """Tell what came of one turn, and why, also while the gateway runs."""
+
+    turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
+    no_text: bool = Field(False, description="without what user, model and tools wrote")
+
+
+def explain(given: ExplainFlags) -> int:
     """Tell a turn in words.
 
     Raises:
         ConfigError: a setting is wrong.
         LedgerError: there is no ledger, or no such turn.
     """
-    given, settings = parse(parser(), arguments)
-    file = ledger_file(settings)
+    file = given.ledger
     with until_left(), reading(file) as ledger:
         with ledger.moment():
             turn = read_history(ledger, given.turn)
@@ -233,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
             raise LedgerError(
                 f"{file} has no turn {given.turn}; `python run.py log turns` lists them"
             )
-        write(tell(turn, settings.training, text=not given.no_text))
+        write(tell(turn, given.settings.training, text=not given.no_text))
     return 0
 
 
@@ -241,16 +245,16 @@ def tell(turn: History, training: Training, *, text: bool) -> list[str]:
     """The lines. `training`: settings, for what the ledger does not say."""
     if turn.forgotten:
         return [
-            *_wrap(
+            *wrapped(
                 f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
             ),
-            *_wrap(fate(turn, training.batch_size)),
+            *wrapped(fate(turn, training.batch_size)),
         ]
     return [
         *_request(turn, text=text),
         *_answer(turn, text=text),
         *_judged(turn, text=text),
-        *_wrap(fate(turn, training.batch_size)),
+        *wrapped(fate(turn, training.batch_size)),
         *_trained(turn, training),
         *_cost(turn),
     ]
@@ -258,15 +262,15 @@ def tell(turn: History, training: Training, *, text: bool) -> list[str]:
 
 def _request(turn: History, *, text: bool) -> Iterator[str]:
     purpose = f", for: {turn.call}" if turn.call else ""
-    yield from _wrap(
+    yield from wrapped(
         f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
         f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
     )
-    yield from _wrap(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
+    yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
     yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
     yield from _quote(turn.request_text, text=text)
     if turn.lost is not None:
-        yield from _wrap(
+        yield from wrapped(
             "No turn got that as its next state, because it is not known what reply it answers: "
             f"{LOST[turn.lost]}."
         )
@@ -280,9 +284,9 @@ def _answer(turn: History, *, text: bool) -> Iterator[str]:
     if length > len(done.tokens):
         yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
     if turn.fallback is not None:
-        yield from _wrap(f"It was not the current version that answered: {turn.fallback}.")
+        yield from wrapped(f"It was not the current version that answered: {turn.fallback}.")
     if turn.misfit is not None:
-        yield from _wrap(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
+        yield from wrapped(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
 
 
 def _judged(turn: History, *, text: bool) -> Iterator[str]:
@@ -335,7 +339,7 @@ def _trained(turn: History, training: Training) -> Iterator[str]:
     if found.reward is not None:
         given = [reward for reward in sample.rewards if reward is not None]
         of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
-        yield from _wrap(
+        yield from wrapped(
             f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
             f"--baseline {cfg.baseline})."
         )
@@ -344,11 +348,11 @@ def _trained(turn: History, training: Training) -> Iterator[str]:
     if method.teaching and found.distill is not None and found.bounded is not None:
         cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
         cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
-        yield from _wrap(
+        yield from wrapped(
             f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
             f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
         )
-    yield from _wrap(_age(turn, sample.parent_step, step.metrics.get("clip_share"), cfg))
+    yield from wrapped(_age(turn, sample.parent_step, step.metrics.get("clip_share"), cfg))
 
 
 def _age(turn: History, parent_step: int | None, clip_share: float | None, cfg: Training) -> str:
@@ -376,27 +380,6 @@ def _quote(words: str, *, text: bool) -> Iterator[str]:
         yield f"    ({len(words)} characters)"
         return
     for line in words[:LONGEST].splitlines() or [""]:
-        yield from textwrap.wrap(
-            printable(line), WIDTH, initial_indent="  | ", subsequent_indent="  | "
-        ) or ["  |"]
+        yield from wrapped(line, "  | ") or ["  |"]
     if len(words) > LONGEST:
         yield f"  | … and {len(words) - LONGEST} more characters"
-
-
-def _wrap(sentence: str) -> list[str]:
-    return textwrap.wrap(printable(sentence), WIDTH)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py explain",
-        description="Tell what came of one turn, and why, also while the gateway runs.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-    top.add_argument("turn", type=int, metavar="TURN", help="its id, as `run.py log turns` shows")
-    top.add_argument(
-        "--no-text", action="store_true", help="without what user, model and tools wrote"
-    )
-    return top

@@ -21,7 +21,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.telemetry import log
 
 SCHEMA_VERSION = 4
 FILE = "ledger.sqlite3"
@@ -254,6 +253,8 @@ class Database(Writer):
 
     def _write_anew(self) -> None:
         """Its free pages may hold what was deleted before deleted things were overwritten."""
+        from tinker_claw.telemetry import log  # readers need none of it
+
         log.info("ledger.written_anew", gigabytes=round(self.path.stat().st_size / 1e9, 1))
         self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._connection.execute("VACUUM")
@@ -283,6 +284,8 @@ def _check(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     if path.stat().st_size >= _LARGE_BYTES:
+        from tinker_claw.telemetry import log  # readers need none of it
+
         log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:
