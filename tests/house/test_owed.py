@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import serving, training
 from tinker_claw.cli import main
+from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
