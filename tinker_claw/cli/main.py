@@ -21,7 +21,8 @@ from pydantic import Field
 
 from tinker_claw.cli.common import Flags, abandon_output, write
 from tinker_claw.config.flags import WORD, parameters, section_of
-from tinker_claw.config.load import ELSEWHERE, SECTIONS, flags, load_given
+from tinker_claw.config.load import ELSEWHERE, flags, load_given
+from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
@@ -165,7 +166,7 @@ class _Helped(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Its own, and where it was asked for those of all sections."""
-        headings = {name: f"{name}: {model.__doc__}" for name, model in SECTIONS.items()}
+        headings = {name: f"{name}: {model.__doc__}" for name, model in sections().items()}
         for section, heading in {None: "flags", "": "settings", **headings}.items():
             rows = [
                 row

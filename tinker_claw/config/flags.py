@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 WORD: Final = "word"
@@ -26,12 +26,16 @@ Completions = Mapping[str, Callable[[], Iterable[str]]]
 def parameters(
     model: type[BaseModel], section: str = "", completions: Completions | None = None
 ) -> list[click.Parameter]:
-    """One parameter a field, in their order.
+    """One parameter a field, in their order, but none for secrets.
 
     Those of a section of the settings are named `<section>__<field>`, and None unless given.
     """
     known = completions or {}
-    return [_parameter(n, field, section, known.get(n)) for n, field in model.model_fields.items()]
+    return [
+        _parameter(name, field, section, known.get(name))
+        for name, field in model.model_fields.items()
+        if SecretStr not in get_args(field.annotation)
+    ]
 
 
 def section_of(parameter: click.Parameter) -> str | None:
@@ -59,8 +63,11 @@ def _parameter(
         options["is_flag"] = True
     elif not isinstance(kind, click.Choice):
         options["metavar"] = field.title or name.rsplit("_", 1)[-1].upper()
-    if section and field.default is not None:
-        told += f" (default {field.default})"
+    if section:
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = "" if field.default is None else f"default {field.default}"
+        facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
+        told += f" ({facts})" if facts else ""
     if words is not None:
         options["shell_complete"] = _completing(words)
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"

@@ -1,8 +1,9 @@
 """Command line, environment and TOML file into one `Settings`.
 
-Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > NUM_GPUS and its
-like > default. The one place that reads the environment. Unknown keys are refused by their dotted
-name. Users come from the file, or as JSON from `TINKER_CLAW_USERS`.
+Rules: the command line wins over the environment (`TINKER_CLAW_<SECTION>__<FIELD>`), that over the
+file, that over NUM_GPUS and its like, those over the defaults. Nothing else reads the environment.
+Unknown keys are refused by their dotted name. Users come from the file, or as JSON from
+`TINKER_CLAW_USERS`.
 """
 
 from __future__ import annotations
@@ -12,31 +13,32 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
+from tinker_claw.config.check import check
 from tinker_claw.config.flags import Completions, parameters
-from tinker_claw.config.gpu import VARIABLES
-from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
+from tinker_claw.config.settings import DEMO, ENV_PREFIX, USERS, Settings, sections
 from tinker_claw.errors import ConfigError
 
-CONFIG = "__config"
-"""The flag that names a file: of no section."""
-USERS = "users"
-"""The one setting that is no section and has no flag: a command line is there for all to read."""
-SECTIONS = {
-    name: cast("type[Section]", field.annotation)
-    for name, field in Settings.model_fields.items()
-    if name != USERS
+VARIABLES: Final = {
+    "NUM_GPUS": "gpus",
+    "ACTOR_GPUS": "actor_gpus",
+    "ROLLOUT_GPUS": "rollout_gpus",
+    "PRM_GPUS": "prm_gpus",
 }
-ELSEWHERE = (
+"""OpenClaw-RL's variables, and the fields that they set where nothing else does."""
+CONFIG: Final = "__config"
+"""The flag that names a file: of no section."""
+ELSEWHERE: Final = (
     "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
-    f"({ENV_PREFIX}<SECTION>__<FIELD>). {', '.join(VARIABLES)} are honoured for --backend local "
-    "where nothing else sets them. Users with keys of their own are tables [[users]] (name, key) "
-    f"of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}."
+    f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
+    f"there alone. {', '.join(VARIABLES)} are honoured for --backend local where nothing else sets "
+    "them. Users with keys of their own are tables [[users]] (name, key) of the file, or a JSON "
+    f"list in {ENV_PREFIX}{USERS.upper()}."
 )
 """Where settings can stand but on the command line, for the help."""
 
@@ -73,7 +75,7 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
     settings = _build(values)
-    settings.check()
+    check(settings)
     return settings
 
 
@@ -85,8 +87,11 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         metavar="FILE",
         help="a TOML file that sets any of them",
     )
-    of_sections = (parameters(model, name, completions) for name, model in SECTIONS.items())
+    of_sections = (parameters(model, name, completions) for name, model in sections().items())
     return [file, *chain.from_iterable(of_sections)]
+
+
+# Sources
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -99,9 +104,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in SECTIONS)
+    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in sections())
     for name in os.environ:
-        known = name.startswith(sections) or name == ENV_PREFIX + USERS.upper()
+        known = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
         if name.startswith(ENV_PREFIX) and not known:
             raise ConfigError(
                 f"environment: {name} names no setting (run.py --help-all lists them)"
@@ -118,7 +123,7 @@ def _read_environment() -> dict[str, Any]:
 def _wants_gpus(run: Any) -> bool:
     """Neither a service nor the demo's model asks for any."""
     given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
-    return given.get("backend") == "local" and given.get("model_name") != "demo"
+    return given.get("backend") == "local" and given.get("model_name") != DEMO
 
 
 def _read_variables() -> dict[str, Any]:
