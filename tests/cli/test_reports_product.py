@@ -13,7 +13,7 @@ from tests.stories import run
 from tests.talk import learn, rows
 from tinker_claw.cli.status import as_json, board, read_overview
 from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.views import read_figures
+from tinker_claw.ledger.figures import read_figures
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,9 @@ import os
 import socket
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -29,7 +27,12 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError, UndoError
-from tinker_claw.ledger.database import FILE
+from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.ledger.outcome import RunView, read_run, run_of
+from tinker_claw.ledger.views import TurnView
+from tinker_claw.methods import METHODS
+from tinker_claw.methods.base import Evidence
+from tinker_claw.types import NextState, Verdict
 
 # Flags
 
@@ -125,6 +128,29 @@ class LedgerFlags(Flags):
                 "the flags that run.py was started with (--config, --model-name, --method)"
             )
         return file
+
+
+def read_run_view(rows: Rows, batch_size: int) -> RunView:
+    """What the outcomes of a ledger's turns depend on, its method's teacher included.
+
+    Args:
+        batch_size: samples of a step, where none was taken yet.
+    """
+    method = METHODS.get(run_of(rows).get("method", ""))
+
+    def told(turn: TurnView) -> str | None:
+        if method is None or method.teaching is None or not turn.has_hint_place:
+            return None
+        known = Evidence(
+            Verdict(turn.votes, turn.verdict),
+            # Whether there is something to tell, not what it says.
+            ("hint",) * turn.hints,
+            NextState("user" if turn.next_role == "user" else "tool", "said"),
+            "shown" if turn.demonstrated else None,
+        )
+        return method.teaching.what if method.tells(known) else None
+
+    return read_run(rows, batch_size, told)
 
 
 # The gateway that runs
@@ -349,13 +375,6 @@ def short(text: str, length: int) -> str:
 def plural(count: int, noun: str) -> str:
     """3 samples, 1 sample."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def moment(at: float, now: float | None = None) -> str:
-    """Local time, with the day where it is another one than today."""
-    then = datetime.fromtimestamp(at)
-    today = datetime.fromtimestamp(time.time() if now is None else now).date()
-    return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def span(seconds: float) -> str:

@@ -44,6 +44,7 @@ from tinker_claw.cli.common import (
     ask,
     key_of,
     printable,
+    read_run_view,
     served_models,
     short,
     span,
@@ -70,8 +71,10 @@ from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
+from tinker_claw.ledger.outcome import RunView, outcome
 from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import RecentTurn, lost_of, newest_steps, read_recent
+from tinker_claw.ledger.views import TurnView, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -99,7 +102,8 @@ class DoctorFlags(Flags):
     last: int = Field(10, title="N", description="requests to show (default 10; 0 for none)", ge=0)
     reasons: bool = Field(
         False,
-        description="with each request its session's name, and why it was taken for main or side",
+        description="with each request its session's name, why it was taken for main or side, and "
+        "its outcome in a sentence",
     )
     no_checks: bool = Field(False, description="show the requests only; nothing is asked or spent")
 
@@ -148,7 +152,9 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
         return
     try:
-        turns = read_recent(ledger, count).turns
+        with reading(ledger) as rows, rows.moment():
+            turns = read_turns(rows, count)
+            run = read_run_view(rows, settings.training.batch_size)
     except LedgerError as error:
         _line("warn", "requests", str(error))
         return
@@ -156,11 +162,12 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         _line("-", "requests", f"none yet in {ledger}")
         return
     write(["", f"The last requests in {ledger}:", ""])
-    write(table(turns, time.time(), reasons=reasons))
+    write(table(turns, run, time.time(), reasons=reasons))
     for sentence in advice(turns):
         write(["", *wrapped(sentence, width=WIDTH)])
     if not reasons:
-        write(["", "--reasons shows why each was taken for main or side."])
+        more = "--reasons shows why each was taken for main or side, and more of its outcome."
+        write(["", more])
 
 
 # What run.py itself needs
@@ -524,7 +531,8 @@ def _servers(seen: CheckContext) -> Iterator[str]:
 def _from_the_future(ledger: Path) -> float:
     """By how many seconds the newest row is ahead of this clock; 0 where it is not."""
     try:
-        newest = read_recent(ledger, 0).newest_at
+        with reading(ledger) as rows, rows.moment():
+            newest = newest_at(rows)
     except LedgerError:
         return 0.0
     return max(0.0, (newest or 0.0) - time.time())
@@ -582,7 +590,7 @@ _FEWEST = 3
 """Fewer turns are no pattern."""
 
 
-def advice(turns: Sequence[RecentTurn]) -> list[str]:
+def advice(turns: Sequence[TurnView]) -> list[str]:
     """Sentences on these turns, oldest first; none where learning goes its way."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
     return [
@@ -594,7 +602,7 @@ def advice(turns: Sequence[RecentTurn]) -> list[str]:
     ]
 
 
-def _sides(turns: Sequence[RecentTurn], main: Sequence[RecentTurn]) -> Iterator[str]:
+def _sides(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
     side = [turn for turn in turns if turn.kind is Kind.SIDE]
     if not _most(side, turns):
         return
@@ -610,7 +618,7 @@ def _sides(turns: Sequence[RecentTurn], main: Sequence[RecentTurn]) -> Iterator[
         yield "There is no main turn among them: nothing can be learned from these requests."
 
 
-def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _followed(main: Sequence[TurnView]) -> Iterator[str]:
     if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
         return
     sessions = len({turn.session_id for turn in main})
@@ -628,7 +636,7 @@ def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _judging(main: Sequence[TurnView]) -> Iterator[str]:
     aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
     if aside:
         yield (
@@ -649,7 +657,7 @@ def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _unfit(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _unfit(main: Sequence[TurnView]) -> Iterator[str]:
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
     if _most(unfit, main):
         yield (
@@ -660,7 +668,7 @@ def _unfit(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _stood_in(turns: Sequence[RecentTurn]) -> Iterator[str]:
+def _stood_in(turns: Sequence[TurnView]) -> Iterator[str]:
     if count := sum(turn.fallback is not None for turn in turns):
         yield (
             f"{count} of {len(turns)} replies (marked *) came from another version than the "
@@ -668,7 +676,7 @@ def _stood_in(turns: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _most(part: Sequence[RecentTurn], whole: Sequence[RecentTurn]) -> bool:
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
     return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
 
 
@@ -678,50 +686,22 @@ WIDTH = 110
 _KEY_LENGTH = 14
 
 
-def table(turns: Sequence[RecentTurn], now: float, *, reasons: bool = False) -> list[str]:
+def table(
+    turns: Sequence[TurnView], run: RunView, now: float, *, reasons: bool = False
+) -> list[str]:
     """The lines of the table, oldest turn first.
 
     Args:
         turns: at least one.
         now: seconds since 1970; turns of another day show it.
-        reasons: further lines, for each turn its session's name and the reason of its kind.
+        reasons: further lines, for each turn its session's name, the reason of its kind, and its
+            outcome in a sentence.
     """
-    lines = common.table(list(_columns(turns, now)), turns, width=WIDTH)
-    return [*lines, *(line for turn in turns for line in _because(turn) if reasons)]
+    lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
+    return [*lines, *(line for turn in turns for line in _because(turn, run) if reasons)]
 
 
-def training(turn: RecentTurn) -> str:
-    """Why this turn was trained, was not, or is not yet."""
-    if turn.sample is not None:
-        return _sampled(turn)
-    if turn.untrained_because is not None:
-        side = turn.kind is Kind.SIDE and turn.untrained_because.startswith("side turn")
-        return "never: a side turn" if side else f"no: {turn.untrained_because}"
-    if turn.kind is Kind.SIDE:
-        return "never: a side turn"
-    if turn.next_role is None:
-        if turn.session_closed:
-            return "waits for a next state; its session is idle"
-        if turn.passed_over:
-            return "waits for a next state; its session has gone on without it"
-        return "waits for a next state"
-    if not turn.judged:
-        return "waits for the judge"
-    return "judged; waits for the teacher" if turn.hints else "judged; waits to be queued"
-
-
-def _sampled(turn: RecentTurn) -> str:
-    if turn.sample == "trained":
-        made = "" if turn.step_version is None else f", which made v{turn.step_version}"
-        return f"trained in step {turn.step_id}{made}"
-    if turn.sample == "expired":
-        return "no: its sample expired: too many steps since, or a rollback"
-    if turn.sample == "quarantined":
-        return "no: set aside, steps with it failed"
-    return "queued: waits for its batch"
-
-
-def verdict(turn: RecentTurn) -> str:
+def verdict(turn: TurnView) -> str:
     """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
     if not turn.judged:
         return "-"
@@ -729,7 +709,7 @@ def verdict(turn: RecentTurn) -> str:
     return f"{value} hint" if turn.hints else value
 
 
-def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[Column]:
+def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Column]:
     yield Column("turn", lambda turn: str(turn.id), right=True)
     yield Column("when", lambda turn: _when(turn.created_at, now))
     if len({turn.user for turn in turns}) > 1:
@@ -744,25 +724,26 @@ def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[Column]:
     )
     yield Column("next", lambda turn: turn.next_role or "-")
     yield Column("verdict", verdict)
-    yield Column("training", training, least=24, wraps=True)
+    yield Column("outcome", lambda turn: outcome(turn, run).word, least=24, wraps=True)
 
 
-def _because(turn: RecentTurn) -> Iterator[str]:
+def _because(turn: TurnView, run: RunView) -> Iterator[str]:
     yield from wrapped(
-        f"{turn.id}: session {turn.session_id} is {turn.session_key!r} of {turn.user!r}",
+        f"{turn.id}  session {turn.session_id} is {turn.session_key!r} of {turn.user!r}",
         width=WIDTH,
     )
     yield from wrapped(f"{turn.kind} because: {turn.kind_reason}", "   ", WIDTH)
     if turn.fallback is not None:
         told = f"answered by another version because: {turn.fallback}"
         yield from wrapped(told, "   ", WIDTH)
+    yield from wrapped(outcome(turn, run).sentence, "   ", WIDTH)
 
 
-def _by(turn: RecentTurn) -> str:
+def _by(turn: TurnView) -> str:
     return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
 
 
-def _session(turn: RecentTurn) -> str:
+def _session(turn: TurnView) -> str:
     """The ledger's number, and the end of the client's name, which tells sessions apart."""
     key = printable(turn.session_key)
     if len(key) > _KEY_LENGTH:

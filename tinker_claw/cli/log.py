@@ -18,9 +18,9 @@ from tinker_claw.cli.common import (
     Column,
     LedgerFlags,
     apart,
-    moment,
     note,
     number,
+    read_run_view,
     short,
     table,
     until_left,
@@ -31,6 +31,7 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.outcome import moment, outcome
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
 
 ROWS = 50
@@ -97,39 +98,29 @@ def log(given: LogFlags) -> int:
         ConfigError: a flag or setting is wrong.
         LedgerError: there is no ledger, or it cannot be read.
     """
+    batch_size = given.settings.training.batch_size
     wanted, limit = _filter(given), given.rows
     with until_left(), reading(given.ledger) as ledger:
         if given.follow:
-            following = Following(ledger, given.table, wanted, full=given.full)
+            following = Following(ledger, given.table, wanted, batch_size, full=given.full)
             following.run(limit, as_json=given.as_lines)
-        elif given.as_lines:
-            _as_json(ledger, given.table, wanted, limit, full=given.full)
+            return 0
+        # A row more says whether there are more than a table shows.
+        most = limit if limit is None or given.as_lines else limit + 1
+        with ledger.moment():
+            records = _read(ledger, given.table, wanted, most, batch_size)
+        # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
+        if given.full:
+            write_json(in_full(ledger, given.table, record) for record in records)
+        elif given.as_json:
+            write_json(records)
+        elif not records:
+            note(f"no {given.table} in {ledger.path} fit")
         else:
-            _as_table(ledger, given.table, wanted, limit)
+            write(table(COLUMNS[given.table], records if limit is None else records[-limit:]))
+            if limit is not None and len(records) > limit:
+                note(f"earlier {given.table} are left out; --limit N shows more")
     return 0
-
-
-def _as_json(
-    ledger: Outside, name: Table, wanted: Filter, limit: int | None, *, full: bool
-) -> None:
-    with ledger.moment():
-        records = read(ledger, name, wanted, limit)
-    # Not in one moment: while that lasts, the file cannot be tidied up, and readers may be slow.
-    shown = (in_full(ledger, name, record) if full else record for record in records)
-    write_json(shown)
-
-
-def _as_table(ledger: Outside, name: Table, wanted: Filter, limit: int | None) -> None:
-    with ledger.moment():
-        records = read(ledger, name, wanted, None if limit is None else limit + 1)
-    if not records:
-        note(f"no {name} in {ledger.path} fit")
-        return
-    left_out = limit is not None and len(records) > limit
-    shown: list[Record] = records[1:] if left_out else records
-    write(table(COLUMNS[name], shown))
-    if left_out:
-        note(f"earlier {name} are left out; --limit N shows more")
 
 
 def _filter(given: LogFlags) -> Filter:
@@ -198,14 +189,6 @@ def _judged(record: _Record) -> str:
     return vote(record["verdict"]) + (" hint" if record["hints"] else "")
 
 
-def _training(record: _Record) -> str:
-    if record["trained_in_step"] is not None:
-        return f"step {record['trained_in_step']}"
-    if record["untrained_because"] is not None:
-        return f"no: {short(record['untrained_because'], _LONGEST)}"
-    return _text(record["sample"])
-
-
 def _by(record: _Record) -> str:
     return f"v{record['policy_version']}" + ("*" if record["fallback"] is not None else "")
 
@@ -238,7 +221,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _right("reply", "completion_tokens", least=4),
         Column("next", lambda record: "yes" if record["has_next_state"] else "-"),
         Column("verdict", _judged, least=7),
-        Column("trained", _training),
+        Column("outcome", lambda record: record["outcome"]),
     ),
     "verdicts": (
         *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
@@ -285,8 +268,11 @@ class Following:
     lines with one id the last one holds. What changes far behind the newest rows is not shown.
     """
 
-    def __init__(self, ledger: Outside, name: Table, wanted: Filter, *, full: bool) -> None:
+    def __init__(
+        self, ledger: Outside, name: Table, wanted: Filter, batch_size: int, *, full: bool
+    ) -> None:
         self._ledger = ledger
+        self._batch_size = batch_size
         self._name: Table = name
         self._wanted = wanted
         self._full = full
@@ -326,12 +312,20 @@ class Following:
         newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
         turns = self._name in ("turns", "verdicts", "samples")
         after = max(0, newest - 2 * WATCHED) if turns else 0
-        return read(self._ledger, self._name, replace(self._wanted, after=after), WATCHED)
+        wanted = replace(self._wanted, after=after)
+        return _read(self._ledger, self._name, wanted, WATCHED, self._batch_size)
 
     def _show_json(self, records: list[Record]) -> None:
         for record in records:
             shown = in_full(self._ledger, self._name, record) if self._full else record
             write_json([shown])
+
+
+def _read(
+    ledger: Outside, name: Table, wanted: Filter, limit: int | None, batch_size: int
+) -> list[Record]:
+    run = read_run_view(ledger, batch_size)
+    return read(ledger, name, wanted, limit, lambda turn: outcome(turn, run).word)
 
 
 def _id(record: Record) -> int:

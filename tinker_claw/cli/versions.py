@@ -18,7 +18,6 @@ from tinker_claw.cli.common import (
     Column,
     LedgerFlags,
     is_running,
-    moment,
     table,
     tell,
     until_left,
@@ -29,6 +28,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.versions import VersionRecord, read_versions
 
 
