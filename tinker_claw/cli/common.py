@@ -251,8 +251,10 @@ def tell(directory: Path, order: Mapping[str, Any]) -> Any:
     Raises:
         UndoError: it says why it cannot be done, or does not answer.
     """
+    from tinker_claw.app.control import CONTROL_FILE
+
     try:
-        known = json.loads((directory / "control.json").read_text())
+        known = json.loads((directory / CONTROL_FILE).read_text())
         with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
             connection.settimeout(None)  # a step in hand may take minutes
             connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
