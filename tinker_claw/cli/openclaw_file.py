@@ -1,8 +1,8 @@
 """OpenClaw's configuration file: find it, read it, change single values, replace it without harm.
 
-Rule: every other byte stays as it is. `set_values` reads its own result back and refuses to hand
-out anything but what was meant. The old text is in a backup before the new one takes its place, in one
-rename; whatever goes wrong before that leaves the file as it was.
+Rule: every other byte stays as it is: `set_values` reads its own result back and refuses to hand
+out anything but what was meant. The old text is in a backup before the new one takes its place, in
+one rename; whatever goes wrong before that leaves the file as it was.
 """
 
 from __future__ import annotations
