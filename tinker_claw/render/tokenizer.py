@@ -56,7 +56,7 @@ def load_fast(tokenizer: Any, met: Sequence[str] = ()) -> Callable[[str], list[i
             wanted: list[int] = backend.encode(text, add_special_tokens=False).ids
             if fast.encode(text, add_special_tokens=False).ids != wanted:
                 return None
-    except Exception:  # what it cannot read, or does not know, is left to the slower one
+    except (OSError, ValueError, TypeError, RuntimeError):  # what it cannot read or does not know
         return None
     return lambda text: fast.encode(text, add_special_tokens=False).ids
 
