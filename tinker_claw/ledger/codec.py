@@ -42,7 +42,7 @@ def raw_ids(ids: Sequence[int]) -> bytes:
     return pack(f"<{len(ids)}i", *ids)
 
 
-def unraw_ids(raw: bytes) -> tuple[int, ...]:
+def unraw_ids(raw: bytes | bytearray) -> tuple[int, ...]:
     return unpack(f"<{len(raw) // 4}i", raw)
 
 

@@ -1,7 +1,7 @@
 """The queue of samples that are ready to train.
 
-Rule: a sample leaves the queue only inside the transaction that commits its step (steps.py), or by
-expiring. A crash in between puts nothing at risk: it is still queued.
+Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
+or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class SampleTable:
 
     def waiting(self) -> int:
         """How many samples are queued."""
-        row = self._db.row("SELECT COUNT(*) AS n FROM samples WHERE state = 'queued'")
-        return row["n"] if row else 0
+        return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def summary(self) -> Queued:
         """What is queued, in figures."""

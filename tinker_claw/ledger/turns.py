@@ -1,4 +1,8 @@
-"""Sessions, turns and next states."""
+"""Sessions, turns, next states, and what the judge said of them.
+
+Rule: a turn, its blocks and its bill are one transaction, and so is everything that the judge said
+of one turn.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +94,24 @@ class LastTurn:
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
+TRIES = 3
+"""In vain; then a turn is set aside."""
+SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
+"""Stands as the reason why such a turn is not trained."""
+_LONGEST = 2000
+"""Characters that are kept of what came of a try in vain."""
+DEMONSTRATION = """
+SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
+JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
+JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
+WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
+ORDER BY later.idx LIMIT 1
+"""
+"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
+_SET_ASIDE = """
+SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
+WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+"""
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
@@ -104,7 +126,6 @@ _INSERT = (
 )
 _LATELY = 4
 """Newest turns of a session among which the one before a request is sought."""
-
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a run are sought."""
 
@@ -307,29 +328,7 @@ def completion_of(row: sqlite3.Row) -> Completion:
     )
 
 
-# Votes, verdicts and hints.
-
-
-TRIES = 3
-"""In vain; then a turn is set aside."""
-SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
-"""Stands as the reason why such a turn is not trained."""
-_LONGEST = 2000
-"""Characters that are kept of what came of a try in vain."""
-
-DEMONSTRATION = """
-SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
-JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
-JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
-WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
-ORDER BY later.idx LIMIT 1
-"""
-"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
-
-_SET_ASIDE = """
-SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
-"""
+# Votes, verdicts and hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,10 +392,9 @@ class JudgementTable:
 
     def in_vain(self, turn_id: int) -> int:
         """How many tries were in vain."""
-        row = self._db.row(
-            "SELECT COUNT(*) AS n FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
+        return self._db.one(
+            "SELECT COUNT(*) FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
         )
-        return row["n"] if row else 0
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
         """Turns that were set aside are to be judged again; returns which.
@@ -458,6 +456,5 @@ class JudgementTable:
         counts = dict.fromkeys([*names.values(), "hints"], 0)
         for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
             counts[names[row["value"]]] = row["n"]
-        hinted = self._db.row("SELECT COUNT(DISTINCT turn_id) AS n FROM hints")
-        counts["hints"] = hinted["n"] if hinted else 0
+        counts["hints"] = self._db.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
         return counts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tinker_claw.ledger.codec import load
@@ -153,6 +153,10 @@ class TurnView:
         return self.sample.step if self.sample and self.sample.state == "trained" else None
 
 
+_READ = (*_FLAGS, "kind", "lost", "passed_lost", "votes", "sample", "left_behind")
+_AS_IT_IS = tuple(field.name for field in fields(TurnView) if field.name not in _READ)
+
+
 def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
     """None: there is no such turn."""
     return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
@@ -171,13 +175,16 @@ def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
 
 
 def _turn(row: sqlite3.Row, line: Line) -> TurnView:
-    values: Record = {name: row[name] for name in TurnView.__slots__ if name in row.keys()}  # noqa: SIM118
+    values: Record = {name: row[name] for name in _AS_IT_IS}
     values |= {name: bool(row[name]) for name in _FLAGS}
-    values |= {name: Lost(row[name]) if row[name] else None for name in ("lost", "passed_lost")}
-    values["kind"] = Kind(row["kind"])
-    values["votes"] = tuple(json.loads(row["votes"]))
-    values["sample"] = None if row["sample_id"] is None else _sample(row, line)
-    return TurnView(**values, left_behind=not line.leads_on(row["policy_version"]))
+    values |= {name: row[name] and Lost(row[name]) for name in ("lost", "passed_lost")}
+    return TurnView(
+        **values,
+        kind=Kind(row["kind"]),
+        votes=tuple(json.loads(row["votes"])) if row["judged_at"] else (),
+        sample=None if row["sample_id"] is None else _sample(row, line),
+        left_behind=not line.leads_on(row["policy_version"]),
+    )
 
 
 def _sample(row: sqlite3.Row, line: Line) -> SampleView:
