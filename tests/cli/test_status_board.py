@@ -207,6 +207,6 @@ def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, free: str) -> 
         os.close(ours)
     text = seen.decode()
     assert "No gateway answers" in text
-    assert "towards the next step" in text
+    assert "next step  [####" in text
     assert "does it help?" in text
     assert SECRET not in text

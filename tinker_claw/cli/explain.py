@@ -9,23 +9,23 @@ more, and is left out.
 
 from __future__ import annotations
 
-import argparse
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from tinker_claw.cli.common import (
-    FLAGS_FROM_RUN,
-    ledger_file,
+    LedgerFlags,
     number,
-    parse,
-    printable,
+    plural,
     read_run_view,
     until_left,
     vote,
+    wrapped,
     write,
 )
-from tinker_claw.config.load import Flags
+from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Rows, reading
@@ -37,6 +37,189 @@ from tinker_claw.methods import METHODS
 from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
 from tinker_claw.methods.base import Method, Signal
 from tinker_claw.types import Completion, HintScores, Vote
+
+LONGEST = 1500
+"""Characters of a text that are shown."""
+_MEANS = {1: "good", 0: "neutral", -1: "bad"}
+
+
+class ExplainFlags(LedgerFlags):
+    """Tell what came of one turn, and why, also while the gateway runs."""
+
+    turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
+    no_text: bool = Field(False, description="without what user, model and tools wrote")
+
+
+def explain(given: ExplainFlags) -> int:
+    """Tell a turn in words.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        LedgerError: there is no ledger, or no such turn.
+    """
+    with until_left(), reading(given.ledger) as ledger:
+        with ledger.moment():
+            lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)
+        write(lines)
+    return 0
+
+
+def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
+    """The lines. `training`: settings, for what the ledger does not say.
+
+    Raises:
+        LedgerError: there is no such turn.
+    """
+    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    if turn is None or known is None:
+        raise LedgerError(
+            f"{rows.path} has no turn {turn_id}; `python run.py log turns` lists them"
+        )
+    run = read_run_view(rows, training.batch_size)
+    became = wrapped(outcome(turn, run).sentence)
+    if turn.blanked == "forgotten":
+        gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
+        return [*wrapped(gone), *became]
+    return [
+        *_request(turn, known, text=text),
+        *_answer(turn, known, text=text),
+        *_judged(turn, known, run, text=text),
+        *became,
+        *_trained(rows, turn, known, run, training),
+        *_cost(known),
+    ]
+
+
+def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
+    purpose = f", for: {turn.call}" if turn.call else ""
+    yield from wrapped(
+        f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
+        f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+    )
+    yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
+    yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
+    yield from _quote(known.request_text, text=text)
+    if turn.lost is not None:
+        yield from wrapped(
+            "No turn got that as its next state, because it is not known what reply it answers: "
+            f"{LOST[turn.lost]}."
+        )
+
+
+def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
+    done, length = known.completion, turn.completion_tokens
+    yield f"Version v{turn.policy_version} answered with {length} tokens ({done.stop_reason}):"
+    yield from _quote(known.reply_text, text=text)
+    if length > len(done.tokens):
+        yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
+    if turn.fallback is not None:
+        yield from wrapped(f"It was not the current version that answered: {turn.fallback}.")
+    if turn.misfit is not None:
+        yield from wrapped(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
+
+
+def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
+    if known.next_state is None:
+        yield "Nothing has followed it so far."
+        return
+    who = "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
+    yield who
+    yield from _quote(known.next_state.text, text=text)
+    in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
+    for at, answer in enumerate(in_vain, 1):
+        yield f"Try {at} to judge it came to nothing:"
+        yield from _quote(answer["answer"] or "(an empty answer)", text=text)
+    if not turn.judged:
+        return
+    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
+    meaning = (
+        "no vote could be read, so there is no verdict"
+        if turn.verdict is None
+        else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
+    )
+    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
+    method = METHODS.get(run.names.get("method", ""))
+    if not known.hints and (method is None or Signal.HINT in method.needs):
+        yield "The judge found no hint in it."
+    used = known.teacher.hint if known.teacher else None
+    for hint in known.hints:
+        yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
+        yield from _quote(hint, text=text)
+    if used and used not in known.hints:
+        yield "The teacher was told:"
+        yield from _quote(used, text=text)
+    if known.hints and not turn.has_hint_place:
+        yield "The prompt has no place for a hint, so it was not used."
+
+
+def _trained(
+    rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
+) -> Iterator[str]:
+    sample = turn.sample
+    if sample is None or sample.state != "trained" or sample.step is None:
+        return
+    step = read_step(rows, sample.step)
+    if step is None:
+        return
+    rule = dict(step.metrics.get("rule") or {})
+    method = METHODS.get(rule.pop("method", run.names.get("method")))
+    if method is None:
+        return
+    rewards = rewards_of(rows, step.id)
+    cfg = Training(**rule) if rule else training
+    found = advantages(sample.reward, rewards, known, method, cfg)
+    if not rule:
+        yield "(By today's settings: the step did not record those of its time.)"
+    if found.reward is not None:
+        given = [reward for reward in rewards if reward is not None]
+        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
+        yield from wrapped(
+            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
+            f"--baseline {cfg.baseline})."
+        )
+    elif sample.reward is None and method.reward:
+        yield "It carried no verdict of +1 or -1, so only its hint counted."
+    if method.teaching and found.distill is not None and found.bounded is not None:
+        cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
+        cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
+        yield from wrapped(
+            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
+            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
+        )
+    parent = read_version(rows, step.parent)
+    yield from wrapped(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
+
+
+def _age(age: int, step: StepFigures, cfg: Training) -> str:
+    told = "It was fresh: the version that answered was the one that was trained on."
+    if age:
+        told = (
+            f"It was {plural(age, 'step')} old by then; how the correction for "
+            "that changed its advantages is not recorded."
+        )
+    if (clip_share := step.metrics.get("clip_share")) is not None:
+        told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
+    if cfg.kl_beta:
+        told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
+    return told
+
+
+def _cost(known: Contents) -> Iterator[str]:
+    if known.usd:
+        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
+
+
+def _quote(words: str, *, text: bool) -> Iterator[str]:
+    if not text:
+        yield f"    ({len(words)} characters)"
+        return
+    for line in words[:LONGEST].splitlines() or [""]:
+        yield from wrapped(line, "  | ") or ["  |"]
+    if len(words) > LONGEST:
+        yield f"  | … and {len(words) - LONGEST} more characters"
+
+
+# Advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,199 +275,3 @@ def _rows(
         topk_advantages(scored, own, clip)
         for scored, own in zip(teacher.targets, done.topk_logprobs, strict=True)
     ]
-
-
-WIDTH = 100
-LONGEST = 1500
-"""Characters of a text that are shown."""
-_MEANS = {1: "good", 0: "neutral", -1: "bad"}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Tell a turn in words.
-
-    Raises:
-        ConfigError: a setting is wrong.
-        LedgerError: there is no ledger, or no such turn.
-    """
-    given, settings = parse(parser(), arguments)
-    file = ledger_file(settings)
-    with until_left(), reading(file) as ledger:
-        with ledger.moment():
-            lines = tell(ledger, given.turn, settings.training, text=not given.no_text)
-        write(lines)
-    return 0
-
-
-def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
-    """The lines. `training`: settings, for what the ledger does not say.
-
-    Raises:
-        LedgerError: there is no such turn.
-    """
-    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    if turn is None or known is None:
-        raise LedgerError(
-            f"{rows.path} has no turn {turn_id}; `python run.py log turns` lists them"
-        )
-    run = read_run_view(rows, training.batch_size)
-    became = _wrap(outcome(turn, run).sentence)
-    if turn.blanked == "forgotten":
-        gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
-        return [*_wrap(gone), *became]
-    return [
-        *_request(turn, known, text=text),
-        *_answer(turn, known, text=text),
-        *_judged(turn, known, run, text=text),
-        *became,
-        *_trained(rows, turn, known, run, training),
-        *_cost(known),
-    ]
-
-
-def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
-    purpose = f", for: {turn.call}" if turn.call else ""
-    yield from _wrap(
-        f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
-        f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
-    )
-    yield from _wrap(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
-    yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
-    yield from _quote(known.request_text, text=text)
-    if turn.lost is not None:
-        yield from _wrap(
-            "No turn got that as its next state, because it is not known what reply it answers: "
-            f"{LOST[turn.lost]}."
-        )
-
-
-def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
-    done, length = known.completion, turn.completion_tokens
-    yield f"Version v{turn.policy_version} answered with {length} tokens ({done.stop_reason}):"
-    yield from _quote(known.reply_text, text=text)
-    if length > len(done.tokens):
-        yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
-    if turn.fallback is not None:
-        yield from _wrap(f"It was not the current version that answered: {turn.fallback}.")
-    if turn.misfit is not None:
-        yield from _wrap(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
-
-
-def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
-    if known.next_state is None:
-        yield "Nothing has followed it so far."
-        return
-    who = "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
-    yield who
-    yield from _quote(known.next_state.text, text=text)
-    in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
-    for at, answer in enumerate(in_vain, 1):
-        yield f"Try {at} to judge it came to nothing:"
-        yield from _quote(answer["answer"] or "(an empty answer)", text=text)
-    if not turn.judged:
-        return
-    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
-    meaning = (
-        "no vote could be read, so there is no verdict"
-        if turn.verdict is None
-        else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
-    )
-    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
-    method = METHODS.get(run.names.get("method", ""))
-    if not known.hints and (method is None or Signal.HINT in method.needs):
-        yield "The judge found no hint in it."
-    used = known.teacher.hint if known.teacher else None
-    for hint in known.hints:
-        yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
-        yield from _quote(hint, text=text)
-    if used and used not in known.hints:
-        yield "The teacher was told:"
-        yield from _quote(used, text=text)
-    if known.hints and not turn.has_hint_place:
-        yield "The prompt has no place for a hint, so it was not used."
-
-
-def _trained(
-    rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
-) -> Iterator[str]:
-    sample, trained_in = turn.sample, turn.trained_in_step
-    step = None if trained_in is None else read_step(rows, trained_in)
-    if sample is None or step is None:
-        return
-    rule = dict(step.metrics.get("rule") or {})
-    method = METHODS.get(rule.pop("method", run.names.get("method")))
-    if method is None:
-        return
-    rewards = rewards_of(rows, step.id)
-    cfg = Training(**rule) if rule else training
-    found = advantages(sample.reward, rewards, known, method, cfg)
-    if not rule:
-        yield "(By today's settings: the step did not record those of its time.)"
-    if found.reward is not None:
-        given = [reward for reward in rewards if reward is not None]
-        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
-        yield from _wrap(
-            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
-            f"--baseline {cfg.baseline})."
-        )
-    elif sample.reward is None and method.reward:
-        yield "It carried no verdict of +1 or -1, so only its hint counted."
-    if method.teaching and found.distill is not None and found.bounded is not None:
-        cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
-        cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
-        yield from _wrap(
-            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
-            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
-        )
-    parent = read_version(rows, step.parent)
-    yield from _wrap(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
-
-
-def _age(age: int, step: StepFigures, cfg: Training) -> str:
-    told = "It was fresh: the version that answered was the one that was trained on."
-    if age:
-        told = (
-            f"It was {age} {'step' if age == 1 else 'steps'} old by then; how the correction for "
-            "that changed its advantages is not recorded."
-        )
-    if (clip_share := step.metrics.get("clip_share")) is not None:
-        told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
-    if cfg.kl_beta:
-        told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
-    return told
-
-
-def _cost(known: Contents) -> Iterator[str]:
-    if known.usd:
-        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
-
-
-def _quote(words: str, *, text: bool) -> Iterator[str]:
-    if not text:
-        yield f"    ({len(words)} characters)"
-        return
-    for line in words[:LONGEST].splitlines() or [""]:
-        yield from textwrap.wrap(
-            printable(line), WIDTH, initial_indent="  | ", subsequent_indent="  | "
-        ) or ["  |"]
-    if len(words) > LONGEST:
-        yield f"  | … and {len(words) - LONGEST} more characters"
-
-
-def _wrap(sentence: str) -> list[str]:
-    return textwrap.wrap(printable(sentence), WIDTH)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py explain",
-        description="Tell what came of one turn, and why, also while the gateway runs.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-    top.add_argument("turn", type=int, metavar="TURN", help="its id, as `run.py log turns` shows")
-    top.add_argument(
-        "--no-text", action="store_true", help="without what user, model and tools wrote"
-    )
-    return top

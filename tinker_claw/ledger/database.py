@@ -21,7 +21,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.telemetry import log
 
 SCHEMA_VERSION = 1
 FILE = "ledger.sqlite3"
@@ -246,6 +245,8 @@ def _check(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     if path.stat().st_size >= _LARGE_BYTES:
+        from tinker_claw.telemetry import log  # readers need none of it
+
         log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:

@@ -25,7 +25,6 @@ from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
 from tinker_claw.ledger.turns import JudgementTable, TurnTable
 from tinker_claw.ledger.versions import Pin, StepTable
-from tinker_claw.telemetry import log
 
 
 class Ledger:
@@ -45,6 +44,8 @@ class Ledger:
 
     def _take_up(self) -> None:
         """Go on with what a process began to forget, and did not finish."""
+        from tinker_claw.telemetry import log  # commands that write one row need none of it
+
         try:
             log.info("forgotten.late", turns=sum(finish(self._db, self._db.file)))
         except LedgerError as error:

@@ -193,10 +193,10 @@ def _failed(sample: SampleView) -> str:
     return f" Step{'s' if len(void) > 1 else ''} {numbers} with it came to nothing: {why}."
 
 
-def moment(at: float) -> str:
+def moment(at: float, now: float | None = None) -> str:
     """Local time, with the day where it is another one than today."""
     then = datetime.fromtimestamp(at)
-    today = then.date() == datetime.now().date()
+    today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
     return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
