@@ -26,8 +26,12 @@ from benchmarks.bare_server import TEXT, serve_app
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, Training
+from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.loop import Learner, LearnerDeps
 from tinker_claw.ledger.ledger import Ledger
@@ -202,13 +206,17 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
 
+    settings, compute = Gateway(), ComputeLock()
     app = create_app(
         GatewayDeps(
-            settings=Gateway(),
+            settings=settings,
             served_name=MODEL,
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
+            index=ConversationIndex(ledger.turns, settings.session_idle_s),
+            privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+            compute=compute,
             spending=spending,
             renderer=renderer,
             context_tokens=CONTEXT_TOKENS,
@@ -224,7 +232,8 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             metrics=telemetry.exposition,
             observer=telemetry,
             outages=health.backend,
-        )
+        ),
+        [Chat()],
     )
 
     learning: list[asyncio.Task[None]] = []

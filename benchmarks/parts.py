@@ -79,14 +79,14 @@ def _routing(calls: int) -> Part:
 
 
 def _searching(ledger: Ledger, calls: int) -> Part:
-    discretion = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeLock())
     talk = Conversation(SURFACES[0], "parts")
     talk.open()
-    discretion.holds(parse_chat(talk.body()))
+    sessions.holds(parse_chat(talk.body()))
     requests = (parse_chat(talk.body()) for _ in range(calls))  # new strings each time
     return timed(
         f"{len(talk.body()):,} bytes that were seen are searched for secrets",
-        discretion.holds,
+        sessions.holds,
         requests,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,13 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, User
 from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.formats.base import Format
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage, nobody
 from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
@@ -70,7 +73,7 @@ class World:
     woken: list[str]
     spending: Spending
     health: Health
-    book: ConversationIndex
+    index: ConversationIndex
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -146,7 +149,8 @@ async def gateway(
     redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
-    turnstile: ComputeLock | None = None,
+    compute: ComputeLock | None = None,
+    formats: Sequence[Format] = (Chat(),),
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -166,13 +170,19 @@ async def gateway(
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]
 
+    cfg = Gateway(api_key=SecretStr(api_key) if api_key else None, **settings)
+    index = ConversationIndex(ledger.turns, cfg.session_idle_s)
+    lock = compute or ComputeLock()
     app = create_app(
         GatewayDeps(
-            settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+            settings=cfg,
             served_name=MODEL,
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
+            index=index,
+            privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+            compute=lock,
             spending=paid,
             renderer=renderer,
             context_tokens=context_tokens,
@@ -192,7 +202,6 @@ async def gateway(
             waits=Backoff(first_s=0.05, longest_s=0.2),
             retry_waits_s=(0.02, 0.1),
             stand_in_s=stand_in_s,
-            turnstile=turnstile or ComputeLock(),
             users=[
                 User(
                     name=name,
@@ -202,9 +211,9 @@ async def gateway(
                 )
                 for name, key in (users or {}).items()
             ],
-            redactor=redactor or Redactor([SECRETS]),
             stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
-        )
+        ),
+        formats,
     )
     key = api_key or "none"
     async with (
@@ -215,6 +224,6 @@ async def gateway(
         client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
         yield World(
             *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts),
-            book=app.state.book,
+            index=index,
         )
     ledger.close()

@@ -29,11 +29,11 @@ class Rounds:
 
 
 async def test_no_two_requests_compute_in_one_round_of_the_event_loop() -> None:
-    turnstile, rounds, seen = ComputeLock(), Rounds(), list[int]()
+    compute, rounds, seen = ComputeLock(), Rounds(), list[int]()
 
     async def request() -> None:
         for _ in range(3):
-            async with turnstile:
+            async with compute:
                 seen.append(rounds.now)
 
     async with asyncio.TaskGroup() as group:
@@ -47,21 +47,21 @@ async def test_no_two_requests_compute_in_one_round_of_the_event_loop() -> None:
 
 
 async def test_a_request_that_is_alone_does_not_wait() -> None:
-    turnstile, rounds = ComputeLock(), Rounds()
+    compute, rounds = ComputeLock(), Rounds()
     before = rounds.now
     for _ in range(3):
-        async with turnstile:
+        async with compute:
             pass
     assert rounds.now == before
     rounds.stop()
 
 
 async def test_a_request_that_gives_up_lets_the_others_through() -> None:
-    turnstile = ComputeLock()
+    compute = ComputeLock()
     passed: list[int] = []
 
     async def request(number: int) -> None:
-        async with turnstile:
+        async with compute:
             passed.append(number)
 
     async with asyncio.TaskGroup() as group:
@@ -87,7 +87,7 @@ async def test_a_reply_that_is_complete_when_its_client_hangs_up_is_kept(
                 await asyncio.Event().wait()
             await super().__aenter__()
 
-    async with gateway(tmp_path, renderer, sampler, turnstile=Stuck()) as world:
+    async with gateway(tmp_path, renderer, sampler, compute=Stuck()) as world:
         asking = asyncio.create_task(world.ask("hello", stream=True))
         await reached.wait()
         asking.cancel()

@@ -308,22 +308,22 @@ def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> Non
     )
     assert len(captured.encoded()) > 40_000
     ledger, redactor = Ledger(tmp_path), Counting(["secrets"])
-    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
-    assert discretion.holds(parse_chat(captured.encoded())) is None
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    assert sessions.holds(parse_chat(captured.encoded())) is None
     before = redactor.searched
     assert before > len(captured.body["messages"])
-    assert discretion.holds(parse_chat(captured.encoded())) is None  # strings of its own
+    assert sessions.holds(parse_chat(captured.encoded())) is None  # strings of its own
     assert redactor.searched == before
     ledger.close()
 
 
 def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
     ledger, redactor = Ledger(tmp_path), Counting([])
-    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeLock())
     texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
     for text in (*texts, *texts):
         said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
         request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
-        assert discretion.holds(request) is None
+        assert sessions.holds(request) is None
     assert redactor.searched == len(texts) + 1
     ledger.close()

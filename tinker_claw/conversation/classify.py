@@ -29,7 +29,7 @@ from tinker_claw.conversation.openclaw import (
     words,
 )
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import ChatRequest
+from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.types import Kind, Message
 
 
@@ -86,7 +86,7 @@ class Sign:
 class SessionEvidence:
     """What identification goes by, read from the request once."""
 
-    request: ChatRequest
+    request: GenerationRequest
     headers: Mapping[str, str]
     trace: str | None
     affinity: str | None
@@ -103,7 +103,7 @@ class SessionEvidence:
 
 
 def read(
-    request: ChatRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
+    request: GenerationRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
 ) -> SessionEvidence:
     """Gather the evidence."""
     first = request.messages[0]
@@ -144,7 +144,7 @@ def _client(seen: SessionEvidence) -> Sign:
     alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
     named = seen.affinity is not None or "x-session-id" in seen.headers
     bare = not request.tools and seen.trace is None and not named
-    like = request.stream and request.include_usage and request.max_tokens is not None
+    like = request.stream and request.wants_usage and request.max_tokens is not None
     if alone and bare and like and seen.headers.get("user-agent", "").startswith(_SDK):
         return Sign(
             RequestKind.INFER,
@@ -257,7 +257,7 @@ class Identity:
         return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
 
 
-def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
+def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity:
     """Infer session, kind and purpose.
 
     Args:
@@ -328,14 +328,12 @@ def _without_boundary(value: str, session_id: str | None) -> str:
     return name if name and _BOUNDARY.fullmatch(colon + number) else value
 
 
-def _affinity(request: ChatRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
+def _affinity(request: GenerationRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
     """The value that names the session, and where it stands."""
     for name in _AFFINITY_HEADERS:
         if value := headers.get(name, "").strip():
             return value, name
-    if request.prompt_cache_key:
-        return request.prompt_cache_key, "prompt_cache_key"
-    return None, ""
+    return request.session or (None, "")
 
 
 def _trace(headers: Mapping[str, str]) -> str | None:

@@ -10,6 +10,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +23,7 @@ from tinker_claw.conversation.openclaw import (
     without_volatile,
     words,
 )
-from tinker_claw.formats.chat import Joined
+from tinker_claw.formats.base import Joined
 from tinker_claw.types import Message, NextState, Reply
 
 T = TypeVar("T")
@@ -103,8 +104,30 @@ def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(chain), by_calls, by_results
 
 
-def conversation(messages: Sequence[Message]) -> list[Message]:
-    """The messages that user and assistant have exchanged, as later requests will show them.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages that user and assistant have exchanged, as later requests will show them."""
+
+    messages: Sequence[Message]
+    digests: tuple[str, ...]
+    """Of each."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Conversation:
+        """What the messages of a request come to; see `exchanged`."""
+        kept = exchanged(messages)
+        return cls(kept, tuple(map(digest, kept)))
+
+    @property
+    def reply_at(self) -> int | None:
+        """Index of the reply that it goes on from; None: it goes on from none."""
+        kept = self.messages
+        at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
+        return None if at is None or at + 1 == len(kept) else at
+
+
+def exchanged(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a conversation.
 
     Without volatile messages, and without automatic prompts to which the assistant said nothing
     that a user gets to see: OpenClaw looks after itself every half hour, and the user's next words
@@ -141,11 +164,6 @@ def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Seque
     return messages
 
 
-def digests(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Of all messages of the conversation."""
-    return tuple(digest(message) for message in conversation(messages))
-
-
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
     calls = [
@@ -153,12 +171,6 @@ def reply_digest(reply: Reply) -> str:
         for c in reply.tool_calls
     ]
     return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
-
-
-def reply_index(kept: Sequence[Message]) -> int | None:
-    """Index in a conversation of the reply that it goes on from; None: it goes on from none."""
-    at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
-    return None if at is None or at + 1 == len(kept) else at
 
 
 def same(one: Sequence[str], other: Sequence[str]) -> bool:

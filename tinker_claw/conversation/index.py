@@ -19,13 +19,10 @@ from typing import Any
 
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
+    Conversation,
     closest,
-    conversation,
-    digest,
-    digests,
     ends,
     readings,
-    reply_index,
     same,
     without_queued,
 )
@@ -69,7 +66,7 @@ class Continuation:
     turn_id: int
     reply: Message
     """The turn's reply as the client sent it back."""
-    new: list[Message]
+    new: Sequence[Message]
     stream: Stream | None
     """None: the ids cannot be gone on from."""
 
@@ -186,47 +183,45 @@ class ConversationIndex:
         return without_queued(messages, {history[-1] for history in histories if history})
 
     def find(
-        self, session_id: int, messages: Sequence[Message], *, compacted: bool = True
+        self, session_id: int, said: Conversation, *, compacted: bool = True
     ) -> Continuation | None:
-        """The turn whose reply is the last one in `messages`.
+        """The turn whose reply is the last one in a conversation.
 
         Args:
             compacted: where a summary stands for the beginning, what is left behind it will do.
         """
-        kept = conversation(messages)
-        at = reply_index(kept)
+        at = said.reply_at
         if at is None:
             return None
-        chain = [digest(message) for message in kept[: at + 1]]
+        reply, new, chain = said.messages[at], said.messages[at + 1 :], said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return Continuation(entry[0], kept[at], kept[at + 1 :], self._streams.get(entry[0]))
+                return Continuation(entry[0], reply, new, self._streams.get(entry[0]))
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
         found = closest([turn.chain for turn in waiting], chain)
         if found is not None:
             turn_id = waiting[found].turn_id
-        elif compacted and (summary := summary_index(kept)) is not None:
+        elif compacted and (summary := summary_index(said.messages)) is not None:
             turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
         else:
             turn_id = None
         # The ledger does not say which messages the prompt held beyond the history.
-        return None if turn_id is None else Continuation(turn_id, kept[at], kept[at + 1 :], None)
+        return None if turn_id is None else Continuation(turn_id, reply, new, None)
 
-    def lost(self, session_id: int, messages: Sequence[Message]) -> Lost | None:
+    def lost(self, session_id: int, said: Conversation) -> Lost | None:
         """Why a request goes on from no turn that is known, although one waits for what it says;
         None: none waits, or it goes on from none."""
-        kept = conversation(messages)
-        at = reply_index(kept)
+        at = said.reply_at
         turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
         if at is None or all(turn.settled or turn.followed for turn in turns):
             return None
-        if turns[0].history == digests(messages):
+        if turns[0].history == said.digests:
             return None  # it was counted when it was asked for the first time
-        reply = digest(kept[at])
+        reply = said.digests[at]
         if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
             return None
-        if summary_index(kept) is not None:
+        if summary_index(said.messages) is not None:
             return Lost.COMPACTED
         given = any(same([turn.reply_digest], [reply]) for turn in turns)
         return Lost.EDITED if given else Lost.UNKNOWN

@@ -16,7 +16,7 @@ from typing import Any
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
 from tinker_claw.conversation.history import Memo
 from tinker_claw.conversation.openclaw import last_user_words, sayings
-from tinker_claw.formats.chat import ChatRequest, parts_of
+from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeLock
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
@@ -39,7 +39,7 @@ AFTERWARDS = "its prompt holds what was said in private"
 class SessionPrivacy:
     """Knows which sessions are private, and what texts hold."""
 
-    def __init__(self, turns: TurnTable, redactor: Redactor, turnstile: ComputeLock) -> None:
+    def __init__(self, turns: TurnTable, redactor: Redactor, compute: ComputeLock) -> None:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()
@@ -48,10 +48,10 @@ class SessionPrivacy:
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
         self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
-        self._turnstile = turnstile
+        self._compute = compute
 
     def privacy(
-        self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
+        self, user: str, identity: Identity, headers: Mapping[str, str], request: GenerationRequest
     ) -> Privacy:
         """Whether a request is private, which its session then is from now on.
 
@@ -79,7 +79,7 @@ class SessionPrivacy:
             self._remember(user, identity, found, known)
         return found
 
-    async def look_at(self, request: ChatRequest) -> None:
+    async def look_at(self, request: GenerationRequest) -> None:
         """Search what is long and new in a thread; from then on it is known what it holds."""
         texts = [text for message in request.messages for text in _texts(message)]
         await self._search([*texts, last_user_words(request.messages)])
@@ -100,12 +100,12 @@ class SessionPrivacy:
             held = [(text, redactor.holds(text) or "") for text in new.values()]
             return [(what, redactor.redact(text) if what else "") for text, what in held]
 
-        for key, (what, left) in zip(new, await self._turnstile.aside(search), strict=True):
+        for key, (what, left) in zip(new, await self._compute.aside(search), strict=True):
             self._held.put(key, what, len(key))
             if what:
                 self._redacted.put(key, left, len(left))
 
-    def holds(self, request: ChatRequest) -> str | None:
+    def holds(self, request: GenerationRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
         for message in request.messages:
             for text in _texts(message):
@@ -130,7 +130,7 @@ class SessionPrivacy:
             return text
         return self._redacted.get(key) or self._redactor.redact(text)
 
-    def redacted(self, request: ChatRequest) -> ChatRequest:
+    def redacted(self, request: GenerationRequest) -> GenerationRequest:
         """The request as far as a session is named by it."""
         kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
         return replace(request, messages=tuple(kept))

@@ -14,9 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import Retries, StandIn
-from tinker_claw.gateway.request import Job
+from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
