@@ -7,14 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cachetools import LRUCache
 
 from tests.agents import assistant, openclaw, user
 from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
+from tinker_claw.conversation import history
 from tinker_claw.conversation.classify import Identity
-from tinker_claw.conversation.history import Conversation, Memo, reply_digest
+from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Message, Reply
@@ -151,28 +154,25 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     link = index.find(sessions[0], Conversation.of(ANSWERED))
     assert link is not None
     assert link.stream is not None, "one that is too large alone is the only one"
-    assert (len(index._streams), index._tokens) == (1, 3 * STREAM_TOKENS)
+    assert list(index._streams) == [9], "one that is too large is there alone"
 
 
-def test_a_memo_is_bounded_by_its_size() -> None:
-    memo = Memo[int](100_000)
-    for number in range(1000):
-        memo.put(("user", f"{number}"), number, 100)
-        assert memo.get(("user", "0")) == 0, "what is used stays"
-        assert memo.size <= 100_000
-    assert memo.get(("user", "1")) is None
-    assert memo.get(("user", "999")) == 999
-    memo.put("large", 1, 50_000)
-    assert memo.get("large") is None
-    assert memo.get(("user", "999")) == 999
-    memo.put(("user", "999"), 7, 100)
-    assert (memo.get(("user", "999")), memo.size <= 100_000) == (7, True)
+def test_what_messages_mean_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = LRUCache[Any, Any](100_000, getsizeof=lambda known: known.size)
+    monkeypatch.setattr(history, "_MEANT", meant)
+    known = {text: history.digest(user(text)) for text in map(str, range(1000))}
+    assert 100 < len(meant) < 1000
+    assert meant.currsize <= 100_000
+    assert all(history.digest(user(text)) == digest for text, digest in known.items())
+    history.digest(user("x" * 4_000))
+    assert "x" * 4_000 not in str(list(meant)), "one long text must not drive out the others"
 
 
 _GROWTH = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from tests.captures import load
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, reply_digest

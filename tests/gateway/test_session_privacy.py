@@ -226,10 +226,10 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
     assert not any(MARK in text for text in texts)
     await world.ask(f"I am {MARK}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
     assert any(MARK in text for text in texts), "where it would be"
 
 

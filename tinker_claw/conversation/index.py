@@ -3,7 +3,7 @@
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
 may change, as calls have names, and a summary may stand for the beginning, where what it has left
-is the end of the session's last turn. What has left the book is looked up in the ledger, which
+is the end of the session's last turn. What has left the index is looked up in the ledger, which
 knows the last turns of a session. All of it is bounded.
 """
 
@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from cachetools import LRUCache
 
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
@@ -54,10 +56,6 @@ class Stream:
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
 
-    @property
-    def size(self) -> int:
-        return len(self.prompt) + len(self.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -91,11 +89,10 @@ class ConversationIndex:
         self._idle_s = idle_s
         self._now = now
         self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._streams: OrderedDict[int, Stream] = OrderedDict()
-        self._tokens = 0
+        self._streams = LRUCache[int, Stream](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
-        self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._traces = LRUCache[tuple[str, str], int](TRACES)
+        self._unfiled = LRUCache[tuple[str, str], int](TRACES)
         self._forgotten: dict[int, float] = {}
         self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
         self.sweep()
@@ -115,9 +112,9 @@ class ConversationIndex:
             session_id = self._turns.session(user, identity.key)
         self._touch(session_id, name)
         if trace is not None and identity.by_trace:
-            _note(self._unfiled, trace, session_id)  # until a turn of its run tells the session
+            self._unfiled[trace] = session_id  # until a turn of its run tells the session
         elif trace is not None and identity.call not in _OWN_SESSION:
-            _note(self._traces, trace, session_id)
+            self._traces[trace] = session_id
             unfiled_id = self._unfiled.pop(trace, None)
             if unfiled_id is not None:
                 self._turns.file(session_id, trace[1], unfiled_id)
@@ -168,9 +165,6 @@ class ConversationIndex:
                 self._open[session_id].pages.add(page)
         if stream is not None:
             self._streams[turn_id] = stream
-            self._tokens += stream.size
-        while self._tokens > STREAM_TOKENS and len(self._streams) > 1:
-            self._tokens -= self._streams.popitem(last=False)[1].size
         while len(self._pages) > PAGES:
             self._drop(next(iter(self._pages)))
 
@@ -261,20 +255,14 @@ class ConversationIndex:
         turn_id, session_id = self._pages.pop(page, (None, None))
         if turn_id is None or session_id is None:
             return
-        stream = self._streams.pop(turn_id, None)
-        if stream is not None:
-            self._tokens -= stream.size
+        self._streams.pop(turn_id, None)
         if listed and session_id in self._open:
             self._open[session_id].pages.discard(page)
 
 
-def _note(
-    traces: OrderedDict[tuple[str, str], int], trace: tuple[str, str], session_id: int
-) -> None:
-    traces[trace] = session_id
-    traces.move_to_end(trace)
-    if len(traces) > TRACES:
-        traces.popitem(last=False)
+def _size(stream: Stream) -> int:
+    """A single stream that is larger than all there is room for has it all."""
+    return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
 def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:

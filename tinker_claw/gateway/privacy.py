@@ -7,14 +7,14 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 from __future__ import annotations
 
 import marshal
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from cachetools import LRUCache
+
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
-from tinker_claw.conversation.history import Memo
 from tinker_claw.conversation.openclaw import last_user_words, sayings
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeLock
@@ -25,10 +25,10 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message
 
 TRACES = 4096
-_CAPACITY = 16_000_000
-"""Bytes that it may take to remember what texts hold; histories come again and again."""
-_REDACTED_CAPACITY = 64_000_000
-"""Bytes of what is left of long texts that hold something."""
+TEXTS = 28_000
+"""Of which it is remembered what they hold, in 16 MB: histories come again and again."""
+REDACTED_BYTES = 64_000_000
+"""For what is left of long texts that hold something."""
 _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
@@ -43,11 +43,11 @@ class SessionPrivacy:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()
-        self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
-        self._held: Memo[str] = Memo(_CAPACITY)
+        self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
+        self._held = LRUCache[bytes, str](TEXTS)
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
-        self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
+        self._redacted = LRUCache[bytes, str](REDACTED_BYTES, getsizeof=lambda left: 4 * len(left))
         self._compute = compute
 
     def privacy(
@@ -101,9 +101,9 @@ class SessionPrivacy:
             return [(what, redactor.redact(text) if what else "") for text, what in held]
 
         for key, (what, left) in zip(new, await self._compute.aside(search), strict=True):
-            self._held.put(key, what, len(key))
-            if what:
-                self._redacted.put(key, left, len(left))
+            self._held[key] = what
+            if what and 4 * len(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
+                self._redacted[key] = left
 
     def holds(self, request: GenerationRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
@@ -140,7 +140,7 @@ class SessionPrivacy:
         if known is None:
             texts = _strings(value)
             known = next((held for text in texts if (held := self._redactor.holds(text))), "")
-            self._held.put(key, known, len(key))
+            self._held[key] = known
         return known or None
 
     def _known(self, user: str, identity: Identity) -> Privacy:
@@ -152,9 +152,6 @@ class SessionPrivacy:
     def _remember(self, user: str, identity: Identity, found: Privacy, known: Privacy) -> None:
         if identity.trace is not None:
             self._traces[user, identity.trace] = found
-            self._traces.move_to_end((user, identity.trace))
-            if len(self._traces) > TRACES:
-                self._traces.popitem(last=False)
         if identity.named and self._sessions.get((user, identity.key)) is not found:
             # Kept: a restart or a compaction must not make it forget, and it says nothing else.
             self._turns.mark_private(user, identity.key, found)
