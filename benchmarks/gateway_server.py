@@ -29,7 +29,7 @@ from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
@@ -206,7 +206,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
 
-    settings, compute = Gateway(), ComputeLock()
+    settings, compute = Gateway(), ComputeRounds()
     app = create_app(
         GatewayDeps(
             settings=settings,

@@ -23,7 +23,7 @@ from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage, nobody
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
@@ -149,7 +149,7 @@ async def gateway(
     redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
-    compute: ComputeLock | None = None,
+    compute: ComputeRounds | None = None,
     formats: Sequence[Format] = (Chat(),),
     **settings: Any,
 ) -> AsyncGenerator[World]:
@@ -172,7 +172,7 @@ async def gateway(
 
     cfg = Gateway(api_key=SecretStr(api_key) if api_key else None, **settings)
     index = ConversationIndex(ledger.turns, cfg.session_idle_s)
-    lock = compute or ComputeLock()
+    lock = compute or ComputeRounds()
     app = create_app(
         GatewayDeps(
             settings=cfg,

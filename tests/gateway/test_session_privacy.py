@@ -21,7 +21,7 @@ from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe, read_overview
 from tinker_claw.conversation import history as histories
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.privacy.marker import NEAR_MISS
@@ -308,7 +308,7 @@ def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> Non
     )
     assert len(captured.encoded()) > 40_000
     ledger, redactor = Ledger(tmp_path), Counting(["secrets"])
-    sessions = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
     assert sessions.holds(parse_chat(captured.encoded())) is None
     before = redactor.searched
     assert before > len(captured.body["messages"])
@@ -319,7 +319,7 @@ def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> Non
 
 def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
     ledger, redactor = Ledger(tmp_path), Counting([])
-    sessions = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
     texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
     for text in (*texts, *texts):
         said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]

@@ -22,7 +22,7 @@ from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
@@ -230,7 +230,7 @@ def _gateway(
     context_tokens: int,
 ) -> FastAPI:
     settings, policy = parts.settings, parts.policy
-    compute = ComputeLock()
+    compute = ComputeRounds()
     return create_app(
         GatewayDeps(
             settings=settings.gateway,

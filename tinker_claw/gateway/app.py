@@ -86,7 +86,9 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
         serve = turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models
 
         async def spoken(request: Request) -> Response:
-            wire = errors.speaker(speaking, request.url.path, request.headers)
+            wire = speaking[0]
+            if len(speaking) > 1:
+                wire = errors.speaker(speaking, request.url.path, request.headers)
             return await serve(request, wire, route)
 
         return spoken

@@ -60,9 +60,10 @@ class Generation:
             BackendError: nobody could answer, or go on with the reply that had begun.
             LedgerError: the turn could not be written.
         """
+        caller = self._job.caller
         with charged() as self._account:
             try:
-                async with self._job.caller.slot():
+                async with caller.limits.slot(caller.user):
                     return await self._run(show)
             finally:
                 if not self._captured:  # it was billed, and there is no turn to write that to
@@ -86,8 +87,8 @@ class Generation:
         self.rest, reply = self._parser.finish()
         completion = self._sampling.completion(cut=self._parser.cut_because is not None)
         try:
-            async with self._deps.compute:
-                self._capture(completion, reply)
+            await self._deps.compute.own_round()
+            self._capture(completion, reply)
         except asyncio.CancelledError:
             if not self._captured:  # the client hung up meanwhile; the reply is complete
                 self._capture(completion, reply)
@@ -115,14 +116,15 @@ class Generation:
         """Write the turn, and remember it for the request that goes on from it."""
         deps, job, keeps = self._deps, self._job, self._keeps(completion)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
-        job.caller.served(prompt_tokens, completion_tokens)
+        job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if keeps is None or job.conversation is None:
             deps.observer.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
         history, answer = job.conversation.digests, reply_digest(reply)
-        misfit = misfits(job.request.tools, reply.tool_calls)
+        calls = reply.tool_calls
+        misfit = misfits(job.request.tools, calls) if calls else None
         bill = deps.spending.bill("serve", self._account.usage)
         turn_id = deps.turns.add(
             NewTurn(

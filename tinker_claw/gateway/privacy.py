@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
 from tinker_claw.conversation.openclaw import last_user_words, sayings
 from tinker_claw.formats.base import GenerationRequest, parts_of
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
 from tinker_claw.privacy.redact import Redactor
@@ -39,7 +39,7 @@ AFTERWARDS = "its prompt holds what was said in private"
 class SessionPrivacy:
     """Knows which sessions are private, and what texts hold."""
 
-    def __init__(self, turns: TurnTable, redactor: Redactor, compute: ComputeLock) -> None:
+    def __init__(self, turns: TurnTable, redactor: Redactor, compute: ComputeRounds) -> None:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()

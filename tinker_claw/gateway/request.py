@@ -25,7 +25,7 @@ from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import RETRY_WAITS_S, STAND_IN_S, WAITS, StandIns, nobody
-from tinker_claw.gateway.limits import Caller, ComputeLock, hopeless
+from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.policy import PolicyHolder, Sampler
@@ -91,7 +91,7 @@ class GatewayDeps:
     turns: TurnTable
     index: ConversationIndex
     privacy: SessionPrivacy
-    compute: ComputeLock
+    compute: ComputeRounds
     """For what requests compute."""
     spending: Spending
     renderer: Renderer
@@ -174,30 +174,29 @@ async def admit(
     started = time.monotonic()
     request = await read(deps, wire, route, body, caller)
     version, sampler, pinned = await _choose(deps, request.model)
-    async with deps.compute:
-        identity = identify(request, headers)
-        if pinned:
-            reason = f"asked for version {version}; {identity.reason}"
-            identity = replace(identity, kind=Kind.SIDE, reason=reason)
-        privacy = deps.privacy.privacy(caller.user, identity, headers, request)
+    identity = identify(request, headers)
+    if pinned:
+        reason = f"asked for version {version}; {identity.reason}"
+        identity = replace(identity, kind=Kind.SIDE, reason=reason)
+    privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
     if privacy is not Privacy.PRIVATE:
         await deps.privacy.look_at(request)
-        async with deps.compute:
-            holds = deps.privacy.holds(request)
-            if holds is not None and not identity.named:
-                opening = deps.privacy.redacted(request)  # of which the key is a digest
-                identity = replace(identity, key=identify(opening, headers).key)
-            session_id = deps.index.session(caller.user, identity)
-            said = deps.index.said(session_id, said)
-            conversation = Conversation.of(said)
-            if identity.kind is Kind.MAIN:
-                # What was said in private is not known, and might be taken for something else.
-                known = privacy is Privacy.OPEN
-                link = deps.index.find(session_id, conversation, compacted=known)
-                if link is None and known:
-                    lost = deps.index.lost(session_id, conversation)
+        await deps.compute.own_round()
+        holds = deps.privacy.holds(request)
+        if holds is not None and not identity.named:
+            opening = deps.privacy.redacted(request)  # of which the key is a digest
+            identity = replace(identity, key=identify(opening, headers).key)
+        session_id = deps.index.session(caller.user, identity)
+        said = deps.index.said(session_id, said)
+        conversation = Conversation.of(said)
+        if identity.kind is Kind.MAIN:
+            # What was said in private is not known, and might be taken for something else.
+            known = privacy is Privacy.OPEN
+            link = deps.index.find(session_id, conversation, compacted=known)
+            if link is None and known:
+                lost = deps.index.lost(session_id, conversation)
     if link is not None:
         # Before the prompt: what the user said counts even when it does not fit the context.
         await _attach(deps, link)
@@ -245,14 +244,17 @@ async def read(
     def parsed() -> GenerationRequest:
         return wire.parse(body, route, caller.user)
 
-    large = await deps.compute.aside(parsed) if len(body) >= _LARGE else None
-    async with deps.compute:
-        request = large or parsed()
-        _check_names(deps.renderer, request.messages)
-        if not request.template and request.reasoning_effort is None:
-            return request
-        found = switches(deps.renderer.config, request.template, request.reasoning_effort)
-        return replace(request, switches=found)
+    if len(body) >= _LARGE:
+        request = await deps.compute.aside(parsed)
+        await deps.compute.own_round()
+    else:
+        await deps.compute.own_round()
+        request = parsed()
+    _check_names(deps.renderer, request.messages)
+    if not request.template and request.reasoning_effort is None:
+        return request
+    found = switches(deps.renderer.config, request.template, request.reasoning_effort)
+    return replace(request, switches=found)
 
 
 def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
@@ -294,7 +296,9 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
         if version == current.version.id:
             return version, current.sampler, True
         try:
-            return version, await deps.open_version(version), True
+            sampler = await deps.open_version(version)
+            await deps.compute.own_round()
+            return version, sampler, True
         except OutageError as error:
             deps.outages.seen("serving", error)
             raise
@@ -344,20 +348,20 @@ async def _prompt(
     """
     if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
         await _refuse_what_cannot_fit(deps, request)
-    async with deps.compute:
-        extended = _extended(deps, request, link)
-        if extended is not None:
-            return extended
-        layout = deps.renderer.lay_out(
-            request.messages,
-            request.tools,
-            hint_message=last_user_index(request.messages),
-            switches=request.switches,
-        )
+    await deps.compute.own_round()
+    extended = _extended(deps, request, link)
+    if extended is not None:
+        return extended
+    layout = deps.renderer.lay_out(
+        request.messages,
+        request.tools,
+        hint_message=last_user_index(request.messages),
+        switches=request.switches,
+    )
     with layout.forgetting() if forget else nullcontext():
         await layout.prepare()
-        async with deps.compute:
-            return layout.prompt()
+        await deps.compute.own_round()
+        return layout.prompt()
 
 
 async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
