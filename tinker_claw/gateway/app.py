@@ -12,13 +12,16 @@ there is a place for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route as Path
+from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Purpose, Route, bearer
@@ -28,8 +31,6 @@ from tinker_claw.gateway.limits import Limits, read_body
 from tinker_claw.gateway.request import GatewayDeps, admit, count, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
-
-_Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
@@ -46,59 +47,51 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
     since = int(time.time())
     errors.install(app, formats)
 
-    async def turn(request: Request, wire: Format, route: Route) -> Response:
-        refuse_pages(request.headers, local=local)
-        who = keys.principal(wire.key(request.headers), wire.key_place)
-        refuse_forms(request.headers)
+    async def turn(call: _Call) -> Response:
+        refuse_pages(call.headers, local=local)
+        who = keys.principal(call.wire.key(call.headers), call.wire.key_place)
+        refuse_forms(call.headers)
         with ExitStack() as held:
             caller = held.enter_context(limits.place(who.name, who.cache_salt))
             try:
                 body = await read_body(
-                    request,
+                    call.receive,
+                    call.headers,
                     most=cfg.max_body_bytes,
                     limit_s=cfg.body_timeout_s,
                     context_tokens=deps.context_tokens,
                 )
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
-            if route.purpose is Purpose.COUNT:
-                return JSONResponse(wire.counted(await count(deps, wire, route, body, caller)))
-            job = await admit(deps, wire, route, body, request.headers, caller)
+            if call.route.purpose is Purpose.COUNT:
+                tokens = await count(deps, call.wire, call.route, body, caller)
+                return JSONResponse(call.wire.counted(tokens))
+            job = await admit(deps, call.wire, call.route, body, call.headers, caller)
             answer = StreamedAnswer if job.request.stream else WholeAnswer
-            return answer(deps, wire, job, held.pop_all())
+            return answer(deps, call.wire, job, held.pop_all())
 
-    async def models(request: Request, wire: Format, route: Route) -> Response:
-        refuse_pages(request.headers, local=local)
-        keys.principal(wire.key(request.headers), wire.key_place)
-        if route.purpose is Purpose.MODELS:
-            return JSONResponse(wire.models([deps.served_name], since))
-        name = request.path_params["name"]
+    async def models(call: _Call) -> Response:
+        refuse_pages(call.headers, local=local)
+        keys.principal(call.wire.key(call.headers), call.wire.key_place)
+        if call.route.purpose is Purpose.MODELS:
+            return JSONResponse(call.wire.models([deps.served_name], since))
+        name = call.scope["path_params"]["name"]
         if name != deps.served_name:
             raise not_served(deps, name)
-        return JSONResponse(wire.model(name, since))
-
-    def endpoint(route: Route) -> _Endpoint:
-        speaking = [
-            wire
-            for wire in formats
-            if any((r.method, r.path) == (route.method, route.path) for r in wire.routes)
-        ]
-        serve = turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models
-
-        async def spoken(request: Request) -> Response:
-            wire = speaking[0]
-            if len(speaking) > 1:
-                wire = errors.speaker(speaking, request.url.path, request.headers)
-            return await serve(request, wire, route)
-
-        return spoken
+        return JSONResponse(call.wire.model(name, since))
 
     for route in {(r.method, r.path): r for wire in formats for r in wire.routes}.values():
-        if route.method == "GET":
-            app.add_api_route(route.path, endpoint(route), response_model=None)
-        else:
-            # FastAPI's own way would look for parameters to fill in, with every request.
-            app.add_route(route.path, endpoint(route), methods=[route.method])
+        # Not FastAPI's own way, which looks for parameters to fill in with every request.
+        path = Path(
+            route.path,
+            _Endpoint(
+                turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models,
+                route,
+                [wire for wire in formats if route in wire.routes],
+            ),
+        )
+        path.methods = {route.method}
+        app.router.routes.append(path)
 
     @app.get("/", response_model=None)
     async def what(request: Request) -> Response:
@@ -134,3 +127,39 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
 
     _ = (what, healthz, metrics)  # reached through the router
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request to a route of a format."""
+
+    scope: Scope
+    receive: Receive
+    headers: Mapping[str, str]
+    """Names in lower case; of those that were sent twice, the first."""
+    wire: Format
+    route: Route
+
+
+class _Endpoint:
+    """The ASGI application of one route."""
+
+    def __init__(
+        self,
+        serve: Callable[[_Call], Awaitable[Response]],
+        route: Route,
+        formats: Sequence[Format],
+    ) -> None:
+        """`formats`: those that have the route."""
+        self._serve = serve
+        self._route = route
+        self._formats = formats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = reversed(scope["headers"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        wire = self._formats[0]
+        if len(self._formats) > 1:
+            wire = errors.speaker(self._formats, scope["path"], headers)
+        answer = await self._serve(_Call(scope, receive, headers, wire, self._route))
+        await answer(scope, receive, send)

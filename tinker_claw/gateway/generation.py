@@ -32,7 +32,8 @@ class Generation:
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
         self._job = job
-        self._sampling = Sampling(deps, job)
+        self.sampling = Sampling(deps, job)
+        """Knows which version answers, another than the job's where that one failed."""
         request = job.request
         self._parser = CutStream(
             deps.renderer.stream(job.prompt.tokens, request.tools, may_call=request.may_call),
@@ -45,11 +46,6 @@ class Generation:
         self._account = Account()
         self._captured = False
         self._reply_holds: str | None = None
-
-    @property
-    def version(self) -> int:
-        """The policy version that answers; another than the job's where that one failed."""
-        return self._sampling.version
 
     async def run(self, show: Show | None = None) -> FinishedReply:
         """Sample to the end, handing deltas to `show` as they come.
@@ -79,13 +75,13 @@ class Generation:
             return self._parser.cut_because is None
 
         try:
-            await self._sampling.run(take)
+            await self.sampling.run(take)
         except asyncio.CancelledError:
-            if self._sampling.begun:
-                self._capture(self._sampling.completion(aborted=True), self._parser.finish()[1])
+            if self.sampling.begun:
+                self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise
         self.rest, reply = self._parser.finish()
-        completion = self._sampling.completion(cut=self._parser.cut_because is not None)
+        completion = self.sampling.completion(cut=self._parser.cut_because is not None)
         try:
             await self._deps.compute.own_round()
             self._capture(completion, reply)
@@ -101,7 +97,7 @@ class Generation:
                 completion=len(completion.tokens),
                 cached=completion.cached_tokens,
             ),
-            version=self.version,
+            version=self.sampling.version,
             stop_string=self._parser.stop_string,
         )
 
@@ -131,7 +127,7 @@ class Generation:
                 session_id=job.session_id,
                 kind=job.identity.kind,
                 kind_reason=job.identity.reason,
-                policy_version=self._sampling.version,
+                policy_version=self.sampling.version,
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
@@ -142,7 +138,7 @@ class Generation:
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
                 trace=job.identity.trace,
-                fallback=self._sampling.fallback,
+                fallback=self.sampling.fallback,
                 misfit=misfit,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
@@ -163,7 +159,7 @@ class Generation:
             turn=turn_id,
             kind=job.identity.kind,
             reason=job.identity.reason,
-            version=self._sampling.version,
+            version=self.sampling.version,
             prompt_tokens=prompt_tokens,
             cached_tokens=completion.cached_tokens,
             completion_tokens=completion_tokens,
@@ -196,7 +192,7 @@ class Generation:
             return self._parser.cut_because
         if not completion.tokens:
             return "nothing was sampled"
-        return self._sampling.unfit_because()
+        return self.sampling.unfit_because()
 
 
 def _stream(job: Job, completion: Completion) -> Stream | None:

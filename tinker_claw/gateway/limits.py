@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from tinker_claw.errors import RequestError
 
@@ -196,15 +197,24 @@ class Caller:
     cache_salt: str | None
 
 
-async def read_body(request: Request, *, most: int, limit_s: float, context_tokens: int) -> bytes:
+async def read_body(
+    receive: Receive,
+    headers: Mapping[str, str],
+    *,
+    most: int,
+    limit_s: float,
+    context_tokens: int,
+) -> bytes:
     """The body, refused as soon as it is known to be too long, or too long in coming.
 
     Args:
+        headers: names in lower case.
         most: bytes.
         context_tokens: of the model.
 
     Raises:
         RequestError: 413, 408, or the 400 of a prompt that does not fit the context.
+        ClientDisconnect: the client has hung up.
     """
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
     limit = min(most, useful)
@@ -212,16 +222,20 @@ async def read_body(request: Request, *, most: int, limit_s: float, context_toke
     def too_long() -> RequestError:
         return hopeless(context_tokens) if useful < most else _too_long(most)
 
-    declared = request.headers.get("content-length", "0")
+    declared = headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
         raise too_long()
-    body = bytearray()
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(limit_s):
-            async for piece in request.stream():
-                body += piece
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
                 if len(body) > limit:
                     raise too_long()
+                more = message.get("more_body", False)
     except TimeoutError as error:
         raise RequestError(
             f"The body did not come within {limit_s:g} seconds.",

@@ -94,8 +94,10 @@ class StreamedAnswer(Answer):
         self._open = True
         await self._write(send, self._writer.begin())
 
+        writer, sampling = self._writer, self._generation.sampling
+
         async def show(deltas: list[Delta]) -> None:
-            await self._write(send, self._writer.deltas(deltas, self._generation.version))
+            await self._write(send, writer.deltas(deltas, sampling.version))
 
         try:
             done = await self._generation.run(show)
