@@ -9,7 +9,6 @@ from __future__ import annotations
 import marshal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
 from cachetools import LRUCache
@@ -33,6 +32,7 @@ _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
+_Key = tuple[int, int]
 AFTERWARDS = "its prompt holds what was said in private"
 
 
@@ -44,10 +44,10 @@ class SessionPrivacy:
         self._redactor = redactor
         self._sessions = turns.private_sessions()
         self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
-        self._held = LRUCache[bytes, str](TEXTS)
+        self._held = LRUCache[_Key, str](TEXTS)
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
-        self._redacted = LRUCache[bytes, str](REDACTED_BYTES, getsizeof=lambda left: 4 * len(left))
+        self._redacted = LRUCache[_Key, str](REDACTED_BYTES, getsizeof=_size)
         self._compute = compute
 
     def privacy(
@@ -102,7 +102,7 @@ class SessionPrivacy:
 
         for key, (what, left) in zip(new, await self._compute.aside(search), strict=True):
             self._held[key] = what
-            if what and 4 * len(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
+            if what and _size(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
                 self._redacted[key] = left
 
     def holds(self, request: GenerationRequest) -> str | None:
@@ -117,7 +117,8 @@ class SessionPrivacy:
             return None
         # This takes a tenth of what JSON takes.
         tools = [dict(tool) for tool in request.tools]
-        return self._holds(_digest(marshal.dumps(tools, 2)), tools)
+        packed = marshal.dumps(tools, 2)
+        return self._holds((hash(packed), len(packed)), tools)
 
     def holds_text(self, text: str) -> str | None:
         """The same of a text that comes once."""
@@ -135,7 +136,7 @@ class SessionPrivacy:
         kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
         return replace(request, messages=tuple(kept))
 
-    def _holds(self, key: bytes, value: Any) -> str | None:
+    def _holds(self, key: _Key, value: Any) -> str | None:
         known = self._held.get(key)
         if known is None:
             texts = _strings(value)
@@ -163,14 +164,18 @@ def _names_its_session(identity: Identity) -> bool:
     return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
 
 
-def _key(text: str) -> bytes:
-    """What a text is remembered by: the texts themselves would fill the room with eighty system
-    prompts."""
-    return _digest(text.encode(errors="surrogatepass"))
+def _size(left: str) -> int:
+    """Bytes that a text and its entry take at most."""
+    return 500 + 4 * len(left)
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def _key(text: str) -> _Key:
+    """What a text is remembered by: eighty system prompts would fill the room by themselves.
+
+    Python's hash is keyed anew in every process, and computed once for a string, however often it
+    is asked for.
+    """
+    return hash(text), len(text)
 
 
 def _texts(message: Message) -> Iterator[str]:
