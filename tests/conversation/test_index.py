@@ -172,7 +172,6 @@ _GROWTH = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from tests.captures import load
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, reply_digest
