@@ -229,8 +229,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
                     batch_size=16,
                 )
             ),
-            metrics=telemetry.exposition,
-            observer=telemetry,
+            telemetry=telemetry,
             outages=health.backend,
         ),
         [Chat()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,13 @@ def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...
     return tuple(renderer._encode(text + end))
 
 
-@dataclass
-class Observer:
-    seen: list[dict[str, Any]] = field(default_factory=list)
+class Observer(Telemetry):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.seen: list[dict[str, Any]] = []
+
+    def exposition(self) -> bytes:
+        return b"turns 0\n"
 
     def turn_captured(self, **fields: Any) -> None:
         self.seen.append(fields)
@@ -196,8 +200,7 @@ async def gateway(
                 )
                 | {"data_dir": str(directory.absolute())}
             ),
-            metrics=lambda: b"turns 0\n",
-            observer=observer,
+            telemetry=observer,
             outages=parts.backend,
             waits=Backoff(first_s=0.05, longest_s=0.2),
             retry_waits_s=(0.02, 0.1),

@@ -257,8 +257,7 @@ def _gateway(
                     "data_dir": str(settings.run.directory.absolute()),
                 }
             ),
-            metrics=parts.telemetry.exposition,
-            observer=parts.telemetry,
+            telemetry=parts.telemetry,
             outages=parts.health.backend,
             stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
             users=settings.users,

@@ -123,7 +123,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
                 status=HTTPStatus.FORBIDDEN,
                 code="forbidden",
             )
-        return Response(deps.metrics(), media_type="text/plain; version=0.0.4")
+        return Response(deps.telemetry.exposition(), media_type="text/plain; version=0.0.4")
 
     _ = (what, healthz, metrics)  # reached through the router
     return app

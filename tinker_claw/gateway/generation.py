@@ -114,7 +114,7 @@ class Generation:
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if keeps is None or job.conversation is None:
-            deps.observer.turn_forgotten(
+            deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
@@ -153,7 +153,7 @@ class Generation:
         elif job.identity.kind is Kind.MAIN:
             stream = _stream(job, completion) if keeps else None
             deps.index.add(job.session_id, history, answer, turn_id, stream)
-        deps.observer.turn_captured(
+        deps.telemetry.turn_captured(
             user=job.caller.user,
             session=job.session_id,
             turn=turn_id,

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
@@ -34,6 +34,7 @@ from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff, Outages
+from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Lost, Message, SamplingParams
 
 _LARGE = 200_000
@@ -42,40 +43,6 @@ _CHARACTERS_PER_TOKEN = 6
 """Texts have three to five; with more than so many for the whole context the words are counted."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
-
-
-class TurnObserver(Protocol):
-    """Sees every turn that was captured: figures only, no text."""
-
-    def turn_captured(
-        self,
-        *,
-        user: str,
-        session: int,
-        turn: int,
-        kind: str,
-        reason: str,
-        version: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        completion_tokens: int,
-        seconds: float,
-        first_token_s: float | None,
-        usd: float | None,
-        lost: str | None,
-        misfit: bool,
-    ) -> None:
-        """
-        Args:
-            usd: what it cost; None where nothing was billed, or the price is not known.
-            lost: why it is the next state of no turn, although one waits for it.
-            misfit: a call breaks the schema of a strict tool.
-        """
-        ...
-
-    def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """A private turn was served."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +68,8 @@ class GatewayDeps:
     on_next_state: Callable[[], None]
     """A turn has got its next state: there is something to judge."""
     health: Callable[[], Mapping[str, Any]]
-    metrics: Callable[[], bytes]
-    """Prometheus' text format."""
-    observer: TurnObserver
+    telemetry: Telemetry
+    """Sees every turn: figures only, no text."""
     outages: Outages
     """Where the gateway says whether the service answers."""
     waits: Backoff = WAITS
