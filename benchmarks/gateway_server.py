@@ -26,7 +26,7 @@ from benchmarks.bare_server import TEXT, serve_app
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, Training
-from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.limits import ComputeRounds
@@ -214,7 +214,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
-            index=ConversationIndex(ledger.turns, settings.session_idle_s),
+            index=ConversationIndex(ledger.turns, IDLE_S),
             privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
             compute=compute,
             spending=spending,
@@ -264,7 +264,7 @@ def main() -> None:
     arguments = parser.parse_args()
     Redactor([SECRETS]).load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
-        configure("json", nowhere)  # written, and read by nobody
+        configure(nowhere)  # written, and read by nobody
         serve_app(gateway_app(arguments.directory, arguments.vocabulary))
 
 

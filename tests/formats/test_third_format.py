@@ -298,7 +298,7 @@ async def test_errors_are_told_in_its_own_words(
     tmp_path: Path, renderer: Renderer, stream: bool
 ) -> None:
     sampler = FakeSampler(spell(renderer, "fine"))
-    options: dict[str, Any] = {"api_key": "the-right-one-12345", "outage_patience_s": 0}
+    options: dict[str, Any] = {"api_key": "the-right-one-12345", "patience_s": 0}
     async with letters(tmp_path, renderer, sampler, **options) as world:
         sent = {"headers": {"x-stamp": "the-right-one-12345"}, "as_written": stream}
         bearer = {"headers": {"authorization": "Bearer the-right-one-12345"}}

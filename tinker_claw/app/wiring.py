@@ -18,7 +18,7 @@ from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, Settings
-from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage
@@ -157,7 +157,7 @@ async def wire(
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
-    index = ConversationIndex(ledger.turns, settings.gateway.session_idle_s)
+    index = ConversationIndex(ledger.turns, IDLE_S)
     app = _gateway(parts, index, judging, versions, capabilities.context_tokens)
 
     def forget_session(session_id: int) -> None:
@@ -216,7 +216,6 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
             health=parts.health,
             spending=parts.spending,
             on_sample=learner.wake,
-            concurrency=judge.judge_concurrency,
             redact=parts.redactor.redact,
         )
     )

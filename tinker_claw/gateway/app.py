@@ -27,7 +27,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Purpose, Route, bearer
 from tinker_claw.gateway import errors
 from tinker_claw.gateway.auth import Keys
-from tinker_claw.gateway.limits import Limits, read_body
+from tinker_claw.gateway.limits import BODY_S, MAX_BODY_BYTES, MAX_QUEUE, Limits, read_body
 from tinker_claw.gateway.request import GatewayDeps, admit, count, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
@@ -42,7 +42,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
     keys = Keys(cfg.api_key, deps.users)
-    limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
+    limits = Limits(keys.users, cfg.max_concurrent, MAX_QUEUE)
     local = is_loopback(cfg.host) and not keys.needed
     since = int(time.time())
     errors.install(app, formats)
@@ -57,8 +57,8 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
                 body = await read_body(
                     call.receive,
                     call.headers,
-                    most=cfg.max_body_bytes,
-                    limit_s=cfg.body_timeout_s,
+                    most=MAX_BODY_BYTES,
+                    limit_s=BODY_S,
                     context_tokens=deps.context_tokens,
                 )
             except ClientDisconnect:

@@ -21,6 +21,9 @@ from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.types import Delta
 
+KEEPALIVE_S = 10.0
+"""Between chunks without text: OpenClaw gives a stream without data up after two to five minutes, a
+proxy often after one."""
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -35,7 +38,6 @@ class Answer(Response):
         super().__init__()
         self._wire = wire
         self._writer = job.writer
-        self._keepalive_s = deps.settings.keepalive_s
         self._generation = Generation(deps, job)
         self._held = held
 
@@ -119,10 +121,10 @@ class StreamedAnswer(Answer):
         while True:
             quiet_s = time.monotonic() - self._sent_at
             try:
-                async with asyncio.timeout(max(0.0, self._keepalive_s - quiet_s)):
+                async with asyncio.timeout(max(0.0, KEEPALIVE_S - quiet_s)):
                     await _until_hung_up(receive)
             except TimeoutError:
-                if time.monotonic() - self._sent_at < self._keepalive_s:
+                if time.monotonic() - self._sent_at < KEEPALIVE_S:
                     continue
                 if self._open:
                     await self._write(send, self._writer.keep_alive())

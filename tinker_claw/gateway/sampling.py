@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
-from tinker_claw.gateway.fallback import Retries, StandIn
+from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
@@ -79,8 +79,7 @@ class Sampling:
                 if self._over():
                     return
                 if retries is None:
-                    patience_s = deps.settings.outage_patience_s
-                    retries = Retries(began, patience_s, deps.waits, deps.retry_waits_s)
+                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retry_waits_s)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)
