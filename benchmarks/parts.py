@@ -25,7 +25,7 @@ from benchmarks.ledger import Talk
 from local_gpu.sample.routing import Routes, keys_of
 from tinker_claw.cli.status import board, read_overview
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import trim
@@ -80,14 +80,14 @@ def _routing(calls: int) -> Part:
 
 
 def _searching(ledger: Ledger, calls: int) -> Part:
-    discretion = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeRounds())
     talk = Conversation(SURFACES[0], "parts")
     talk.open()
-    discretion.holds(parse_chat(talk.body()))
+    sessions.holds(parse_chat(talk.body()))
     requests = (parse_chat(talk.body()) for _ in range(calls))  # new strings each time
     return timed(
         f"{len(talk.body()):,} bytes that were seen are searched for secrets",
-        discretion.holds,
+        sessions.holds,
         requests,
     )
 

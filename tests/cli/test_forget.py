@@ -259,7 +259,7 @@ async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgo
         asking = asyncio.create_task(w.ask(f"I am {MARK}", headers=headers))
         while not slow.prompts:  # noqa: ASYNC110 - it has no event for this
             await asyncio.sleep(0.005)
-        w.book.forget(w.ledger.forget(in_session("secret", None)).session)
+        w.index.forget(w.ledger.forget(in_session("secret", None)).session)
         assert (await asking).status_code == 200, "the user still has his reply"
         assert w.turns() == []
         assert MARK.encode() not in everything(tmp_path)
