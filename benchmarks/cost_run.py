@@ -15,7 +15,6 @@ from pathlib import Path
 
 from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
-from local_gpu.demo import MODEL_DIR
 from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import charged
@@ -35,6 +34,7 @@ from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, Tokens, Usage
 

@@ -37,13 +37,13 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
-from local_gpu.demo import MODEL_DIR
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
 from tests.truths import one, read
 from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import (
     Adam,
     Capabilities,

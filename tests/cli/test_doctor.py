@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from local_gpu.demo import MODEL_DIR
 from tests.gateways import World, chat, gateway
 from tests.ledger.test_ledger import new_turn
 from tests.processes import LOCAL, ROOT, product
@@ -25,6 +24,7 @@ from tinker_claw.cli import main
 from tinker_claw.cli.doctor import ahead_of, span
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Lost
 
 DEMO = ("--model-name", "demo", *LOCAL)

@@ -16,13 +16,12 @@ from backends import tiny_model
 from tokenizers import Tokenizer
 
 from local_gpu.config import LocalConfig
-from local_gpu.demo import MODEL_DIR
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
-from tinker_claw.backends.model_files import source
+from tinker_claw.backends.model_files import MODEL_DIR, source
 from tinker_claw.billing.budget import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger

@@ -18,6 +18,7 @@ FLOORS = {
     "tinker_claw.privacy": 0,
     "tinker_claw.types": 1,
     "tinker_claw.origin": 1,
+    "tinker_claw.shipped": 1,
     "tinker_claw.config": 2,
     "tinker_claw.formats": 2,
     "tinker_claw.policy": 2,
@@ -45,23 +46,24 @@ LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.files",
     "tinker_claw.origin",
     "tinker_claw.policy",
+    "tinker_claw.shipped",
 }
 FENCES = {
-    "torch": ("local_gpu", "benchmarks"),
+    "torch": ("local_gpu", "examples.demo.recipe", "benchmarks"),
     "peft": ("local_gpu", "benchmarks"),
     "safetensors": ("local_gpu",),
     "kingfisher_sdk": ("tinker_claw.privacy",),
     "fastapi": (
         "tinker_claw.gateway",
         "tinker_claw.app",
-        "local_gpu.demo.judge",
+        "examples.demo.judge",
         "local_gpu.tinker",
         "benchmarks",
     ),
     "uvicorn": (
         "tinker_claw.gateway",
         "tinker_claw.app",
-        "local_gpu.demo.judge",
+        "examples.demo.judge",
         "local_gpu.tinker",
     ),
     "httpx": (
@@ -165,7 +167,6 @@ def test_the_whole_package_imports_without_torch() -> None:
         "import sys, importlib\n"
         "for blocked in ('torch', 'peft', 'safetensors'): sys.modules[blocked] = None\n"
         f"for name in {names!r}: importlib.import_module(name)\n"
-        "import local_gpu.demo\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=ROOT

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
 from tinker_claw.render.tokenizer import FileTokenizer, load
+from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
 TOOLS = [

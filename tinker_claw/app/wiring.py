@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Final
 
 from fastapi import FastAPI
@@ -35,6 +36,7 @@ from tinker_claw.methods.base import Method, Signal, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
 
 MOST_OPEN = 4
@@ -259,10 +261,18 @@ async def _endpoint(parts: _Parts, stack: AsyncExitStack) -> Endpoint:
     if settings.local.prm_gpus and settings.run.backend == "local":
         url = await stack.enter_async_context(open_judge(settings))
     if url is None and settings.run.model_name == DEMO:
-        from local_gpu.demo.judge import create_app as create_rule_judge
-
-        url = await stack.enter_async_context(in_background(create_rule_judge(settings.run.seed)))
+        url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)
     if url is None:
         return SamplerEndpoint(parts.base, parts.renderer, settings.judge)
     return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
+
+
+def _rule_judge(seed: int) -> FastAPI:
+    """The demo's judge. It is shipped beside its model, and no part of an installed package."""
+    spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
+    assert spec is not None  # of a .py file there always are
+    assert spec.loader is not None
+    rules = module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    return rules.create_app(seed)

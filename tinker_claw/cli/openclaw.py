@@ -22,6 +22,7 @@ from tinker_claw.config.load import Flags, load, others_help
 from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
+from tinker_claw.shipped import MODEL_DIR
 
 GUESS: Final = 40_960
 """That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
@@ -58,10 +59,10 @@ async def _of_the_service(settings: Settings) -> Context:
 
     try:
         check_sdk()
-        from tinker_claw.backends.tinker.trainer import (
+        from tinker_claw.backends.tinker.trainer import (  # its SDK takes a second
             FALLBACK_CONTEXT,
             TinkerConfig,
-            offered,  # its SDK takes a second
+            offered,
         )
 
         where, served = await offered(
@@ -93,8 +94,6 @@ def _of_the_model(settings: Settings) -> Context:
 
 def _config_file(name: str) -> Path:
     if name == _DEMO:
-        from local_gpu.demo import MODEL_DIR
-
         return MODEL_DIR / "config.json"
     if Path(name).is_dir():
         return Path(name) / "config.json"
