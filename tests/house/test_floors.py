@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = {
     "tinker_claw": 0,
     "tinker_claw.errors": 0,
+    "tinker_claw.retry": 0,
     "tinker_claw.files": 0,
     "tinker_claw.privacy": 0,
     "tinker_claw.types": 1,
@@ -27,7 +28,7 @@ FLOORS = {
     "tinker_claw.judge": 3,
     "tinker_claw.ledger": 3,
     "tinker_claw.methods": 3,
-    "tinker_claw.retry": 3,
+    "tinker_claw.outages": 3,
     "local_gpu": 3,
     "tinker_claw.billing": 4,
     "tinker_claw.conversation": 4,
@@ -46,6 +47,7 @@ LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.files",
     "tinker_claw.origin",
     "tinker_claw.policy",
+    "tinker_claw.retry",
     "tinker_claw.shipped",
 }
 FENCES = {
@@ -75,7 +77,7 @@ FENCES = {
         "benchmarks",
     ),
     "tinker": ("tinker_claw.backends", "local_gpu.tinker"),
-    "tenacity": ("tinker_claw.judge",),
+    "tenacity": ("tinker_claw.retry",),
     "rich": ("tinker_claw.cli", "examples", "benchmarks"),
     "renderers": ("tinker_claw.render", "benchmarks"),
     "json5": ("tinker_claw.cli.openclaw_file",),

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.gateway.fallback import RETRY_WAITS_S, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
 from tinker_claw.gateway.limits import ComputeLock
 from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.outages import Outages
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.retry import Backoff, Outages
+from tinker_claw.retry import Backoff
 
 
 class TurnObserver(Protocol):
@@ -80,7 +81,7 @@ class GatewayDeps:
     """What is not kept of texts."""
     waits: Backoff = WAITS
     """Between the attempts of one request while the service is away."""
-    retry_waits_s: Sequence[float] = RETRY_WAITS_S
+    retries: Backoff = RETRIES
     """Between the attempts of one request where the sampler failed."""
     turnstile: ComputeLock = field(default_factory=ComputeLock)
     """For what requests compute."""

@@ -83,7 +83,7 @@ class Sampling:
         """Ask the job's own version, for as long as there is patience."""
         deps, job = self._deps, self._job
         patience = Retries(
-            time.monotonic(), deps.settings.outage_patience_s, deps.waits, deps.retry_waits_s
+            time.monotonic(), deps.settings.outage_patience_s, deps.waits, deps.retries
         )
         while True:
             began = time.monotonic()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinker_claw.errors import OutageError
-from tinker_claw.retry import Asking, Outages
+from tinker_claw.outages import Asking, Outages
 from tinker_claw.telemetry import log
 
 

@@ -39,7 +39,7 @@ from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import HintScores, Turn, Verdict
 
-WAITS = Backoff(first_s=5.0, longest_s=600.0)
+WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
