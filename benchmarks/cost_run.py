@@ -23,8 +23,9 @@ from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
@@ -122,23 +123,15 @@ async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted:
         session = ledger.turns.session("me", str(number))
         turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
         ledger.turns.add_next_state(turn_id, _next_state(number < hinted))
-    learner = Learner(
-        LearnerDeps(
-            *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg),
-            learning_rate=1e-4,
-        )
+    parts = LoopParts(
+        *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg)
     )
+    learner = Learner(parts, learning_rate=1e-4)
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = HintScorer(base, bench.renderer, method, bench.cfg)
-    judging = Judging(
-        JudgingDeps(
-            *(ledger, judge, scorer, method, policy, telemetry, health, spending),
-            on_sample=learner.wake,
-            concurrency=8,
-        )
-    )
+    scorer = HintScorer(parts, bench.renderer)
+    judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (judging, learner)]
         while policy.current.version.id == 0:  # noqa: ASYNC110 - the loop tells nobody
@@ -159,7 +152,12 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     base = Fresh(await trainer.base())
     endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, bench.judge))
     judge = Judge(endpoint, bench.judge, hint_candidates=len(HINTS))
-    scorer = HintScorer(base, bench.renderer, build("combine"), bench.cfg)
+    telemetry = Telemetry(None)
+    parts = LoopParts(
+        *(ledger, trainer, base, build("combine"), policy, telemetry, Health()),
+        *(Spending(Price(), ledger.spend, telemetry), bench.cfg),
+    )
+    scorer = HintScorer(parts, bench.renderer)
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)

@@ -29,7 +29,8 @@ from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
@@ -185,7 +186,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     spending = Spending(Price(), ledger.spend, telemetry)
     trainer = Elsewhere(sampler)
     learner = Learner(
-        LearnerDeps(
+        LoopParts(
             ledger=ledger,
             trainer=trainer,
             base=sampler,
@@ -194,9 +195,9 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             telemetry=telemetry,
             health=health,
             spending=spending,
-            cfg=Training(),
-            learning_rate=1e-4,
-        )
+            training=Training(),
+        ),
+        learning_rate=1e-4,
     )
 
     async def open_version(number: int) -> Sampler:

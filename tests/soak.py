@@ -97,7 +97,7 @@ CAPS = {
     "tinker_claw.gateway.privacy:_REDACTED_CAPACITY": 640_000,
     "tinker_claw.conversation.history:_MEANT._capacity": 80_000,
     "tinker_claw.render.prompt_cache:Encoder.__init__.__defaults__": (960_000,),
-    "tinker_claw.app.main:EVERY_S": 6.0,
+    "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
     "tinker_claw.app.server:HEAD_S": 3.0,

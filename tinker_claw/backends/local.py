@@ -253,8 +253,8 @@ def nodes(settings: Settings) -> int:
 LORA_ALPHA: Final = 32
 
 
-def check_fit(settings: Settings) -> None:
-    """Say who does what, and refuse what does not fit, before anything is loaded.
+def check_fit(settings: Settings) -> Arrangement:
+    """Who does what, said once; refuses what does not fit, before anything is loaded.
 
     Raises:
         ConfigError: says what would fit.
@@ -273,11 +273,15 @@ def check_fit(settings: Settings) -> None:
     )
     if fit is not None and not arranged.layout.serve and not settings.local.urls:
         log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
+    return arranged
 
 
 @asynccontextmanager
 async def open_local(
-    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+    settings: Settings,
+    arranged: Arrangement,
+    folder: str,
+    away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
     """Servers first, then the trainer on the memory that they leave; ended in the other order.
 
@@ -286,7 +290,6 @@ async def open_local(
     Raises:
         ConfigError, BackendError: something does not start.
     """
-    arranged = arrange(settings)
     async with AsyncExitStack() as stack:
         urls = settings.local.urls
         if arranged.layout.serve:
@@ -313,7 +316,7 @@ async def open_local(
 
 
 @asynccontextmanager
-async def open_judge(settings: Settings) -> AsyncGenerator[str]:
+async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[str]:
     """The judge's own server, on its own GPUs; its address, as `--judge-url` would give it.
 
     Raises:
@@ -321,7 +324,6 @@ async def open_judge(settings: Settings) -> AsyncGenerator[str]:
     """
     from local_gpu.plan import commands
 
-    arranged = arrange(settings)
     assert arranged.vllm is not None  # arrange has refused it
     assert arranged.demand is not None
     assert arranged.demand.judge is not None

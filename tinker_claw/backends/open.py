@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_claw.backends.local import open_local
+from tinker_claw.backends.local import Arrangement, arrange, open_local
 from tinker_claw.backends.tinker.sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
@@ -83,18 +83,23 @@ def tinker_config(settings: Settings) -> TinkerConfig:
 
 @asynccontextmanager
 async def open_trainer(
-    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+    settings: Settings,
+    folder: str,
+    arranged: Arrangement | None = None,
+    away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
     """The trainer that the settings ask for, closed at the end.
 
-    `away` hears which of the local backend's inference servers are out of the rotation, and why,
-    whenever that changes.
+    Args:
+        arranged: who does what on this machine; None: it is asked anew where that matters.
+        away: hears which of the local backend's inference servers are out of the rotation, and
+            why, whenever that changes.
 
     Raises:
         ConfigError, BackendError: it cannot be opened.
     """
     if settings.run.backend == "local":
-        async with open_local(settings, folder, away) as local:
+        async with open_local(settings, arranged or arrange(settings), folder, away) as local:
             yield local
         return
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
