@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(host, port, flags)
     except ClawError as error:
-        sys.stderr.write(f"local_gpu.serve: {error}\n")
+        sys.stderr.write(f"local_gpu.tinker: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:  # while loading; afterwards Ctrl-C is a signal that `serve` handles
         return EXIT_INTERRUPTED
@@ -84,7 +84,7 @@ def _say(text: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m local_gpu.serve",
+        prog="python -m local_gpu.tinker",
         description="Serve Tinker's HTTP API from your own GPU (or CPU). Any Tinker script then "
         "runs here: set TINKER_BASE_URL to the address that is printed, and TINKER_API_KEY to the "
         "key. Training clients must ask for train_unembed=False.",

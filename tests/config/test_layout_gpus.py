@@ -17,7 +17,7 @@ from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Layout, Wanted, names, plan, visible
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
-from tests.local_gpu.sample.test_supervisor import gone, lives, starts
+from tests.local_gpu.sample.test_supervisor import gone, lives, starts, vllm  # noqa: F401 - a fixture
 from tinker_claw.backends.local import (
     arrange,
     check_fit,

@@ -158,7 +158,7 @@ def test_a_wrong_flag_is_one_sentence(
 ) -> None:
     assert main([*flags, "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith("local_gpu.serve: ")
+    assert line.startswith("local_gpu.tinker: ")
     assert sentence in line
 
 
