@@ -27,7 +27,7 @@ from tinker_claw.backends.open import check_backend
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import announce
 from tinker_claw.config.settings import Keeping, Settings
-from tinker_claw.errors import ClawError, ConfigError, LearningEndedError, LedgerError, first_cause
+from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.loop import Learner
@@ -55,7 +55,7 @@ async def serve(settings: Settings) -> None:
     """
     redactor = Redactor([SECRETS])
     redactor.load()
-    configure(settings.run.log_format, redact=redactor.redact)
+    configure(redact=redactor.redact)
     this, stop = asyncio.current_task(), Stop()
     assert this is not None
     try:
@@ -189,7 +189,7 @@ async def _save(learner: Learner) -> None:
 def _open_ledger(settings: Settings) -> Ledger:
     ledger = Ledger(settings.run.directory)
     try:
-        held = ledger.bind(
+        ledger.bind(
             {
                 "model": settings.run.model_name,
                 "method": settings.run.method,
@@ -197,11 +197,6 @@ def _open_ledger(settings: Settings) -> Ledger:
                 "lora_rank": str(settings.training.lora_rank),
             }
         )
-        if held and not settings.run.resume:
-            raise ConfigError(
-                f"{settings.run.directory} holds a run already; choose another --data-dir, or "
-                "leave --no-resume out to go on with it"
-            )
     except BaseException:
         ledger.close()
         raise

@@ -114,7 +114,6 @@ async def wire(
         Judge(endpoint, settings.judge, hint_candidates=hints),
         HintScorer(parts, renderer),
         learner.wake,
-        concurrency=settings.judge.judge_concurrency,
         redact=redactor.redact,
     )
     versions = Versions(ledger, trainer)

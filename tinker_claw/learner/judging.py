@@ -40,6 +40,8 @@ WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
+CONCURRENCY = 8
+"""Turns judged at the same time: the samplers that judge answer users, too."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 
@@ -128,7 +130,7 @@ class Judging:
         scorer: HintScorer,
         on_sample: Callable[[], None],
         *,
-        concurrency: int,
+        concurrency: int = CONCURRENCY,
         redact: Callable[[str], str] = str,
         waits: Backoff = WAITS,
         rests: Backoff = RESTS,

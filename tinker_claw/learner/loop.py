@@ -115,7 +115,7 @@ class Learner:
     # The loop
 
     async def run(self) -> None:
-        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled.
+        """Take a step whenever a batch is complete, until `finish` or cancelled.
 
         May be called again after it has ended by accident.
         """
@@ -123,20 +123,14 @@ class Learner:
         self._wake.set()
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._close_retired())
-            while not self._finished():
+            while not self._finishing:
                 health.learner_is("observing" if self._observing else "waiting")
                 await self._wake.wait()
                 self._wake.clear()
-                while not self._finished() and (batch := await self._next()):
+                while not self._finishing and (batch := await self._next()):
                     await self._take(batch)
             health.learner_is("finished")
-            if self._finishing:
-                retiring.cancel()
-
-    def _finished(self) -> bool:
-        limit = self._parts.training.max_steps
-        reached = limit is not None and self._parts.policy.newest.version.step >= limit
-        return reached or self._finishing
+            retiring.cancel()
 
     async def _next(self) -> list[Sample] | None:
         """The next batch, as soon as the ledger can be written."""
