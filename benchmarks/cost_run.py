@@ -15,11 +15,11 @@ from pathlib import Path
 
 from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
-from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
+from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import charged
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
@@ -72,8 +72,9 @@ class Bench:
         return JudgeSettings(prm_m=self.shape.m, prm_max_tokens=self.shape.vote)
 
     async def trainer(self) -> TinkerTrainer:
-        config = TinkerConfig(model=NAME, base_url=self.url, key="tml-benchmark", rank=8)
-        trainer = await TinkerTrainer.start(config)
+        run = Run(model_name=NAME, base_url=self.url)
+        settings = Settings(run=run, training=Training(lora_rank=8))
+        trainer = await TinkerTrainer.start(settings, key="tml-benchmark")
         await trainer.capabilities()  # probes the server; billed to nobody
         return trainer
 

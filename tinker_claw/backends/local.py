@@ -1,7 +1,10 @@
-"""Who does what on this machine: GPUs shared out, and whether that fits.
+"""The local backend: who does what on this machine, whether that fits, and the servers and trainer.
 
-Rule: counts and memory are reckoned before anything is loaded. What the settings leave open is
-decided here, and nothing is started.
+`arrange` is asked once a start. It decides what the settings leave open and starts nothing; what it
+found is handed to `open_local` and `open_judge`.
+
+Rule: counts and memory are reckoned before anything is loaded. Samplers start first, because they
+measure what is free; whatever was started ends with its context, the trainer before them.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 _UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
+LORA_ALPHA: Final = 32
 _EMBEDDED_CONTEXTS: Final = 1.5
 """Contexts of KV cache per version in the embedded sampler."""
 GET_VLLM: Final = (
@@ -216,16 +220,6 @@ def nodes(settings: Settings) -> int:
                 raise ConfigError(f"--torchrun: --nnodes {value} is no number of machines")
             return int(count)
     return 1
-
-
-# The local backend at work: servers, then a trainer on the memory that they leave.
-#
-# Rule: samplers start first, because they measure what is free; whatever was started ends with
-# its
-# context, the trainer before them.
-
-
-LORA_ALPHA: Final = 32
 
 
 def check_fit(settings: Settings) -> Arrangement:

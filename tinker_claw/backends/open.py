@@ -1,4 +1,4 @@
-"""The learning rate that `--learning-rate auto` stands for."""
+"""From settings to a trainer: what can run here, who is opened, and at which rate it learns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
 from tinker_claw.backends.tinker.sdk import check_sdk
@@ -15,27 +15,11 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
 
-if TYPE_CHECKING:
-    from tinker_claw.backends.tinker.trainer import TinkerConfig
-
-
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
 _REFERENCE_HIDDEN = 2000
 _EXPONENTS = {"llama": 0.781}
 _EXPONENT = 0.0775
-
-
-def lora_learning_rate(hidden_size: int, model_type: str) -> float:
-    """5e-5 * 10 * (2000 / hidden_size) ** e, with e = 0.781 for Llama and 0.0775 otherwise.
-
-    Source: the LoRA rate of tinker-cookbook (hyperparam_utils), fitted on Llama and Qwen models.
-    """
-    exponent = _EXPONENTS.get(model_type, _EXPONENT)
-    return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent
-
-
-# From settings to a trainer.
 
 
 async def check_backend(settings: Settings) -> None:
@@ -48,7 +32,7 @@ async def check_backend(settings: Settings) -> None:
         check_sdk()  # before the adapter, which another release could not import
         from tinker_claw.backends.tinker.trainer import offered  # its SDK takes a second
 
-        await offered(tinker_config(settings))
+        await offered(settings)
         return
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]
     if missing:
@@ -61,20 +45,6 @@ async def check_backend(settings: Settings) -> None:
             "--base-quantization 4bit needs bitsandbytes; in the project's folder: "
             "pip install -c constraints.txt -e '.[local,4bit]'"
         )
-
-
-def tinker_config(settings: Settings) -> TinkerConfig:
-    """The adapter's part of the settings."""
-    from tinker_claw.backends.tinker.trainer import TinkerConfig
-
-    return TinkerConfig(
-        model=settings.run.model_name,
-        name=settings.served_name,
-        base_url=settings.run.base_url,
-        rank=settings.training.lora_rank,
-        seed=settings.run.seed,
-        context_tokens=settings.run.context_tokens,
-    )
 
 
 @asynccontextmanager
@@ -100,7 +70,7 @@ async def open_trainer(
         return
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
 
-    trainer = await TinkerTrainer.start(tinker_config(settings))
+    trainer = await TinkerTrainer.start(settings)
     try:
         yield trainer
     finally:
@@ -120,3 +90,12 @@ def learning_rate(settings: Settings, folder: str) -> float:
 
     known = AutoConfig.from_pretrained(folder).get_text_config()
     return lora_learning_rate(known.hidden_size, known.model_type)
+
+
+def lora_learning_rate(hidden_size: int, model_type: str) -> float:
+    """5e-5 * 10 * (2000 / hidden_size) ** e, with e = 0.781 for Llama and 0.0775 otherwise.
+
+    Source: the LoRA rate of tinker-cookbook (hyperparam_utils), fitted on Llama and Qwen models.
+    """
+    exponent = _EXPONENTS.get(model_type, _EXPONENT)
+    return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent

@@ -59,20 +59,10 @@ async def _of_the_service(settings: Settings) -> Context:
 
     try:
         check_sdk()
-        from tinker_claw.backends.tinker.trainer import (  # its SDK takes a second
-            FALLBACK_CONTEXT,
-            TinkerConfig,
-            offered,
-        )
+        # Here, because its SDK takes a second.
+        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
 
-        where, served = await offered(
-            TinkerConfig(
-                model=settings.run.model_name,
-                name=settings.served_name,
-                base_url=settings.run.base_url,
-                start_timeout_s=_PATIENCE_S,
-            )
-        )
+        where, served = await offered(settings, within_s=_PATIENCE_S)
     except ConfigError as error:
         known = _of_the_model(settings)
         return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
