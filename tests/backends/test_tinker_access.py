@@ -28,8 +28,8 @@ from tinkers import KEY, NAME, served, settings, start_tinker
 from tests.ports import deaf_port
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose
-from tinker_claw.backends.tinker.sdk import check_sdk
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
+from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import BackendError, ConfigError, OutageError, SamplerError
 from tinker_claw.methods import build

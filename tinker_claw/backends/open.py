@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
-from tinker_claw.backends.tinker.sdk import check_sdk
+from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer

@@ -55,7 +55,7 @@ async def context_of(settings: Settings) -> Context:
 
 
 async def _of_the_service(settings: Settings) -> Context:
-    from tinker_claw.backends.tinker.sdk import check_sdk
+    from tinker_claw.backends.tinker_sdk import check_sdk
 
     try:
         check_sdk()

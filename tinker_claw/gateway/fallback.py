@@ -16,8 +16,8 @@ from tinker_claw.retry import Backoff
 from tinker_claw.types import PolicyVersion
 
 PATIENCE_S = 240.0
-"""How long an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a request up
-after ten minutes, and a stand-in must still have its time."""
+"""Seconds that an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a
+request up after ten minutes, and a stand-in must still have its time."""
 WAITS = Backoff(first_s=0.5, longest_s=15.0, jitter=0.25)
 """Between attempts while the service is away."""
 RETRIES = Backoff(first_s=0.4, longest_s=1.0, attempts=3)

@@ -1,8 +1,7 @@
 """What the judge is asked, in our words, and what its answers say. Pure.
 
 Rule: the judge sees the user's request, the reply and what came next; the next state is the
-evidence, not the judge's own taste. The answer's form is
-fixed here and read here.
+evidence, not the judge's own taste. The answer's form is fixed and read here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The Tinker service, and every server that speaks its API, through the official SDK.
 
-    sdk        which release it is, before it is imported
     access     key, address, models: what can be wrong before the first token
     session    one session with the service: deadlines, and a new session when it is lost
     failures   foreign exceptions into ours, each with a sentence
@@ -13,7 +12,7 @@ Rule: every wait has a deadline of ours, and nothing here blocks the event loop.
 retries is not retried again.
 """
 
-from tinker_claw.backends.tinker.sdk import without_torch
+from tinker_claw.backends.tinker_sdk import without_torch
 
 with without_torch():
     from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
