@@ -38,8 +38,8 @@ def test_the_demo_learns_from_a_wheel_in_a_fresh_environment(tmp_path: Path) -> 
     assert Path(inside.strip()).is_relative_to(tmp_path)
     _said(python, "-c", "from tinker_claw.billing.prices import load; load()")
     data, log = tmp_path / "data", tmp_path / "log"
-    flags = ["--model-name", "demo", "--backend", "local", "--threads", "1", "--port", "0"]
-    flags += ["--data-dir", str(data), "--batch-size", "4", "--log-format", "json"]
+    flags = ["--model-name", "demo", "--backend", "local", "--port", "0"]
+    flags += ["--data-dir", str(data), "--batch-size", "4"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [python.with_name("tinker-claw"), *flags],
