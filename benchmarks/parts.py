@@ -28,6 +28,7 @@ from tinker_claw.formats.chat import parse_chat
 from tinker_claw.gateway.limits import ComputeLock
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import trim
 from tinker_claw.privacy.redact import Redactor
 
 T = TypeVar("T")
@@ -100,7 +101,7 @@ def _looking_and_dropping(ledger: Ledger, turns: int) -> list[Part]:
     looking = timed(
         f"status of {turns:,} turns", lambda _: board(read_overview(folder, 16)), range(5)
     )
-    work = ledger.retention.round(None, ledger.live_bytes() // 2)
+    work = trim(ledger._db, None, ledger.live_bytes() // 2)
     dropping = timed(
         "old turns are dropped, a transaction", lambda _: next(work), itertools.count()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.conversation.classify import Identity
 from tinker_claw.conversation.history import Memo, digests, reply_digest
-from tinker_claw.conversation.index import STREAM_TOKENS, ConversationIndex, Stream
+from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Message, Reply
 
@@ -225,3 +226,13 @@ def test_ten_thousand_of_them_weigh_less_than_200_megabytes_and_no_more_than_a_t
     assert max(seen["sizes"]) < 200, seen
     # A turn that has no successor leaves a few hundred bytes until its session is closed.
     assert seen["sizes"][-1] - seen["sizes"][0] < 30, seen
+
+
+def test_what_was_forgotten_is_remembered_for_those_who_are_being_answered(ledger: Ledger) -> None:
+    book = ConversationIndex(ledger.turns, 3600)
+    started = time.monotonic()
+    for session in range(FORGOTTEN + 10):
+        book.forget(session)
+    assert book.has_forgotten(FORGOTTEN + 9, started)
+    assert not book.has_forgotten(FORGOTTEN + 9, time.monotonic())
+    assert not book.has_forgotten(0, started), "so many at once are not remembered"

@@ -12,11 +12,9 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,12 @@ from tinker_claw.app.control import CONTROL_FILE
 from tinker_claw.config.load import load_known
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError, UndoError
-from tinker_claw.ledger.database import FILE
+from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.ledger.outcome import RunView, read_run, run_of
+from tinker_claw.ledger.views import TurnView
+from tinker_claw.methods import METHODS
+from tinker_claw.methods.base import Evidence
+from tinker_claw.types import NextState, Verdict
 
 _CONNECT_S = 10.0
 
@@ -114,6 +117,29 @@ def ledger_file(settings: Settings) -> Path:
     return file
 
 
+def read_run_view(rows: Rows, batch_size: int) -> RunView:
+    """What the outcomes of a ledger's turns depend on, its method's teacher included.
+
+    Args:
+        batch_size: samples of a step, where none was taken yet.
+    """
+    method = METHODS.get(run_of(rows).get("method", ""))
+
+    def told(turn: TurnView) -> str | None:
+        if method is None or method.teaching is None or not turn.has_hint_place:
+            return None
+        known = Evidence(
+            Verdict(turn.votes, turn.verdict),
+            # Whether there is something to tell, not what it says.
+            ("hint",) * turn.hints,
+            NextState("user" if turn.next_role == "user" else "tool", "said"),
+            "shown" if turn.demonstrated else None,
+        )
+        return method.teaching.what if method.tells(known) else None
+
+    return read_run(rows, batch_size, told)
+
+
 def write(lines: Iterable[str]) -> None:
     """Lines to standard output, as they come, and all of them at the end."""
     for line in lines:
@@ -180,13 +206,6 @@ def printable(text: str) -> str:
 def short(text: str, length: int) -> str:
     """At most so many characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def moment(at: float, now: float | None = None) -> str:
-    """Local time, with the day where it is another one than today."""
-    then = datetime.fromtimestamp(at)
-    today = datetime.fromtimestamp(time.time() if now is None else now).date()
-    return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def vote(value: int | None) -> str:

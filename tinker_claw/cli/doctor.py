@@ -34,7 +34,7 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import openclaw_file, status
-from tinker_claw.cli.common import apart, printable, short, vote
+from tinker_claw.cli.common import apart, printable, read_run_view, short, vote
 from tinker_claw.cli.openclaw import (
     PROVIDER,
     SMALLEST_CONTEXT,
@@ -53,8 +53,10 @@ from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
+from tinker_claw.ledger.outcome import RunView, outcome
 from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import RecentTurn, lost_of, newest_steps, read_recent
+from tinker_claw.ledger.views import TurnView, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -67,7 +69,7 @@ _FEWEST = 3
 """Fewer turns are no pattern."""
 
 
-def advice(turns: Sequence[RecentTurn]) -> list[str]:
+def advice(turns: Sequence[TurnView]) -> list[str]:
     """Sentences on these turns, oldest first; none where learning goes its way."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
     return [
@@ -79,7 +81,7 @@ def advice(turns: Sequence[RecentTurn]) -> list[str]:
     ]
 
 
-def _sides(turns: Sequence[RecentTurn], main: Sequence[RecentTurn]) -> Iterator[str]:
+def _sides(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
     side = [turn for turn in turns if turn.kind is Kind.SIDE]
     if not _most(side, turns):
         return
@@ -95,7 +97,7 @@ def _sides(turns: Sequence[RecentTurn], main: Sequence[RecentTurn]) -> Iterator[
         yield "There is no main turn among them: nothing can be learned from these requests."
 
 
-def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _followed(main: Sequence[TurnView]) -> Iterator[str]:
     if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
         return
     sessions = len({turn.session_id for turn in main})
@@ -113,7 +115,7 @@ def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _judging(main: Sequence[TurnView]) -> Iterator[str]:
     aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
     if aside:
         yield (
@@ -134,7 +136,7 @@ def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _unfit(main: Sequence[RecentTurn]) -> Iterator[str]:
+def _unfit(main: Sequence[TurnView]) -> Iterator[str]:
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
     if _most(unfit, main):
         yield (
@@ -145,7 +147,7 @@ def _unfit(main: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _stood_in(turns: Sequence[RecentTurn]) -> Iterator[str]:
+def _stood_in(turns: Sequence[TurnView]) -> Iterator[str]:
     if count := sum(turn.fallback is not None for turn in turns):
         yield (
             f"{count} of {len(turns)} replies (marked *) came from another version than the "
@@ -153,7 +155,7 @@ def _stood_in(turns: Sequence[RecentTurn]) -> Iterator[str]:
         )
 
 
-def _most(part: Sequence[RecentTurn], whole: Sequence[RecentTurn]) -> bool:
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
     return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
 
 
@@ -186,60 +188,33 @@ class _Column:
         return cell.rjust(self.width) if self.right else cell.ljust(self.width)
 
 
-def table(turns: Sequence[RecentTurn], now: float, *, reasons: bool = False) -> list[str]:
+def table(
+    turns: Sequence[TurnView], run: RunView, now: float, *, reasons: bool = False
+) -> list[str]:
     """The lines of the table, oldest turn first.
 
     Args:
         turns: at least one.
         now: seconds since 1970; turns of another day show it.
-        reasons: a further line per turn with its session's name and the reason of its kind.
+        reasons: further lines per turn with its session's name, the reason of its kind, and its
+            outcome in a sentence.
     """
     columns = list(_columns(turns, now))
     begin = sum(column.width + len(_GAP) for column in columns)
     room = max(_NARROWEST, WIDTH - begin)
-    lines = [_GAP.join([*(column.fit(column.name) for column in columns), "training"]).rstrip()]
+    lines = [_GAP.join([*(column.fit(column.name) for column in columns), "outcome"]).rstrip()]
     for at, turn in enumerate(turns):
-        told = textwrap.wrap(printable(training(turn)), room)
+        became = outcome(turn, run)
+        told = textwrap.wrap(printable(became.word), room)
         cells = [column.fit(column.cells[at]) for column in columns]
         lines.append(_GAP.join([*cells, told[0]]))
         lines += [" " * begin + more for more in told[1:]]
         if reasons:
-            lines += _because(turn, columns[0].width + len(_GAP))
+            lines += _because(turn, became.sentence, columns[0].width + len(_GAP))
     return lines
 
 
-def training(turn: RecentTurn) -> str:
-    """Why this turn was trained, was not, or is not yet."""
-    if turn.sample is not None:
-        return _sampled(turn)
-    if turn.untrained_because is not None:
-        side = turn.kind is Kind.SIDE and turn.untrained_because.startswith("side turn")
-        return "never: a side turn" if side else f"no: {turn.untrained_because}"
-    if turn.kind is Kind.SIDE:
-        return "never: a side turn"
-    if turn.next_role is None:
-        if turn.session_closed:
-            return "waits for a next state; its session is idle"
-        if turn.passed_over:
-            return "waits for a next state; its session has gone on without it"
-        return "waits for a next state"
-    if not turn.judged:
-        return "waits for the judge"
-    return "judged; waits for the teacher" if turn.hints else "judged; waits to be queued"
-
-
-def _sampled(turn: RecentTurn) -> str:
-    if turn.sample == "trained":
-        made = "" if turn.step_version is None else f", which made v{turn.step_version}"
-        return f"trained in step {turn.step_id}{made}"
-    if turn.sample == "expired":
-        return "no: its sample expired: too many steps since, or a rollback"
-    if turn.sample == "quarantined":
-        return "no: set aside, steps with it failed"
-    return "queued: waits for its batch"
-
-
-def verdict(turn: RecentTurn) -> str:
+def verdict(turn: TurnView) -> str:
     """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
     if not turn.judged:
         return "-"
@@ -247,7 +222,7 @@ def verdict(turn: RecentTurn) -> str:
     return f"{value} hint" if turn.hints else value
 
 
-def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[_Column]:
+def _columns(turns: Sequence[TurnView], now: float) -> Iterator[_Column]:
     yield _Column("turn", [str(turn.id) for turn in turns], right=True)
     yield _Column("when", [_when(turn.created_at, now) for turn in turns])
     if len({turn.user for turn in turns}) > 1:
@@ -264,11 +239,12 @@ def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[_Column]:
     yield _Column("verdict", [verdict(turn) for turn in turns])
 
 
-def _because(turn: RecentTurn, indent: int) -> Iterator[str]:
+def _because(turn: TurnView, became: str, indent: int) -> Iterator[str]:
     told = [f"session {turn.session_id} is {turn.session_key!r} of {turn.user!r}"]
     told.append(f"{turn.kind} because: {turn.kind_reason}")
     if turn.fallback is not None:
         told.append(f"answered by another version because: {turn.fallback}")
+    told.append(became)
     for line in told:
         yield from textwrap.wrap(
             printable(line),
@@ -278,11 +254,11 @@ def _because(turn: RecentTurn, indent: int) -> Iterator[str]:
         )
 
 
-def _by(turn: RecentTurn) -> str:
+def _by(turn: TurnView) -> str:
     return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
 
 
-def _session(turn: RecentTurn) -> str:
+def _session(turn: TurnView) -> str:
     """The ledger's number, and the end of the client's name, which tells sessions apart."""
     key = printable(turn.session_key)
     if len(key) > _KEY_LENGTH:
@@ -479,7 +455,8 @@ def _servers(patient: CheckContext) -> Iterator[str]:
 def _from_the_future(ledger: Path) -> float:
     """By how many seconds the newest row is ahead of this clock; 0 where it is not."""
     try:
-        newest = read_recent(ledger, 0).newest_at
+        with reading(ledger) as rows, rows.moment():
+            newest = newest_at(rows)
     except LedgerError:
         return 0.0
     return max(0.0, (newest or 0.0) - time.time())
@@ -782,7 +759,9 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
         return
     try:
-        turns = read_recent(ledger, count).turns
+        with reading(ledger) as rows, rows.moment():
+            turns = read_turns(rows, count)
+            run = read_run_view(rows, settings.training.batch_size)
     except LedgerError as error:
         _line("warn", "requests", str(error))
         return
@@ -790,11 +769,12 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         _line("-", "requests", f"none yet in {ledger}")
         return
     lines = ["", f"The last requests in {ledger}:", ""]
-    lines += table(turns, time.time(), reasons=reasons)
+    lines += table(turns, run, time.time(), reasons=reasons)
     for sentence in advice(turns):
         lines += ["", *textwrap.wrap(sentence, WIDTH)]
     if not reasons:
-        lines += ["", "--reasons shows why each was taken for main or side."]
+        more = "--reasons shows why each was taken for main or side, and more of its outcome."
+        lines += ["", more]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -816,7 +796,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--reasons",
         action="store_true",
-        help="with each request its session's name, and why it was taken for main or side",
+        help="with each request its session's name, why it was taken for main or side, and its "
+        "outcome in a sentence",
     )
     top.add_argument(
         "--no-checks", action="store_true", help="show the requests only; nothing is asked or spent"

@@ -17,9 +17,9 @@ from tinker_claw.cli.common import (
     Column,
     apart,
     ledger_file,
-    moment,
     number,
     parse,
+    read_run_view,
     short,
     table,
     until_left,
@@ -29,6 +29,7 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.load import Flags
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.outcome import moment, outcome
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
 
 _Record = Mapping[str, Any]
@@ -59,14 +60,6 @@ def _judged(record: _Record) -> str:
     if not record["judged"]:
         return "-"
     return vote(record["verdict"]) + (" hint" if record["hints"] else "")
-
-
-def _training(record: _Record) -> str:
-    if record["trained_in_step"] is not None:
-        return f"step {record['trained_in_step']}"
-    if record["untrained_because"] is not None:
-        return f"no: {short(record['untrained_because'], _LONGEST)}"
-    return _text(record["sample"])
 
 
 def _by(record: _Record) -> str:
@@ -101,7 +94,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _right("reply", "completion_tokens", least=4),
         Column("next", lambda record: "yes" if record["has_next_state"] else "-"),
         Column("verdict", _judged, least=7),
-        Column("trained", _training),
+        Column("outcome", lambda record: record["outcome"]),
     ),
     "verdicts": (
         *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
@@ -150,8 +143,11 @@ WATCHED = 500
 class Following:
     """Watches a table of a ledger."""
 
-    def __init__(self, ledger: Outside, name: Table, wanted: Filter, *, full: bool) -> None:
+    def __init__(
+        self, ledger: Outside, name: Table, wanted: Filter, batch_size: int, *, full: bool
+    ) -> None:
         self._ledger = ledger
+        self._batch_size = batch_size
         self._name: Table = name
         self._wanted = wanted
         self._full = full
@@ -191,12 +187,20 @@ class Following:
         newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
         turns = self._name in ("turns", "verdicts", "samples")
         after = max(0, newest - 2 * WATCHED) if turns else 0
-        return read(self._ledger, self._name, replace(self._wanted, after=after), WATCHED)
+        wanted = replace(self._wanted, after=after)
+        return _read(self._ledger, self._name, wanted, WATCHED, self._batch_size)
 
     def _show_json(self, records: list[Record]) -> None:
         for record in records:
             shown = in_full(self._ledger, self._name, record) if self._full else record
             write([json.dumps(shown)])
+
+
+def _read(
+    ledger: Outside, name: Table, wanted: Filter, limit: int | None, batch_size: int
+) -> list[Record]:
+    run = read_run_view(ledger, batch_size)
+    return read(ledger, name, wanted, limit, lambda turn: outcome(turn, run).word)
 
 
 def _id(record: Record) -> int:
@@ -226,31 +230,40 @@ def main(arguments: Sequence[str]) -> int:
         LedgerError: there is no ledger, or it cannot be read.
     """
     given, settings = parse(parser(), arguments)
-    wanted, limit = _filter(given), _limit(given)
+    wanted, limit, batch_size = _filter(given), _limit(given), settings.training.batch_size
     with until_left(), reading(ledger_file(settings)) as ledger:
         if given.follow:
-            following = Following(ledger, given.table, wanted, full=given.full)
+            following = Following(ledger, given.table, wanted, batch_size, full=given.full)
             following.run(limit, as_json=given.json or given.full)
         elif given.json or given.full:
-            _as_json(ledger, given.table, wanted, limit, full=given.full)
+            _as_json(ledger, given.table, wanted, limit, batch_size, full=given.full)
         else:
-            _as_table(ledger, given.table, wanted, limit)
+            _as_table(ledger, given.table, wanted, limit, batch_size)
     return 0
 
 
 def _as_json(
-    ledger: Outside, name: Table, wanted: Filter, limit: int | None, *, full: bool
+    ledger: Outside,
+    name: Table,
+    wanted: Filter,
+    limit: int | None,
+    batch_size: int,
+    *,
+    full: bool,
 ) -> None:
     with ledger.moment():
-        records = read(ledger, name, wanted, limit)
+        records = _read(ledger, name, wanted, limit, batch_size)
     # Not in one moment: while that lasts, the file cannot be tidied up, and readers may be slow.
     shown = (in_full(ledger, name, record) if full else record for record in records)
     write(map(json.dumps, shown))
 
 
-def _as_table(ledger: Outside, name: Table, wanted: Filter, limit: int | None) -> None:
+def _as_table(
+    ledger: Outside, name: Table, wanted: Filter, limit: int | None, batch_size: int
+) -> None:
     with ledger.moment():
-        records = read(ledger, name, wanted, None if limit is None else limit + 1)
+        more = None if limit is None else limit + 1
+        records = _read(ledger, name, wanted, more, batch_size)
     if not records:
         sys.stderr.write(f"tinker-claw: no {name} in {ledger.path} fit\n")
         return

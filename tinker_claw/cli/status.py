@@ -12,7 +12,6 @@ import signal
 import sys
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
@@ -32,9 +31,9 @@ from rich.text import Text
 from tinker_claw.cli.common import (
     Column,
     apart,
-    moment,
     number,
     printable,
+    read_run_view,
     short,
     table,
     until_left,
@@ -44,7 +43,8 @@ from tinker_claw.config.load import Flags, load
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.views import Figures, StepFigures, VersionFigures, read_figures
+from tinker_claw.ledger.figures import Figures, StepFigures, VersionFigures, read_figures
+from tinker_claw.ledger.outcome import count_outcomes, moment
 from tinker_claw.privacy.marker import NEAR_MISS
 
 KEY_VARIABLE = "TINKER_CLAW_GATEWAY__API_KEY"
@@ -261,8 +261,6 @@ def _told(share: Share) -> str:
 
 
 LAST_STEPS = 5
-_TOGETHER = ("side turn", "the teacher could not score it")
-"""Reasons that go on with something of the turn's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,34 +295,16 @@ def read_overview(directory: Path, batch_size: int) -> Overview:
     """
     with reading(directory / FILE) as ledger, ledger.moment():
         figures = read_figures(ledger, LAST_STEPS)
+        outcomes = count_outcomes(ledger, read_run_view(ledger, batch_size))
     return Overview(
         directory=directory,
         figures=figures,
         batch_size=batch_size,
-        untrained=tuple(_untrained(figures).most_common()),
+        untrained=tuple(outcomes.most_common()),
         measures=measures(
             [v for v in figures.versions if v.version in figures.live], figures.first_versions
         ),
     )
-
-
-def _untrained(figures: Figures) -> Counter[str]:
-    """Turns without a step, by reason; those that wait are among them."""
-    waits = figures.open
-    counts = Counter(
-        {
-            "waits for a next state": waits.next_state,
-            "waits for a next state in an idle session": waits.ended,
-            "waits for the judge": waits.judge,
-            "was judged, waits for the teacher or to be queued": waits.teacher,
-            "waits for its step": figures.samples.get("queued", 0),
-            "its sample expired": figures.samples.get("expired", 0),
-            "its sample was set aside, steps with it failed": figures.samples.get("quarantined", 0),
-        }
-    )
-    for reason, turns in figures.refused.items():
-        counts[next((told for told in _TOGETHER if reason.startswith(told)), reason)] += turns
-    return +counts
 
 
 def as_json(overview: Overview) -> dict[str, Any]:

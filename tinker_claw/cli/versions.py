@@ -19,7 +19,6 @@ from tinker_claw.cli.common import (
     Column,
     is_running,
     ledger_file,
-    moment,
     parse,
     table,
     tell,
@@ -31,6 +30,7 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.versions import VersionRecord, read_versions
 
 

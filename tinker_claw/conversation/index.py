@@ -43,6 +43,8 @@ STREAM_TOKENS = 1_500_000
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096
+FORGOTTEN = 4096
+"""Sessions forgotten last; only requests that are being answered meanwhile ask for them."""
 _SEARCHED = 8
 """Newest turns of a session among which the reply is sought of which no turn was found."""
 
@@ -102,7 +104,7 @@ class ConversationIndex:
         self._ids: dict[tuple[str, str], int] = {}
         self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._forgotten: dict[int, float] = {}
+        self._forgotten: OrderedDict[int, float] = OrderedDict()
         self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
         self.sweep()
 
@@ -141,6 +143,9 @@ class ConversationIndex:
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
         self._forgotten[session_id] = time.monotonic()
+        self._forgotten.move_to_end(session_id)
+        if len(self._forgotten) > FORGOTTEN:
+            self._forgotten.popitem(last=False)
 
     def has_forgotten(self, session_id: int, started: float) -> bool:
         """Whether the session was forgotten after a request came in (time.monotonic())."""

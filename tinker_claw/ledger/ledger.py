@@ -14,12 +14,12 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.prune import (
     Forgetting,
-    Retention,
     begin,
     finish,
     is_begun,
     live_bytes,
     overwritten,
+    trim,
 )
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
@@ -41,7 +41,6 @@ class Ledger:
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
-        self.retention = Retention(self._db)
         self.pin = Pin(self._db)
 
     def _take_up(self) -> None:
@@ -98,11 +97,11 @@ class Ledger:
                 await beside(self.path, lambda writer: finish(writer, self._db.file))
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
-        """One round of retention, beside all else; returns how many turns were emptied."""
+        """One round of retention, beside all else; returns how many turns were dropped."""
 
         def work(writer: Writer) -> Iterator[int]:
             dropped = 0
-            for some in self.retention.round(before, most_bytes, writer):
+            for some in trim(writer, before, most_bytes):
                 dropped += some
                 yield some
             if dropped:
