@@ -33,7 +33,8 @@ from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
@@ -189,7 +190,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     spending = Spending(Price(), ledger.spend, telemetry)
     trainer = Elsewhere(sampler)
     learner = Learner(
-        LearnerDeps(
+        LoopParts(
             ledger=ledger,
             trainer=trainer,
             base=sampler,
@@ -198,9 +199,9 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             telemetry=telemetry,
             health=health,
             spending=spending,
-            cfg=Training(),
-            learning_rate=1e-4,
-        )
+            training=Training(),
+        ),
+        learning_rate=1e-4,
     )
 
     async def open_version(number: int) -> Sampler:

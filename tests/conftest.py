@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from local_gpu.demo import MODEL_DIR
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 
 if TYPE_CHECKING:
     from backends import Backend

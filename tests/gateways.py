@@ -217,7 +217,7 @@ async def gateway(
                 telemetry=observer,
                 outages=parts.backend,
                 waits=Backoff(first_s=0.05, longest_s=0.2),
-                retry_waits_s=(0.02, 0.1),
+                retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
                 stand_in_s=stand_in_s,
                 users=[
                     User(

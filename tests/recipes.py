@@ -21,7 +21,7 @@ from typing import Any
 
 from wire_servers import KEY
 
-from local_gpu.demo import MODEL_DIR
+from tinker_claw.shipped import MODEL_DIR
 
 SERVED_AS = "Qwen/Qwen3-4B-Instruct-2507"
 """A model that the cookbook has a renderer for; ours speaks its format."""

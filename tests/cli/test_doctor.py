@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from local_gpu.demo import MODEL_DIR
 from tests.gateways import World, chat, gateway
 from tests.ledger.test_ledger import new_turn
 from tests.processes import LOCAL, ROOT, product
@@ -27,6 +26,7 @@ from tinker_claw.cli.doctor import ahead_of
 from tinker_claw.config.check import API_KEY
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Lost
 
 DEMO = ("--model-name", "demo", *LOCAL)

@@ -17,7 +17,6 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from local_gpu.config import LocalConfig
-from local_gpu.demo import MODEL_DIR
 from local_gpu.model.export import export_merged
 from local_gpu.trainer import LocalTrainer
 from tests.stories import SECRET, every_state, run
@@ -26,6 +25,7 @@ from tinker_claw.errors import BackendError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.policy import Sampler
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Adam, Datum, LossPass
 
 PROMPTS = ((1, 5, 9, 33, 2, 60, 7), (40, 41, 42), (12, 3, 12, 3, 12))

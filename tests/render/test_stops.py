@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from renderers import PrimeQwen3RendererConfig
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests.gateways import chat, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import CutStream, StopSearch
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Delta, Reply
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'

@@ -1,4 +1,4 @@
-"""Connections: too many of them, those that never become a request, and clients that do not read.
+"""HTTP servers inside our own TaskGroup: their connections, and the signals that end them.
 
 Rule: a connection is kept for a request that is being answered, and otherwise not for long. Where
 there are too many, the one that has been silent longest makes room, at once and in constant time,
@@ -40,6 +40,18 @@ MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at the same time; files and other sockets need descriptors, too."""
 ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
 """In one round of the event loop: a flood leaves room for those who are there."""
+EXIT_INTERRUPTED = 130
+DRAIN_S = 30
+"""How long replies in flight may go on after the first signal."""
+STEP_S = 10
+"""How long a step in hand may go on after that."""
+CLOSE_S = 15
+"""How long saving and closing may take after that."""
+QUEUED = 2048
+"""Connections that the kernel holds until they are accepted."""
+SEND_BYTES = 131_072
+"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
+a reply to nobody would be sampled to its end."""
 
 
 class Connections(ServerState):
@@ -167,23 +179,6 @@ class Connection(HttpToolsProtocol):
                 + body
             )
         self.transport.close()
-
-
-# HTTP servers inside our own TaskGroup, and the signals that end them.
-
-
-EXIT_INTERRUPTED = 130
-DRAIN_S = 30
-"""How long replies in flight may go on after the first signal."""
-STEP_S = 10
-"""How long a step in hand may go on after that."""
-CLOSE_S = 15
-"""How long saving and closing may take after that."""
-QUEUED = 2048
-"""Connections that the kernel holds until they are accepted."""
-SEND_BYTES = 131_072
-"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
-a reply to nobody would be sampled to its end."""
 
 
 class Server(uvicorn.Server):

@@ -32,7 +32,7 @@ from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, source
 from tinker_claw.backends.open import check_backend, open_trainer
-from tinker_claw.backends.tinker.sdk import SDK_VERSION
+from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw_file

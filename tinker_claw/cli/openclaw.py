@@ -23,6 +23,7 @@ from tinker_claw.cli.openclaw_file import Where, set_values
 from tinker_claw.config.settings import DEFAULT_USER, DEMO, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
+from tinker_claw.shipped import MODEL_DIR
 
 SMALLEST_CONTEXT = 16_000
 TOO_FEW = "OpenClaw's system prompt and tools alone take about 11,000"
@@ -197,24 +198,14 @@ async def context_of(settings: Settings) -> Context:
 
 
 async def _of_the_service(settings: Settings) -> Context:
-    from tinker_claw.backends.tinker.sdk import check_sdk
+    from tinker_claw.backends.tinker_sdk import check_sdk
 
     try:
         check_sdk()
-        from tinker_claw.backends.tinker.trainer import (
-            FALLBACK_CONTEXT,
-            TinkerConfig,
-            offered,  # its SDK takes a second
-        )
+        # Here, because its SDK takes a second.
+        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
 
-        where, served = await offered(
-            TinkerConfig(
-                model=settings.run.model_name,
-                name=settings.served_name,
-                base_url=settings.run.base_url,
-                start_timeout_s=_PATIENCE_S,
-            )
-        )
+        where, served = await offered(settings, within_s=_PATIENCE_S)
     except ConfigError as error:
         known = _of_the_model(settings)
         return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
@@ -236,8 +227,6 @@ def _of_the_model(settings: Settings) -> Context:
 
 def _config_file(name: str) -> Path:
     if name == DEMO:
-        from local_gpu.demo import MODEL_DIR
-
         return MODEL_DIR / "config.json"
     if Path(name).is_dir():
         return Path(name) / "config.json"

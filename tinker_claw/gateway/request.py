@@ -24,16 +24,17 @@ from tinker_claw.conversation.openclaw import last_user_index, without_volatile
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
-from tinker_claw.gateway.fallback import RETRY_WAITS_S, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
 from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.outages import Outages
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.retry import Backoff, Outages
+from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Lost, Message, SamplingParams
 
@@ -74,7 +75,7 @@ class GatewayDeps:
     """Where the gateway says whether the service answers."""
     waits: Backoff = WAITS
     """Between the attempts of one request while the service is away."""
-    retry_waits_s: Sequence[float] = RETRY_WAITS_S
+    retries: Backoff = RETRIES
     """Between the attempts of one request where the sampler failed."""
     stand_ins: StandIns = nobody
     """Who answers in place of a version that cannot."""

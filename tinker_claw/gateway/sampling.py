@@ -79,7 +79,7 @@ class Sampling:
                 if self._over():
                     return
                 if retries is None:
-                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retry_waits_s)
+                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)

@@ -17,13 +17,14 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from cachetools import LRUCache
 
 from tinker_claw.render.outside_text import CutTokenizer
 
@@ -219,8 +220,9 @@ _ASIDE = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's ids."""
+    """A text and its ids."""
 
+    text: str
     packed: bytes
     """As little-endian int32: as a tuple they take ten times the room."""
     starts: array[int] | None = None
@@ -234,7 +236,8 @@ class Encoded:
     @property
     def held(self) -> int:
         """What it takes, in bytes."""
-        return _ENTRY + len(self.packed) + (0 if self.starts is None else 4 * len(self.starts))
+        starts = 0 if self.starts is None else 4 * len(self.starts)
+        return _ENTRY + sys.getsizeof(self.text) + len(self.packed) + starts
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -260,9 +263,7 @@ class Encoder:
         """`capacity`: in bytes."""
         self._tokenizer = tokenizer
         self.tells_starts = tokenizer.tells_starts
-        self._capacity = capacity
-        self._known: OrderedDict[str, Encoded] = OrderedDict()
-        self._held = 0
+        self._known = LRUCache[str, Encoded](capacity, getsizeof=lambda entry: entry.held)
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
         # Texts come one at a time: there is nothing that its own threads could share.
@@ -272,7 +273,7 @@ class Encoder:
 
     def __len__(self) -> int:
         """What it holds, in bytes."""
-        return self._held
+        return int(self._known.currsize)
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
         """Those of the texts that have yet to be encoded, each once."""
@@ -331,12 +332,8 @@ class Encoder:
     def _learn(self, encoded: Mapping[str, Encoded]) -> None:
         for text, entry in encoded.items():
             if not self._knows(text, entry.starts is not None):
-                self._forget(text)
-                self._known[text] = entry
-                self._held += sys.getsizeof(text) + entry.held
-        while self._held > self._capacity:
-            oldest, entry = self._known.popitem(last=False)
-            self._held -= sys.getsizeof(oldest) + entry.held
+                with suppress(ValueError):  # one that is larger than all there is room for
+                    self._known[text] = entry
 
     def encode(self, text: str, *, starts: bool = False) -> Encoded:
         """Ids of `text`, from memory or anew; `starts`: with where they begin."""
@@ -344,28 +341,20 @@ class Encoder:
         if entry is None or (starts and entry.starts is None):
             entry = self._encode(text, starts)
             self._learn({text: entry})
-        else:
-            self._known.move_to_end(text)
         return entry
 
     def forget(self, texts: Iterable[str]) -> None:
         """Keep neither text nor ids of these."""
         for text in texts:
-            self._forget(text)
+            self._known.pop(text, None)
 
     def clear(self) -> None:
         """Keep nothing."""
         self._known.clear()
-        self._held = 0
-
-    def _forget(self, text: str) -> None:
-        entry = self._known.pop(text, None)
-        if entry is not None:
-            self._held -= sys.getsizeof(text) + entry.held
 
     def _encode(self, text: str, with_starts: bool = False) -> Encoded:
         ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
-        return Encoded(pack(ids), starts)
+        return Encoded(text, pack(ids), starts)
 
 
 def _after_the_event_loop() -> None:

@@ -350,7 +350,7 @@ async def test_a_version_that_is_asked_for_by_name_does_not_wait_for_a_step(tmp_
 
 
 async def test_serving_does_not_wait_for_a_trainer_that_is_busy(tmp_path: Path) -> None:
-    options = PoolOptions(score_s=0.2, first_wait_s=FAST.first_wait_s, look_s=600)
+    options = PoolOptions(score_s=0.2, returns=FAST.returns, look_s=600)
     async with site(tmp_path, options=options) as place:
         await place.publish("v1")
         place.trainer.busy = asyncio.Event()
