@@ -93,7 +93,7 @@ BOUNDS: dict[str, Any] = {
 
 _PRELOAD = (
     *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.app.main", "tinker"),
-    *("tinker_claw.backends.tinker", "local_gpu.trainer", "local_gpu.demo.judge", "peft"),
+    *("tinker_claw.backends.tinker", "local_gpu.trainer", "examples.demo.judge", "peft"),
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
 )

@@ -37,13 +37,13 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
-from local_gpu.demo import MODEL_DIR
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
 from tests.truths import one, read
 from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -95,11 +95,11 @@ CAPS = {
     "tinker_claw.conversation.index:SESSIONS": 1_000,
     "tinker_claw.conversation.index:TRACES": 40,
     "tinker_claw.gateway.privacy:TRACES": 40,
-    "tinker_claw.gateway.privacy:_CAPACITY": 160_000,
-    "tinker_claw.gateway.privacy:_REDACTED_CAPACITY": 640_000,
-    "tinker_claw.conversation.history:_MEANT._capacity": 80_000,
+    "tinker_claw.gateway.privacy:TEXTS": 280,
+    "tinker_claw.gateway.privacy:REDACTED_BYTES": 640_000,
+    "tinker_claw.conversation.history:_MEANT._Cache__maxsize": 80_000,
     "tinker_claw.render.prompt_cache:Encoder.__init__.__defaults__": (960_000,),
-    "tinker_claw.app.main:EVERY_S": 6.0,
+    "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
     "tinker_claw.app.server:HEAD_S": 3.0,

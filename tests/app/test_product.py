@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from local_gpu.demo import MODEL_DIR
 from tests.lives import until
 from tests.processes import ROOT, Running, product
 from tests.talk import HELLO, ask, converse, learn, rows
+from tinker_claw.shipped import MODEL_DIR
 
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:

@@ -21,10 +21,10 @@ from callers import Callers
 from inference_servers import InferenceServer, inference_servers
 from stopped_servers import stoppable
 
-from local_gpu.demo import MODEL_DIR
 from local_gpu.model.load import open_base
 from tests.processes import Running, product
 from tests.talk import HELLO, ask, learn, rows
+from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--batch-size", "4")

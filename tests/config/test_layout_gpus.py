@@ -392,7 +392,7 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     box()
     given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
     with pytest.raises(ClawError, match=r"cuda"):
-        async with open_local(given, model):
+        async with open_local(given, arrange(given), model):
             raise AssertionError("there is no GPU here")
     (server,) = starts(Path(model))
     assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
@@ -411,7 +411,7 @@ async def test_a_judge_of_its_own_answers_under_the_name_that_is_asked_for(
     flags += ["--data-dir", str(tmp_path / "data")]
     given = load([*LOCAL, "--model-name", model, *flags])
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(open_judge(given))
+        url = await stack.enter_async_context(open_judge(given, arrange(given)))
         (server,) = starts(judging)
         assert url.startswith("http://127.0.0.1:")
         assert url.endswith("/v1")
@@ -430,7 +430,8 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
     with inference_servers(base, 1) as (server,):
         flags = ["--device", "cpu", "--sampler-urls", server.url]
         flags += ["--data-dir", str(tmp_path / "data"), "--lora-rank", "4", "--model-name", model]
-        async with open_local(load([*LOCAL, *flags]), model) as trainer:
+        given = load([*LOCAL, *flags])
+        async with open_local(given, arrange(given), model) as trainer:
             published = await trainer.publish()
             (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
             assert len(drawn.tokens) <= 4
@@ -452,9 +453,10 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
 ) -> None:
     flags = ["--device", "cpu", "--sampler-urls", "http://127.0.0.1:9"]
     flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
+    given = load([*LOCAL, *flags])
     with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
         # Not that the base is missing: loading one takes minutes, and asking does not.
-        async with open_local(load([*LOCAL, *flags]), str(tmp_path / "no-base")):
+        async with open_local(given, arrange(given), str(tmp_path / "no-base")):
             pass
 
 

@@ -13,7 +13,7 @@ from tests.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.gateways import MODEL, chat, gateway, spell, text_of
 from tests.learner.test_loop import world as loop
 from tinker_claw.errors import OutageError, SamplerError
-from tinker_claw.gateway.fallback import RETRY_WAITS_S, Retries
+from tinker_claw.gateway.fallback import RETRIES, Retries
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -166,7 +166,7 @@ def test_last_attempt_is_at_the_end_of_patience() -> None:
     patience = Retries(time.monotonic() - 100, 103, Backoff(2, 60))
     away, failed = OutageError("away"), SamplerError("failed")
     assert patience.wait_s(away) == 2
-    assert [patience.wait_s(failed) for _ in range(3)] == [*RETRY_WAITS_S, None]
+    assert [patience.wait_s(failed) for _ in range(3)] == [RETRIES.after(1), RETRIES.after(2), None]
     assert patience.wait_s(away) == pytest.approx(3, abs=0.5), "not four: patience is over by then"
     assert Retries(time.monotonic() - 100, 100, Backoff(2, 60)).wait_s(away) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.stories import run
 from tests.talk import ask, rows
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
-from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.ledger.turns import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 
@@ -32,7 +33,8 @@ NEVER = Backoff(1e6, 1e6)
 
 def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
     settings = JudgeSettings(prm_max_tokens=tokens)
-    return HttpEndpoint(judge.url, settings, longest_wait_s=0.01, answer_s=timeout_s)
+    retries = replace(RETRIES, longest_s=0.01)
+    return HttpEndpoint(judge.url, settings, retries=retries, answer_s=timeout_s)
 
 
 async def sampled(w: World) -> None:

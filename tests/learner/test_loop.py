@@ -24,8 +24,9 @@ from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner import judging
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps, Observing
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
@@ -96,6 +97,7 @@ class Says:
 
 @dataclass
 class World:
+    parts: LoopParts
     ledger: Ledger
     trainer: FakeTrainer
     policy: PolicyHolder
@@ -190,37 +192,30 @@ async def world(
     telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
     base = await trainer.base()
     paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
+    parts = LoopParts(*(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg))
     learner = Learner(
-        LearnerDeps(
-            *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
-            learning_rate=1e-3,
-            waits=waits,
-            observing=Observing(ledger.samples, cfg.batch_size, lambda: 0.25)
-            if cfg.observe
-            else None,
-            score_fresh=score_fresh,
-        )
+        parts,
+        learning_rate=1e-3,
+        score_fresh=score_fresh,
+        step_usd=lambda: 0.25,
+        waits=waits,
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    teacher = base if cfg.teacher == "base" else None
-    scorer = HintScorer(teacher, Splicer(), build(method), cfg)  # type: ignore[arg-type]
+    scorer = HintScorer(parts, Splicer())  # type: ignore[arg-type]
     judged = Judging(
-        JudgingDeps(
-            *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),
-            on_sample=learner.wake,
-            concurrency=4,
-            redact=redact,
-            waits=judge_waits,
-            rests=rests,
-        )
+        *(parts, judge, scorer, learner.wake),
+        concurrency=4,
+        redact=redact,
+        waits=judge_waits,
+        rests=rests,
     )
     assert isinstance(base, FakeSampler)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judged, learner) if running]
             yield World(
-                ledger, trainer, policy, judged, learner, says, health, path / "metrics.jsonl",
-                paid, telemetry, base=base,
+                parts, ledger, trainer, policy, judged, learner, says, health,
+                path / "metrics.jsonl", paid, telemetry, base=base,
             )  # fmt: skip
             for task in tasks:
                 task.cancel()

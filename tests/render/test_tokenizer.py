@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests import captures
 from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
@@ -25,6 +24,7 @@ from tests.wire_servers import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.prompt_cache import Encoder
 from tinker_claw.render.tokenizer import FileTokenizer, load, load_fast
+from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
 TOOLS = [

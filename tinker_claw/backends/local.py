@@ -1,7 +1,10 @@
-"""Who does what on this machine: GPUs shared out, and whether that fits.
+"""The local backend: who does what on this machine, whether that fits, and the servers and trainer.
 
-Rule: counts and memory are reckoned before anything is loaded. What the settings leave open is
-decided here, and nothing is started.
+`arrange` is asked once a start. It decides what the settings leave open and starts nothing; what it
+found is handed to `open_local` and `open_judge`.
+
+Rule: counts and memory are reckoned before anything is loaded. Samplers start first, because they
+measure what is free; whatever was started ends with its context, the trainer before them.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 _UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
+LORA_ALPHA: Final = 32
 _EMBEDDED_CONTEXTS: Final = 1.5
 """Contexts of KV cache per version in the embedded sampler."""
 GET_VLLM: Final = (
@@ -218,18 +222,8 @@ def nodes(settings: Settings) -> int:
     return 1
 
 
-# The local backend at work: servers, then a trainer on the memory that they leave.
-#
-# Rule: samplers start first, because they measure what is free; whatever was started ends with
-# its
-# context, the trainer before them.
-
-
-LORA_ALPHA: Final = 32
-
-
-def check_fit(settings: Settings) -> None:
-    """Say who does what, and refuse what does not fit, before anything is loaded.
+def check_fit(settings: Settings) -> Arrangement:
+    """Who does what, said once; refuses what does not fit, before anything is loaded.
 
     Raises:
         ConfigError: says what would fit.
@@ -248,11 +242,15 @@ def check_fit(settings: Settings) -> None:
     )
     if fit is not None and not arranged.layout.serve and not settings.local.urls:
         log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
+    return arranged
 
 
 @asynccontextmanager
 async def open_local(
-    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+    settings: Settings,
+    arranged: Arrangement,
+    folder: str,
+    away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
     """Servers first, then the trainer on the memory that they leave; ended in the other order.
 
@@ -261,7 +259,6 @@ async def open_local(
     Raises:
         ConfigError, BackendError: something does not start.
     """
-    arranged = arrange(settings)
     async with AsyncExitStack() as stack:
         urls = settings.local.urls
         if arranged.layout.serve:
@@ -288,7 +285,7 @@ async def open_local(
 
 
 @asynccontextmanager
-async def open_judge(settings: Settings) -> AsyncGenerator[str]:
+async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[str]:
     """The judge's own server, on its own GPUs; its address, as `--judge-url` would give it.
 
     Raises:
@@ -296,7 +293,6 @@ async def open_judge(settings: Settings) -> AsyncGenerator[str]:
     """
     from local_gpu.plan import commands
 
-    arranged = arrange(settings)
     assert arranged.vllm is not None  # arrange has refused it
     assert arranged.demand is not None
     assert arranged.demand.judge is not None

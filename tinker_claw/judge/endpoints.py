@@ -14,24 +14,18 @@ from types import TracebackType
 from typing import Any, Final, Protocol, cast
 
 import httpx
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_exponential_jitter,
-)
 
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, BackendError, JudgeError, OutageError, RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Message, SamplingParams
 
 ANSWER_S: Final = 120.0
 """How long one answer of an endpoint may take: thousands of tokens of thinking, and a wait."""
-MAX_ATTEMPTS = 6
-MAX_RETRY_S = 120.0
+RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
+"""Of one question, where the endpoint gives no answer or asks to come again."""
 _ENVELOPE_BYTES: Final = 65_536
 _TOKEN_BYTES: Final = 64
 """Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
@@ -95,7 +89,7 @@ class HttpEndpoint:
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         answer_s: float = ANSWER_S,
-        longest_wait_s: float = 10.0,
+        retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
         self._settings = settings
@@ -107,21 +101,16 @@ class HttpEndpoint:
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}),
         )
-        self._retry = AsyncRetrying(
-            retry=retry_if_exception_type(_Again),
-            wait=wait_exponential_jitter(
-                multiplier=0.2, max=longest_wait_s, jitter=min(1.0, longest_wait_s)
-            ),
-            stop=stop_after_attempt(MAX_ATTEMPTS) | stop_after_delay(MAX_RETRY_S),
-            reraise=True,
-        )
+        self._retries = retries
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         answers: list[str] = []
         while len(answers) < n:  # a server may honour n only in part, or not at all
             try:
-                # Copied, because a Retrying keeps the state of the one call it is in.
-                answers += await self._retry.copy()(self._ask, messages, n - len(answers))
+                left = n - len(answers)
+                answers += await self._retries.call(
+                    lambda left=left: self._ask(messages, left), _Again
+                )
             except _Again as error:
                 raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
         return answers[:n]

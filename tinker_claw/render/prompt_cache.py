@@ -17,10 +17,9 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -283,8 +282,9 @@ def _count(parts: Iterable[bytes]) -> int:
 
 
 CAPACITY = 96_000_000
-"""Bytes of texts and their ids that are kept: some four hundred system prompts of an agent, and in
-a quarter of it the ids of some three hundred sessions."""
+"""Bytes that are kept: three quarters for texts and their ids, some four hundred system prompts of
+an agent; one for histories, some four hundred of 15,000 ids.
+"""
 _ENTRY = 300
 """Bytes of what holds a text and its ids together."""
 _ASIDE = 8_000
@@ -293,8 +293,9 @@ _ASIDE = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's ids."""
+    """A text and its ids."""
 
+    text: str
     packed: bytes
     """As little-endian int32: as a tuple they take ten times the room."""
     starts: array[int] | None = None
@@ -308,7 +309,8 @@ class Encoded:
     @property
     def held(self) -> int:
         """What it takes, in bytes."""
-        return _ENTRY + len(self.packed) + (0 if self.starts is None else 4 * len(self.starts))
+        starts = 0 if self.starts is None else 4 * len(self.starts)
+        return _ENTRY + sys.getsizeof(self.text) + len(self.packed) + starts
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -334,10 +336,9 @@ class Encoder:
         """`capacity`: in bytes."""
         self._tokenizer = tokenizer
         self.tells_starts = tokenizer.tells_starts
-        self._histories = LRUCache[bytes, History](capacity // 4, getsizeof=lambda h: h.held)
-        self._capacity = capacity - capacity // 4
-        self._known: OrderedDict[str, Encoded] = OrderedDict()
-        self._held = 0
+        texts = capacity - capacity // 4
+        self._known = LRUCache[str, Encoded](texts, getsizeof=lambda entry: entry.held)
+        self._histories = LRUCache[bytes, History](capacity // 4, getsizeof=lambda it: it.held)
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
         # Texts come one at a time: there is nothing that its own threads could share.
@@ -347,7 +348,7 @@ class Encoder:
 
     def __len__(self) -> int:
         """What it holds, in bytes."""
-        return self._held + int(self._histories.currsize)
+        return int(self._known.currsize + self._histories.currsize)
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
         """Those of the texts that have yet to be encoded, each once."""
@@ -406,12 +407,8 @@ class Encoder:
     def _learn(self, encoded: Mapping[str, Encoded]) -> None:
         for text, entry in encoded.items():
             if not self._knows(text, entry.starts is not None):
-                self._forget(text)
-                self._known[text] = entry
-                self._held += sys.getsizeof(text) + entry.held
-        while self._held > self._capacity:
-            oldest, entry = self._known.popitem(last=False)
-            self._held -= sys.getsizeof(oldest) + entry.held
+                with suppress(ValueError):  # one that is larger than all there is room for
+                    self._known[text] = entry
 
     def encode(self, text: str, *, starts: bool = False) -> Encoded:
         """Ids of `text`, from memory or anew; `starts`: with where they begin."""
@@ -419,8 +416,6 @@ class Encoder:
         if entry is None or (starts and entry.starts is None):
             entry = self._encode(text, starts)
             self._learn({text: entry})
-        else:
-            self._known.move_to_end(text)
         return entry
 
     def history(self, digest: bytes) -> History | None:
@@ -431,28 +426,22 @@ class Encoder:
         """Keep the ids of a conversation, and no longer those of its beginning."""
         if instead_of is not None:
             self._histories.pop(instead_of, None)
-        if history.held <= self._histories.maxsize:
+        with suppress(ValueError):  # one that is larger than all there is room for
             self._histories[digest] = history
 
     def forget(self, texts: Iterable[str]) -> None:
         """Keep neither text nor ids of these."""
         for text in texts:
-            self._forget(text)
+            self._known.pop(text, None)
 
     def clear(self) -> None:
         """Keep nothing."""
         self._known.clear()
         self._histories.clear()
-        self._held = 0
-
-    def _forget(self, text: str) -> None:
-        entry = self._known.pop(text, None)
-        if entry is not None:
-            self._held -= sys.getsizeof(text) + entry.held
 
     def _encode(self, text: str, with_starts: bool = False) -> Encoded:
         ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
-        return Encoded(pack(ids), starts)
+        return Encoded(text, pack(ids), starts)
 
 
 def _after_the_event_loop() -> None:

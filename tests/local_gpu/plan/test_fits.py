@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from local_gpu.demo import MODEL_DIR
 from local_gpu.plan.fits import Demand, Fit, advice, reckon
 from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
 from local_gpu.plan.memory import (
@@ -27,6 +26,7 @@ from tests.backends import tiny_model
 from tinker_claw.backends.local import arrange, why_not
 from tinker_claw.config.load import load
 from tinker_claw.errors import ModelFileError
+from tinker_claw.shipped import MODEL_DIR
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 FOR_GPUS = sorted(file for file in CONFIGS.glob("*.toml") if file.stem not in ("demo", "prices"))
