@@ -217,6 +217,16 @@ def test_other_tools_or_another_system_prompt_are_another_history(hub: Any) -> N
                 assert known is (times == 1)
 
 
+def test_a_message_of_several_parts_is_known_again(hub: Any) -> None:
+    laid = format_of(hub, renderers.config_from_name("qwen3"))
+    parts = [{"type": "text", "text": text} for text in ("look", "there")]
+    history = [{"role": "user", "content": parts}, assistant("Yes."), user("Again?")]
+    for known in (False, True):
+        layout = laid.lay_out(parse_messages(history), None, 2)
+        layout.prompt()
+        assert known is any(isinstance(piece, bytes) for piece in layout._pieces.values())
+
+
 def test_a_private_request_leaves_no_history(hub: Any) -> None:
     encoder = Encoder(CutTokenizer(hub))
     config = renderers.config_from_name("qwen3")

@@ -324,12 +324,11 @@ class Format:
             return []
         ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
         digest = self._salted.copy()
-        digest.update(marshal.dumps([list(messages[:head]), list(tools or ())], 2))
+        digest.update(marshal.dumps(list(tools or ()), 2) + _written(messages[:head]) + b"|")
         places: list[tuple[int, bytes]] = []
         done = head
         for end in sorted(islice(ends, _BACK)):
-            # Without the list's length, so that it does not matter where it was divided before.
-            digest.update(memoryview(marshal.dumps(list(messages[done:end]), 2))[5:])
+            digest.update(_written(messages[done:end]))
             places.append((end, digest.digest()))
             done = end
         return places
@@ -407,6 +406,15 @@ class Format:
                 strict=True,
             )
         ]
+
+
+def _written(messages: Sequence[Message]) -> bytes:
+    """All that the messages say, one after the other: parts in a row are what the whole is."""
+    # A content may be a str that knows its parts, which marshal does not write.
+    plain = [
+        m if type(m["content"]) is str else {**m, "content": str(m["content"])} for m in messages
+    ]
+    return marshal.dumps(plain, 2)[5:]  # behind the list's length
 
 
 def _head(messages: Sequence[Message]) -> int:
