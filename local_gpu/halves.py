@@ -63,7 +63,7 @@ class ScoreAsk:
         """Raises AlignmentError, ContextLengthError or SamplerError naming what does not fit."""
         if not 1 <= start < len(tokens):
             raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
-        if len(tokens) > facts.context_tokens:
+        if len(tokens) - 1 > facts.context_tokens:  # the last one is scored, and not read
             raise ContextLengthError(len(tokens), 0, facts.context_tokens)
         wanted = None if targets is None else tuple(tuple(row) for row in targets)
         if wanted is not None:

@@ -124,6 +124,7 @@ class ScoreQueue:
         mine = _Waiting(ref, ask)
         self._waiting.append(mine)
         try:
+            await asyncio.sleep(0)  # those that are asked for in the same moment go together
             async with self._turn:
                 if mine.answer is None:
                     await self._answer(self._take(mine))

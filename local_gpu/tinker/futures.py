@@ -172,13 +172,6 @@ def _is_users(error: ClawError) -> bool:
     return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed
 
 
-# The requests of one model, one after the other.
-#
-# Rule: in the order of their seq_id, whatever the order of their arrival. A number that never
-# comes
-# fails those that wait for it, after a limit.
-
-
 CREATION = 0
 """The turn in which a model comes to be; the SDK counts its requests from 1."""
 _REMEMBERED = 4096
@@ -190,12 +183,12 @@ class Room:
     def __init__(self, size: int) -> None:
         self._left = size
         self._freed = asyncio.Event()
-        self._door = asyncio.Lock()
+        self._entry = asyncio.Lock()
 
     @asynccontextmanager
     async def room(self, needs: int) -> AsyncGenerator[None]:
         """`needs` is at most the whole."""
-        async with self._door:
+        async with self._entry:
             while needs > self._left:
                 self._freed.clear()
                 await self._freed.wait()
@@ -207,8 +200,12 @@ class Room:
             self._freed.set()
 
 
-class Lane:
-    """Gives out turns by number, and remembers which request took which number."""
+class Turns:
+    """The requests of one model, in the order of their seq_id, whatever that of their arrival.
+
+    A number that never comes fails those that wait for it, after a limit. Which request took which
+    number is remembered, for one that is sent again.
+    """
 
     def __init__(self, hole_s: float, on_hole: Callable[[str], None]) -> None:
         self._hole_s = hole_s

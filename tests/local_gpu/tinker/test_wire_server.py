@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,18 +39,17 @@ def test_a_session_that_has_ended_frees_its_memory(server: TinkerServer, raw: Ra
     params = {"max_tokens": 2000}
     ask = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": params}
     going = raw.post("asample", **ask, seq_id=0)["request_id"]
-    while not server.service.samplers.held_requests:
+    while not server.held_requests:
         time.sleep(0.02)
-    run = server.service.sessions.run(model)
-    held = weakref.ref(run._optimizer)  # type: ignore[arg-type]
-    folder = server.shop.store.root
+    learning: Any = server.service.shared.backend.learning
+    held = weakref.ref(learning._models[model])
+    folder = server.store.root
     assert list(folder.glob("*/sampler_weights/_ephemeral*"))
-    del run
     waiting = raw.forward_backward(model, 9)
     assert raw.status(f"sessions/{session}/finish", reason={"type": "success"}) == 204
     assert "session" in raw.result(going).json()["error"]
     assert "session" in raw.result(waiting).json()["error"]
-    assert server.service.samplers.held_requests == 0
+    assert server.held_requests == 0
     assert server.service.samplers.open_count == 0
     assert not list(folder.glob("*/sampler_weights/_ephemeral*"))
     deadline = time.monotonic() + WAIT_S
@@ -158,7 +158,7 @@ def test_a_wrong_flag_is_one_sentence(
 ) -> None:
     assert main([*flags, "--port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
-    assert line.startswith("local_gpu.serve: ")
+    assert line.startswith("local_gpu.tinker: ")
     assert sentence in line
 
 

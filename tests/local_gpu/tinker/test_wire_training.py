@@ -82,7 +82,7 @@ def dense(arrays: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def adapter_of(server: TinkerServer, training: Any, name: str) -> tuple[Path, Adapter]:
     path = training.save_weights_external(name).result(WAIT_S).path
-    folder = server.shop.store.folder(Place.at(path))
+    folder = server.store.folder(Place.at(path))
     return folder, load_file(folder / "adapter_model.safetensors")
 
 
@@ -109,7 +109,7 @@ def gradient_of(server: TinkerServer, client: Any, path: str, passes: list[Any])
 
 def reference(server: TinkerServer, folder: Path) -> Any:
     base = AutoModelForCausalLM.from_pretrained(
-        server.shop.base.source, dtype=torch.float32, attn_implementation="eager"
+        server.base.source, dtype=torch.float32, attn_implementation="eager"
     )
     return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
 

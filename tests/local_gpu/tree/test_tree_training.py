@@ -277,9 +277,10 @@ print(before > learner.budget.tokens, len(report.logprobs[0]), report.grad_norm 
 
 def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
     """A process whose address space is limited, so that the system itself refuses."""
-    here = Path(__file__).parents[2]
+    here = Path(__file__)
+    paths = (here.parent, here.parents[2], here.parents[3])
     done = subprocess.run(
-        [sys.executable, "-c", SMALL_MEMORY, str(model), str(here), str(here.parent)],
+        [sys.executable, "-c", SMALL_MEMORY, str(model), *map(str, paths)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -295,7 +296,7 @@ async def test_many_who_ask_at_once_are_scored_in_one_pass(tmp_path: Path) -> No
     stem = tuple(rng.randrange(VOCABULARY) for _ in range(300))
     sequences = [(*stem, *(rng.randrange(VOCABULARY) for _ in range(40))) for _ in range(9)]
     one_by_one = [await sampler.logprobs(s, start=300, top_k=2) for s in sequences]
-    learning: Any = trainer._learning
+    learning: Any = trainer._backend.learning
     computed: list[int] = []
     learning._models["policy"].module.model.layers[0].register_forward_pre_hook(
         lambda module, args: computed.append(args[0].shape[1])
