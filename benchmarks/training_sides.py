@@ -60,7 +60,7 @@ class Settings:
 
 
 class Ours:
-    """`local_gpu.learning`, with parts of it switched off."""
+    """`local_gpu.learn`, with parts of it switched off."""
 
     def __init__(
         self,

@@ -84,14 +84,14 @@ class Fate:
 
 
 BOUNDS: dict[str, Any] = {
-    "tinker_claw.serve:CLOSE_S": 2,
-    "tinker_claw.serve:STEP_S": 2,
-    "tinker_claw.serve:DRAIN_S": 1,
+    "tinker_claw.app.main:CLOSE_S": 2,
+    "tinker_claw.app.main:STEP_S": 2,
+    "tinker_claw.app.main:DRAIN_S": 1,
     "tinker_claw.app.server:DRAIN_S": 1,
 }
 
 _PRELOAD = (
-    *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.serve", "tinker"),
+    *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.app.main", "tinker"),
     *("tinker_claw.backends.tinker", "local_gpu.trainer", "local_gpu.demo.judge", "peft"),
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),

@@ -94,7 +94,7 @@ class Batcher(ContinuousBatchingManager):
         self.distributed_helper.set_tp_seed = _no_seed
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
-        """Our attention (`local_gpu.attention`) serves paged batches already."""
+        """Our attention (`local_gpu.tree`) serves paged batches already."""
 
     def start_with(self, events: Events) -> None:
         """Start the generation thread, which tells `events` what it does."""

@@ -172,7 +172,7 @@ LIMITED = """
 import asyncio, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
 from fastapi import FastAPI
-from tinker_claw.serve.server import Server, listen, url_of
+from tinker_claw.app.server import Server, listen, url_of
 
 app = FastAPI(openapi_url=None)
 app.add_api_route("/healthz", lambda: {"status": "ok"})

@@ -126,7 +126,7 @@ def test_gateway_runs_on_a_laptop_without_torch(tmp_path: Path) -> None:
 def test_the_local_backend_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     python = without_torch(tmp_path / "laptop")
     local = ("run.py", "--backend", "local", "--model-name", "demo")
-    for command in (local, ("-m", "local_gpu.serve")):
+    for command in (local, ("-m", "local_gpu.tinker")):
         done = subprocess.run(
             [python, *command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120
         )

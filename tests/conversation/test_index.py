@@ -172,11 +172,12 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from tests.captures import load
-from tinker_claw.gateway.book import ConversationIndex, Stream
-from tinker_claw.ledger import Ledger
-from tinker_claw.sessions import digests, identify, reply_digest
+from tinker_claw.conversation.index import ConversationIndex, Stream
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.conversation.classify import identify
+from tinker_claw.conversation.history import digests, reply_digest
 from tinker_claw.types import Reply
-from tinker_claw.wire import parse_chat
+from tinker_claw.formats.chat import parse_chat
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -254,8 +254,8 @@ async def test_one_that_ignores_sigterm_is_killed(
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from tests.test_sampler_processes import launches
-from local_gpu.servers.processes import Servers
+from tests.local_gpu.sample.test_supervisor import launches
+from local_gpu.sample.supervisor import Servers
 
 async def main():
     servers = Servers(launches(Path(sys.argv[1]), Path(sys.argv[2]), (0,), (1,)), print)
