@@ -187,6 +187,34 @@ def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
     assert error.norm() < 2e-4 * flat.norm()
 
 
+def test_models_of_one_shape_learn_in_one_module_and_do_not_see_one_another(
+    server: TinkerServer, client: Any
+) -> None:
+    def learn(training: Any, salt: int, number: int) -> Any:
+        arrays = entropy_arrays(20, 4, None)
+        data = [datum(sequence(20, salt + number), **arrays)]
+        return training.forward_backward(data, "cross_entropy").result(WAIT_S)
+
+    alone: list[Adapter] = []
+    for salt in (1, 2):
+        training = lora(client, seed=salt)
+        for number in range(3):
+            learn(training, salt, number)
+            training.optim_step(WARM).result(WAIT_S)
+        alone.append(adapter_of(server, training, "alone")[1])
+    both = [lora(client, seed=salt) for salt in (1, 2)]
+    learning: Any = server.service.shared.backend.learning
+    assert len({id(learning._models[training.model_id].module) for training in both}) == 1
+    for number in range(3):
+        for salt, training in enumerate(both, 1):  # gradients of both wait at once
+            learn(training, salt, number)
+        for training in both:
+            training.optim_step(WARM).result(WAIT_S)
+    for training, right in zip(both, alone, strict=True):
+        got = adapter_of(server, training, "both")[1]
+        assert all(torch.equal(got[name], right[name]) for name in right)
+
+
 def test_forward_leaves_no_gradient(server: TinkerServer, client: Any) -> None:
     training = lora(client)
     data = [datum(sequence(20, 1), **entropy_arrays(20, 4, None))]
