@@ -79,11 +79,13 @@ class LoraOptimizer:
         self._body = body
         self._world = world or Alone()
         self.shape = shape
-        own = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self.budget = budget or own
-        self.module = module or _learning_module(base, shape, adapter, shards, checkpointing)
-        copies = adapter_parameters(self.module)
-        self._masters = Masters(adapter, copies)
+        if budget is None:
+            budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
+        self.budget = budget
+        if module is None:
+            module = _learning_module(base, shape, adapter, shards, checkpointing)
+        self.module = module
+        self._masters = Masters(adapter, adapter_parameters(module))
         self._pending = False
         self._spoiled: str | None = None
         self.steps = 0

@@ -71,8 +71,9 @@ def _config(flags: dict[str, Any]) -> WireConfig:
     flags["name"] = flags["name"] or model
     for name in ("sampler_urls", "train_gpus"):
         flags[name] = tuple(flags[name])
-    # GPUs that are named are as many ranks.
     flags["ranks"] = len(flags["train_gpus"]) or flags["ranks"]
+    if flags["shard"] == "on" and flags["ranks"] == 1:
+        raise ConfigError("--shard on splits the base over the ranks that learn: give --ranks 2")
     local = LocalConfig(model=source_of(model), policy=False, **flags)
     return WireConfig(local=local, **own)
 
@@ -158,7 +159,9 @@ def parser() -> argparse.ArgumentParser:
     halves.add_argument(
         "--train-gpus", type=int, nargs="+", default=(), help="which GPUs learn, one a rank"
     )
-    halves.add_argument("--shard", choices=["auto", "on", "off"], default="auto")
+    halves.add_argument(
+        "--shard", choices=["on", "off"], default="off", help="split the base over the ranks"
+    )
     halves.add_argument(
         "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"
     )

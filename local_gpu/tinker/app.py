@@ -204,7 +204,7 @@ async def get_sampler(sampler_id: str, service: Service = Served) -> dict[str, s
 
 
 @routes.post("/asample")
-async def asample(ask: requests.SampleAsk, service: Service = Served) -> dict[str, Any]:
+async def asample(ask: requests.SampleRequest, service: Service = Served) -> dict[str, Any]:
     request_id, sequence_ids = service.sample(ask)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 

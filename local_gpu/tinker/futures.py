@@ -177,8 +177,8 @@ CREATION = 0
 _REMEMBERED = 4096
 
 
-class Room:
-    """So much of something for all; who finds too little left waits, in the order of arrival."""
+class Capacity:
+    """So much of something for all; whoever finds too little left waits, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -186,8 +186,8 @@ class Room:
         self._entry = asyncio.Lock()
 
     @asynccontextmanager
-    async def room(self, needs: int) -> AsyncGenerator[None]:
-        """`needs` is at most the whole."""
+    async def take(self, needs: int) -> AsyncGenerator[None]:
+        """Have so much of it until the block ends; `needs` is at most the whole."""
         async with self._entry:
             while needs > self._left:
                 self._freed.clear()

@@ -27,8 +27,8 @@ from transformers import AutoConfig, GenerationConfig
 
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tasks import together
-from local_gpu.tinker.futures import Answer, Room
-from local_gpu.tinker.requests import Params, PromptBody, SampleAsk, TensorAsk
+from local_gpu.tinker.futures import Answer, Capacity
+from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
 from local_gpu.tinker.store import Place
 from local_gpu.tinker.training import Shared
 from local_gpu.tinker.wire import NOT_SCORED, PromptScores, densify, sample_response
@@ -66,33 +66,35 @@ class _Open:
     sampler: Sampler
     users: int = 0
     closing: bool = False
-    """Off the shelf; its last user closes it."""
+    """Taken out; its last user closes it."""
 
 
 @dataclass(slots=True)
-class _Shelf:
-    """Open adapters, least recently used first. Who takes one waits for those who came before, so
-    that nobody who waits for a place is overtaken for ever."""
+class _OpenAdapters:
+    """Open adapters, least recently used first. Whoever takes one waits for those who came before,
+    so that nobody who waits for a place is overtaken for ever."""
 
     open: dict[Place, _Open] = field(default_factory=dict[Place, _Open])
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     closing: int = 0
-    """Off the shelf, and still in use."""
+    """Taken out, and still in use."""
 
 
 class Samplers:
+    """The base and the open adapters, for whoever samples or scores."""
+
     def __init__(self, shared: Shared, card: ModelCard, base: Sampler) -> None:
         self._shared = shared
         self._stop_tokens = card.stop_tokens
         self._base = _Open(base)
-        self._shelf = _Shelf()
+        self._adapters = _OpenAdapters()
         self._refs = Counter[str]()
         """How often each adapter's folder is in use."""
-        self._drawn = Room(shared.limits.drawn_cells)
-        self._scored = Room(shared.limits.table_cells)
+        self._drawn = Capacity(shared.limits.drawn_cells)
+        self._scored = Capacity(shared.limits.table_cells)
 
-    async def sample(self, ask: SampleAsk, place: Place | None) -> Answer:
+    async def sample(self, ask: SampleRequest, place: Place | None) -> Answer:
         """Score the prompt as asked, and draw `num_samples` completions.
 
         Raises:
@@ -100,7 +102,7 @@ class Samplers:
         """
         prompt = _tokens(ask.prompt)
         limits = self._shared.limits
-        asked = PromptAsk.of(ask, len(prompt), self._vocabulary, limits.table_cells)
+        asked = PromptScoring.of(ask, len(prompt), self._vocabulary, limits.table_cells)
         params = self._params(ask, len(prompt))
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
@@ -112,9 +114,10 @@ class Samplers:
                 f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
                 f"{limits.drawn_cells} at once: ask for fewer samples, tokens or candidates."
             )
+        read = asked.cells(len(prompt)) + self._vocabulary * at_once
         async with (
-            self._scored.room(asked.cells(len(prompt))),
-            self._drawn.room(cells),
+            self._scored.take(min(read, limits.table_cells)),
+            self._drawn.take(cells),
             self._lease(place) as sampler,
         ):
             if at_once:
@@ -127,23 +130,23 @@ class Samplers:
         return sample_response(completions, scores)
 
     async def close(self, place: Place) -> None:
-        """Take an adapter off the shelf; what it serves at the moment it serves to the end."""
-        held = self._shelf.open.pop(place, None)
+        """Take an adapter out; what it serves at the moment it serves to the end."""
+        held = self._adapters.open.pop(place, None)
         if held is not None:
             held.closing = True
             if held.users == 0:
                 await self._close(held)
             else:
-                self._shelf.closing += 1
+                self._adapters.closing += 1
 
     async def aclose(self) -> None:
-        for held in (self._base, *self._shelf.open.values()):
+        for held in (self._base, *self._adapters.open.values()):
             await self._close(held)
 
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._shelf.open) + self._shelf.closing
+        return len(self._adapters.open) + self._adapters.closing
 
     @asynccontextmanager
     async def _lease(self, place: Place | None) -> AsyncGenerator[Sampler]:
@@ -153,30 +156,32 @@ class Samplers:
         finally:
             held.users -= place is not None
             if held.closing and held.users == 0:
-                await self._close(held)
-                self._shelf.closing -= 1
-            self._shelf.freed.set()
+                try:
+                    await self._close(held)
+                finally:
+                    self._adapters.closing -= 1
+            self._adapters.freed.set()
 
     async def _take(self, place: Place) -> _Open:
-        async with self._shelf.taking:
-            held = self._shelf.open.pop(place, None)
+        async with self._adapters.taking:
+            held = self._adapters.open.pop(place, None)
             if held is None:
                 await self._make_room()
                 held = await self._load(place)
-            self._shelf.open[place] = held  # the most recently used is last
+            self._adapters.open[place] = held  # the most recently used is last
             held.users += 1
         return held
 
     async def _make_room(self) -> None:
         """For one more: close what was not used for longest, or wait until something is idle."""
-        shelf = self._shelf
-        while len(shelf.open) + shelf.closing >= self._shared.config.open_samplers:
-            idle = next((place for place, held in shelf.open.items() if not held.users), None)
+        adapters = self._adapters
+        while len(adapters.open) + adapters.closing >= self._shared.config.open_samplers:
+            idle = next((place for place, held in adapters.open.items() if not held.users), None)
             if idle is not None:
                 await self.close(idle)
             else:
-                shelf.freed.clear()
-                await shelf.freed.wait()
+                adapters.freed.clear()
+                await adapters.freed.wait()
 
     async def _load(self, place: Place) -> _Open:
         backend, store = self._shared.backend, self._shared.store
@@ -232,7 +237,7 @@ class Samplers:
     def _context_tokens(self) -> int:
         return self._shared.backend.serving.context_tokens
 
-    def _params(self, ask: SampleAsk, prompt_tokens: int) -> SamplingParams:
+    def _params(self, ask: SampleRequest, prompt_tokens: int) -> SamplingParams:
         params = ask.sampling_params
         if ask.prompt_alt_tokens_k:
             raise RequestError("prompt_alt_tokens_k is not served here; leave it at 0.")
@@ -306,12 +311,12 @@ def _tokens(prompt: PromptBody) -> list[int]:
 class Targets:
     """Ids to score at every position but the first."""
 
-    ask: TensorAsk
+    ask: TensorField
     ids: NDArray[np.int64]
     """(N - 1, K); -1 asks for nothing."""
 
     @classmethod
-    def of(cls, ask: TensorAsk, vocabulary: int) -> Targets:
+    def of(cls, ask: TensorField, vocabulary: int) -> Targets:
         """Unfold a table whose shape was checked: where and when it is used, not before."""
         values = np.array(ask.data, np.int64)
         try:
@@ -351,19 +356,21 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptAsk:
+class PromptScoring:
     """What is asked about a prompt of N tokens."""
 
     logprobs: bool
     logprobs_from: int
     """Positions before it get no logprobs and no candidates."""
     top_k: int
-    targets: TensorAsk | None
+    targets: TensorField | None
     """Of a shape that fits; its values are not looked at yet."""
     vocabulary: int
 
     @classmethod
-    def of(cls, ask: SampleAsk, prompt_tokens: int, vocabulary: int, most_cells: int) -> PromptAsk:
+    def of(
+        cls, ask: SampleRequest, prompt_tokens: int, vocabulary: int, most_cells: int
+    ) -> PromptScoring:
         """Raises RequestError naming what does not fit."""
         last_n = ask.prompt_logprobs_last_n
         if last_n is not None and not ask.prompt_logprobs:

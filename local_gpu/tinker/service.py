@@ -73,7 +73,7 @@ class Service:
             shared = Shared(config=config, limits=limits, backend=backend, store=store)
             async with asyncio.TaskGroup() as group:
                 service = cls(shared, card, await backend.serving.base(), group)
-                service._spawn(service._keep_house())
+                service._spawn(service._sweep_regularly())
                 try:
                     yield service
                 finally:
@@ -97,7 +97,7 @@ class Service:
         self.sessions.check_room(len(session.samplers), "samplers in this session")
         return session.add_sampler(number, self.shared.config.offered, ask.model_path).id
 
-    def sample(self, ask: requests.SampleAsk) -> tuple[str, list[str]]:
+    def sample(self, ask: requests.SampleRequest) -> tuple[str, list[str]]:
         """The request's id and one id per sequence; a re-sent request gets the same."""
         if ask.sampling_session_id is None:
             raise RequestError("asample needs sampling_session_id: create_sampling_session first.")
@@ -141,7 +141,7 @@ class Service:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _keep_house(self) -> None:
+    async def _sweep_regularly(self) -> None:
         def alive(run: str) -> bool:
             return run.partition(":train:")[0] in self.sessions
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +25,7 @@ from local_gpu.tinker.futures import Answer, Turns
 from local_gpu.tinker.requests import Lora, OptimStep
 from local_gpu.tinker.store import Place, Record, Store
 from local_gpu.tinker.wire import forward_backward_output, record_pass
-from tinker_claw.errors import ClawError, RequestError, StepError
+from tinker_claw.errors import BackendError, ClawError, RequestError, StepError
 from tinker_claw.types import Adam
 
 
@@ -140,7 +140,8 @@ class TrainingRun:
     async def free(self) -> None:
         """Let go of weights and moments."""
         self.rank = None
-        await self._backend.run(partial(self._learning.drop, self.id))
+        with suppress(BackendError):  # it went with the process that learned
+            await self._backend.run(partial(self._learning.drop, self.id))
 
     def _check_there(self) -> int:
         """Its rank."""

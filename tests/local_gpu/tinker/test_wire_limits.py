@@ -20,6 +20,9 @@ from backends import VOCABULARY
 from tinker.proto import tinker_public_pb2 as pb
 from wire_servers import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
 
+from local_gpu.config import LocalConfig
+from local_gpu.tinker.config import Limits, WireConfig
+
 WAIT_S = 180
 MANY = 30_000_000
 PROMPT = {"chunks": [{"tokens": [1, 2, 3]}]}
@@ -331,6 +334,16 @@ def test_with_a_key_the_server_may_be_called_by_any_name(tmp_path: Path) -> None
             ({"Host": "box.example:8000"}, 401),
         ):
             assert httpx.get(url, headers=headers).status_code == status
+
+
+def test_what_requests_may_take_follows_the_memory_that_is_free(tmp_path: Path) -> None:
+    config = WireConfig(local=LocalConfig(model="m", root=tmp_path), drawn_cells=7)
+    small, large = (Limits.of(config, size << 30) for size in (1, 16))
+    assert (large.drawn_cells, small.drawn_cells) == (7, 7), "what is set stands"
+    for name in ("pending_bytes", "answer_bytes", "table_cells"):
+        assert getattr(large, name) == pytest.approx(16 * getattr(small, name), rel=1e-5)
+    assert small.pending_bytes + small.answer_bytes < 1 << 29
+    assert large.table_cells > 12_000_000, "the SDK's longest request"
 
 
 def test_models_in_training_have_so_much_memory_and_no_more(tmp_path: Path) -> None:
