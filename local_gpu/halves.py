@@ -1,7 +1,9 @@
 """The two halves of the backend, one that learns and one that serves, and what passes between them.
 
-    LocalTrainer ── Learning   in this process, or in one or more of its own (`ranks/`)
+    LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
+
+The gateway's trainer and Tinker's HTTP API (`tinker/`) stand on the same two.
 
 Weights pass as folders in PEFT's format, prompts and logprobs as numbers. Nothing else does, so
 every way to learn goes with every way to serve.
@@ -11,10 +13,10 @@ Rule: a folder that is named here appeared whole, under a name that was never us
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_claw.errors import AlignmentError, ContextLengthError, SamplerError, same_length
 from tinker_claw.policy import Sampler
@@ -63,7 +65,7 @@ class ScoreAsk:
         """Raises AlignmentError, ContextLengthError or SamplerError naming what does not fit."""
         if not 1 <= start < len(tokens):
             raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
-        if len(tokens) - 1 > facts.context_tokens:  # the last one is scored, and not read
+        if len(tokens) > facts.context_tokens:
             raise ContextLengthError(len(tokens), 0, facts.context_tokens)
         wanted = None if targets is None else tuple(tuple(row) for row in targets)
         if wanted is not None:
@@ -76,7 +78,7 @@ class ScoreAsk:
         return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary))
 
 
-Score = Callable[[str, ScoreAsk], Awaitable[TokenLogprobs]]
+Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]
 """Score under the weights of a ref, in the half that learns."""
 
 

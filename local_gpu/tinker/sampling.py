@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 from transformers import AutoConfig, GenerationConfig
 
+from local_gpu.halves import ScoreAsk
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tasks import together
 from local_gpu.tinker.futures import Answer, Capacity
@@ -120,12 +121,15 @@ class Samplers:
             self._drawn.take(cells),
             self._lease(place) as sampler,
         ):
+            table = asked.table()
+            asks = asked.asks(prompt, table)
+            # Of a prompt that fills the context, too: the last token of an ask is never read.
+            after = [ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary)] * at_once
+            score = self._shared.backend.score
+            told = await together(score(sampler.ref, one) for one in (*asks, *after))
+            scores = asked.scores(len(prompt), table, told[: len(asks)])
             if at_once:
-                scores, drawn = await together(
-                    [asked.scores(sampler, prompt), self._next(sampler, prompt, params)]
-                )
-                return sample_response([drawn], scores)
-            scores = await asked.scores(sampler, prompt)
+                return sample_response([_next(told[-1], self._vocabulary, params)], scores)
             completions = await sampler.sample(tuple(prompt), params, ask.num_samples)
         return sample_response(completions, scores)
 
@@ -204,31 +208,6 @@ class Samplers:
             del self._refs[ref]
             await self._shared.backend.aside(partial(self._shared.store.serve_no_more, ref))
 
-    async def _next(
-        self, sampler: Sampler, prompt: list[int], params: SamplingParams
-    ) -> Completion:
-        """The token that follows a prompt, drawn from the trainer's logprobs of all."""
-        size = self._vocabulary
-        scored = await sampler.logprobs((*prompt, 0), start=len(prompt), top_k=size)
-        logprobs = torch.full((1, size), -math.inf)
-        logprobs[0, torch.tensor(scored.topk_ids[0])] = torch.tensor(scored.topk_logprobs[0])
-        uniform = Random(params.seed).random()
-        recipe = Recipe(
-            params.temperature, params.top_p, params.top_k, uniform, params.student_topk
-        )
-        (drawn,) = draw(logprobs, [recipe])
-        if drawn is None:
-            raise SamplerError("The model's logits are not finite.")
-        asked = params.student_topk > 0
-        return Completion(
-            tokens=(drawn.token,),
-            logprobs=(drawn.logprob,),
-            topk_ids=(drawn.topk_ids,) if asked else (),
-            topk_logprobs=(drawn.topk_logprobs,) if asked else (),
-            stop_reason=StopReason.STOP if drawn.token in params.stop_tokens else StopReason.LENGTH,
-            params=params,
-        )
-
     @property
     def _vocabulary(self) -> int:
         return self._shared.backend.learning.facts.vocabulary
@@ -296,6 +275,26 @@ class Samplers:
         for kept, sentence in rules:
             if not kept:
                 raise RequestError(sentence)
+
+
+def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Completion:
+    """The token that follows a prompt, drawn from the logprobs of all that may."""
+    logprobs = torch.full((1, vocabulary), -math.inf)
+    logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
+    uniform = Random(params.seed).random()
+    recipe = Recipe(params.temperature, params.top_p, params.top_k, uniform, params.student_topk)
+    (drawn,) = draw(logprobs, [recipe])
+    if drawn is None:
+        raise SamplerError("The model's logits are not finite.")
+    asked = params.student_topk > 0
+    return Completion(
+        tokens=(drawn.token,),
+        logprobs=(drawn.logprob,),
+        topk_ids=(drawn.topk_ids,) if asked else (),
+        topk_logprobs=(drawn.topk_logprobs,) if asked else (),
+        stop_reason=StopReason.STOP if drawn.token in params.stop_tokens else StopReason.LENGTH,
+        params=params,
+    )
 
 
 def _tokens(prompt: PromptBody) -> list[int]:
@@ -416,30 +415,44 @@ class PromptScoring:
         width = self.targets.shape[1] if self.targets else 0
         return prompt_tokens * (1 + self.top_k + width) if self.anything else 0
 
-    async def scores(self, sampler: Sampler, prompt: list[int]) -> PromptScores:
-        """All that is asked, in one pass over the rows that are asked for."""
-        n = len(prompt)
-        named = None if self.targets is None else Targets.of(self.targets, self.vocabulary)
-        plain = self.logprobs_from if self.logprobs or self.top_k else n
-        first = min(plain, named.first() if named else n)
-        told = TokenLogprobs(first, ())
-        if first < n:
-            ids = None if named is None else named.ids[first - 1 :].clip(min=0).tolist()
-            told = await sampler.logprobs(tuple(prompt), start=first, targets=ids, top_k=self.top_k)
+    def table(self) -> Targets | None:
+        """Raises RequestError for a table that does not fill its shape."""
+        return None if self.targets is None else Targets.of(self.targets, self.vocabulary)
+
+    def first(self, prompt_tokens: int, table: Targets | None) -> int:
+        """The first position that must be scored; the prompt's length where none is."""
+        plain = self.logprobs_from if self.logprobs or self.top_k else prompt_tokens
+        return min(plain, table.first() if table else prompt_tokens)
+
+    def asks(self, prompt: list[int], table: Targets | None) -> list[ScoreAsk]:
+        """What the half that learns is asked: one pass, or none."""
+        first = self.first(len(prompt), table)
+        if first == len(prompt):
+            return []
+        ids = table and tuple(map(tuple, table.ids[first - 1 :].clip(min=0).tolist()))
+        return [ScoreAsk(tuple(prompt), first, ids, self.top_k)]
+
+    def scores(
+        self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]
+    ) -> PromptScores:
+        """The answers to `asks`, in the shapes of the wire."""
+        n, first = prompt_tokens, self.first(prompt_tokens, table)
         shown = slice(self.logprobs_from - first, None)
         own, top_ids, top, targets = None, None, None, None
         if self.logprobs:
             own = np.full(n, np.nan, np.float32)
-            own[self.logprobs_from :] = told.logprobs[shown]
         if self.top_k:
             top_ids = np.zeros((n, self.top_k), np.int32)
             top = np.full((n, self.top_k), NOT_SCORED, np.float32)
-            if first < n:
-                top_ids[self.logprobs_from :] = told.topk_ids[shown]
-                top[self.logprobs_from :] = told.topk_logprobs[shown]
-        if named is not None:
-            full = np.zeros(named.ids.shape, np.float32)
-            if first < n:
-                full[first - 1 :] = told.targets
-            targets = named.filled(full)
+        full = np.zeros((0, 0) if table is None else table.ids.shape, np.float32)
+        for read in told:
+            if own is not None:
+                own[self.logprobs_from :] = read.logprobs[shown]
+            if top_ids is not None and top is not None:
+                top_ids[self.logprobs_from :] = read.topk_ids[shown]
+                top[self.logprobs_from :] = read.topk_logprobs[shown]
+            if table is not None:
+                full[first - 1 :] = read.targets
+        if table is not None:
+            targets = table.filled(full)
         return PromptScores(own, top_ids, top, targets)
