@@ -1,4 +1,7 @@
-"""Answers that are asked for later: a request gets an id at once, and its result by long poll.
+"""Answers that are asked for later, and the order in which they come to be.
+
+A request gets an id at once, and its result by long poll (`Promises`). Those of one model are
+carried out in turns (`Turns`); those that take much memory wait for one another (`Capacity`).
 
 Rule: every promise ends in an answer or in a sentence. A fault of ours answers the one client and
 is logged; it does not end the server.
@@ -22,6 +25,10 @@ Answer: TypeAlias = bytes | Mapping[str, Any]
 """Protobuf, or what becomes JSON."""
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
+CREATION = 0
+"""The turn in which a model comes to be; the SDK counts its requests from 1."""
+_REMEMBERED = 4096
+"""Requests of a model that may be sent again."""
 _PROMISE_BYTES = 4096
 """Of the promise itself, with its task."""
 _log = logging.getLogger(__name__)
@@ -170,11 +177,6 @@ def _is_users(error: ClawError) -> bool:
     # A step that torch could not compute (out of memory) is not the client's mistake.
     torch_failed = isinstance(error.__cause__, RuntimeError)
     return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed
-
-
-CREATION = 0
-"""The turn in which a model comes to be; the SDK counts its requests from 1."""
-_REMEMBERED = 4096
 
 
 class Capacity:

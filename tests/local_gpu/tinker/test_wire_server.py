@@ -18,7 +18,7 @@ import tinker
 from wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
 from wire_servers import RAW_TOKENS as TOKENS
 
-from local_gpu.tinker.__main__ import main
+from local_gpu.tinker.__main__ import _config, main, parser
 
 WAIT_S = 180
 
@@ -151,6 +151,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         (["--model", "/no/such/model"], "no such folder"),
         (["--alpha", "0"], "alpha is 0"),
         (["--device", "toaster"], "toaster"),
+        (["--shard", "on"], "give --ranks 2"),
+        (["--sampler-urls", "http://127.0.0.1:9"], "127.0.0.1:9"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence(
@@ -160,6 +162,16 @@ def test_a_wrong_flag_is_one_sentence(
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("local_gpu.tinker: ")
     assert sentence in line
+
+
+def test_flags_of_the_halves_are_settings_of_the_local_backend(tmp_path: Path) -> None:
+    words = "--train-gpus 1 2 --shard on --rank 8 --sampler-urls http://a http://b --student-topk 5"
+    flags = vars(parser().parse_args([*words.split(), "--root", str(tmp_path)]))
+    del flags["host"], flags["port"]
+    local = _config(flags).local
+    assert (local.name, local.policy, local.root) == ("demo", False, tmp_path)
+    assert (local.ranks, local.train_gpus, local.shard, local.rank) == (2, (1, 2), "on", 8)
+    assert (local.sampler_urls, local.student_topk) == (("http://a", "http://b"), 5)
 
 
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
