@@ -1,5 +1,6 @@
 # demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/4: those of the slow tests
-# whose turn it is.  check: lint, types, format.  soak: twenty minutes under load, with everything going wrong in turn.
+# whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
+# soak: twenty minutes under load, with everything going wrong in turn.
 # bench: the benchmarks of the local backend
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
@@ -38,10 +39,15 @@ test-part: $(READY)
 soak: $(READY)
 	$(BIN)/python -m tests.soak $(ARGS)
 
-check: $(READY)
+check: docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# Anew each time, because a page that has not changed is warned of once only. A dead link is an error.
+.PHONY: docs
+docs: $(READY)
+	$(BIN)/sphinx-build -q -E -n -W --keep-going docs docs/_build
 
 # Beside the environment, not in it: peft imports bitsandbytes wherever it is installed.
 test-4bit: $(READY)

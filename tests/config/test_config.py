@@ -194,9 +194,9 @@ def test_data_directory_names_model_and_method() -> None:
     assert load(["--data-dir", "/d"]).run.directory == Path("/d")
 
 
-def test_the_readmes_settings_for_several_users_work(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    block = readme.split("```toml\n")[1].split("```")[0]
+def test_the_pages_settings_for_several_users_work(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
+    block = page.split("```toml\n")[1].split("```")[0]
     for key in (KEY, OTHER):
         block = block.replace('"…"', f'"{key}"', 1)
     settings = load(["--config", write(tmp_path / "s.toml", block)])

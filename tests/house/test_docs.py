@@ -1,87 +1,174 @@
-"""The README says nothing that the program does not know."""
+"""README, CONTRIBUTING and the pages of docs/ say nothing that the program does not know."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gateway as benchmark
-from local_gpu.tinker import __main__ as serve
+from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
+from tests.house.test_floors import FENCES, FLOORS
 from tests.openclaw import readme_block
-from tinker_claw import config
 from tinker_claw.backends import local
-from tinker_claw.cli import doctor, explain, export, forget, log, main, openclaw, status
+from tinker_claw.cli import main
 from tinker_claw.config.load import load
+from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method
 from tinker_claw.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text()
-ENDURANCE = (ROOT / "docs" / "endurance.md").read_text()
+DOCS = ROOT / "docs"
+FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
+README = PAGES["README.md"]
+EVERYTHING = "\n".join(PAGES.values())
+
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
-def our_side() -> str:
-    """The README without the columns that speak of other programs."""
-    before, rest = README.split("### Coming from OpenClaw-RL")
-    table, after = rest.split("## Watching it")
-    ours = [line.split("|")[2] for line in table.splitlines() if line.count("|") >= 3]
-    return "\n".join([before, *ours, after])
+def commands(text: str, start: str) -> list[str]:
+    """What follows `start` on its own line of a block of code, without its comment."""
+    lines = re.findall(rf"^ {{4,}}(?:\$ )?{start} ?(.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+    return [line.strip() for line in lines]
 
 
-def test_every_flag_in_the_readme_exists() -> None:
-    parsers = (config, status, doctor, openclaw, log, explain, serve, forget)
-    parsers += (export, benchmark)
-    helps = [module.parser().format_help() for module in parsers]
-    known = set(re.findall(r"--[a-z][a-z-]+", "".join(helps)))
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", our_side()))
-    assert named - known == set()
-    assert {"--method", "--backend", "--judge-url", "--w-rl", "--api-key"} <= named
+def rows(text: str) -> list[list[str]]:
+    """Cells of all tables, heads left out."""
+    tables = re.findall(r"^\|.*\|\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.MULTILINE)
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for table in tables
+        for line in table.splitlines()
+    ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [README, CONTRIBUTING, METHODS_PAGE, ENDURANCE],
-    ids=["README", "CONTRIBUTING", "methods", "endurance"],
-)
-def test_every_file_that_is_named_exists(text: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", text)
-    paths = re.findall(r"`((?:tinker_claw|local_gpu|configs|tests|examples|docs)/[\w./-]*)`", text)
-    for name in [*(link for link in links if "://" not in link), *paths]:
-        assert (ROOT / name).exists(), name
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
 
 
-def test_commands_of_the_readme_parse() -> None:
-    commands = re.findall(r"^ {4,}python run\.py (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
-    assert len(commands) >= 3
-    own = {"doctor": doctor.parser, "openclaw-config": openclaw.parser}
-    for command in commands:
-        words = command.split()
-        if words[0] in main.COMMANDS:
-            _, words = own[words[0]]().parse_known_args(words[1:])
-        load(words)
+# Names
 
 
-def test_commands_of_the_endurance_page_exist() -> None:
-    named = re.findall(r"^ {4,}pytest (tests/\w+\.py)(.*)$", ENDURANCE, re.MULTILINE)
-    assert len(named) == 2
-    for file, flags in named:
+def help_of(program: Callable[[Sequence[str]], int], *words: str) -> str:
+    said = StringIO()
+    with redirect_stdout(said), suppress(SystemExit):
+        program(words)
+    return said.getvalue()
+
+
+def known_flags() -> set[str]:
+    helps = [help_of(main.main, "--help-all"), help_of(tinker_server.main, "--help")]
+    helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
+    sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
+    sources.append(ROOT / "tests" / "conftest.py")
+    declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
+    return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
+
+
+def of_ours(page: str) -> str:
+    """A page without the columns and lines that speak of other programs."""
+    text = PAGES[page]
+    if page == "docs/openclaw-rl.md":
+        return "\n".join(row[1] for row in rows(text)) + re.sub(r"^\|.*", "", text, flags=re.M)
+    if page == "docs/owed.md":  # each of its commands is parsed by test_owed
+        return re.sub(r"^ {4}.*", "", text, flags=re.MULTILINE)
+    return text
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    known = known_flags()
+    assert {"--method", "--judge-url", "--dry-run", "--litellm", "--kills", "--model"} <= known
+    for page in PAGES:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", of_ours(page)))
+        assert named - known == set(), page
+    assert {"--method", "--backend", "--judge-url"} <= set(re.findall(r"--[a-z-]+", README))
+
+
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as forges and the site name them."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_page
+def test_every_file_that_is_linked_or_named_exists(page: str) -> None:
+    text, folder = PAGES[page], (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = folder / name if name else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+    places = "tinker_claw|local_gpu|configs|tests|examples|benchmarks|docs"
+    for name in re.findall(rf"`((?:{places})/[\w./*-]*)`", text):
+        assert name == "docs/_build" or list(ROOT.glob(name.rstrip("/"))), name
+
+
+def test_every_module_and_make_target_that_is_named_exists() -> None:
+    for name in set(
+        re.findall(r"python -m\s((?:benchmarks|local_gpu|examples|tests)[.\w]*)", EVERYTHING)
+    ):
+        file = ROOT.joinpath(*name.split("."))
+        assert file.with_suffix(".py").exists() or (file / "__main__.py").exists(), name
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"(?:`|^ {4})make ([a-z][\w-]*)", EVERYTHING, re.MULTILINE))
+    assert {"demo", "docs", "test", "check"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@every_page
+def test_every_command_parses(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for command in commands(PAGES[page], r"(?:\w+=\S+ )?python run\.py"):
+        words = shlex.split(command)
+        if words and not words[0].startswith("-"):
+            assert words[0] in main.COMMANDS, command
+        else:
+            load(words)
+    for file, flags in re.findall(r"^ {4}pytest (\S+)(.*)$", PAGES[page], re.MULTILINE):
         test = re.search(r"-k (\w+)", flags)
         assert test is None or test[1] in (ROOT / file).read_text(), flags
-    for module in re.findall(r"python -m tests\.(\w+)", ENDURANCE):
-        assert (ROOT / "tests" / f"{module}.py").exists()
 
 
-def test_make_targets_of_the_readme_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make (demo|test|check|bench)\b", README)):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+def test_the_commands_of_the_readme_are_those_that_were_promised() -> None:
+    start = "--method combine --model-name Qwen/Qwen3-8B"
+    assert {start, f"{start} --backend local"} <= set(commands(README, r"python run\.py"))
+
+
+def test_metrics_that_are_named_exist() -> None:
+    figures = Telemetry(None).exposition().decode()
+    names = re.findall(r"tinker_claw_[a-z_]+_(?:total|seconds)", EVERYTHING)
+    assert names
+    for name in names:
+        assert name.removesuffix("_total") in figures
+
+
+def test_one_release_of_vllm_is_named_everywhere() -> None:
+    named = re.findall(r"vllm==([\d.]+)", EVERYTHING + local.GET_VLLM)
+    assert len(named) >= 2
+    assert set(named) == {install_vllm.VERSION}
+
+
+# The README
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_provider_block_points_at_the_default_port() -> None:
@@ -91,15 +178,24 @@ def test_the_provider_block_points_at_the_default_port() -> None:
     assert provider["models"][0]["id"] == load([]).run.model_name
 
 
-def test_metrics_that_are_named_exist() -> None:
-    figures = Telemetry(None).exposition().decode()
-    for name in re.findall(r"tinker_claw_[a-z_]+_(?:total|seconds)", README):
-        assert name.removesuffix("_total") in figures
+def test_figures_of_the_readme_are_those_of_the_pages() -> None:
+    demo = {row[0]: row[1] for row in rows(PAGES["docs/first-steps.md"])}
+    first, last = (round(100 * float(demo[after])) for after in ("0 steps", "16 steps"))
+    assert f"{first} % of its first replies" in README
+    assert f"{last} % after sixteen" in README
+    step, serving = re.findall(r"at about \$(0\.\d+)", PAGES["docs/tinker.md"])
+    assert f"${float(step) + float(serving):.2f} for each sixteen turns" in README
 
 
-def test_one_release_of_vllm_is_named_everywhere() -> None:
-    named = re.findall(r"vllm==([\d.]+)", README + local.GET_VLLM)
-    assert named == [install_vllm.VERSION] * 2
+def test_demo_settings_are_settings() -> None:
+    settings = load(["--config", str(ROOT / "configs" / "demo.toml")])
+    assert settings.run.model_name == "demo"
+    assert settings.run.backend == "local"
+    assert settings.training.batch_size == 16
+    assert json.loads(settings.model_dump_json())["training"]["lora_rank"] == 16
+
+
+# The pages' tables
 
 
 def told_of(method: Method) -> list[str]:
@@ -118,26 +214,127 @@ def told_of(method: Method) -> list[str]:
 
 
 def test_the_table_of_methods_is_the_registry() -> None:
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in METHODS_PAGE.splitlines()
-        if line.startswith("| `")
-    ][1:]
-    assert [row[0].split("`")[1] for row in rows] == list(METHODS)
-    for row, method in zip(rows, METHODS.values(), strict=True):
+    table = rows(PAGES["docs/methods.md"])
+    assert [code(row[0])[0] for row in table] == list(METHODS)
+    for row, method in zip(table, METHODS.values(), strict=True):
         name, learns, *losses, words, needs, costs = told_of(method)
         assert [row[1], *row[3:]] == [learns, words, needs, costs], name
         assert all(loss in row[2] for loss in losses), name
-        assert ("distillation" in row[2], "PPO" in row[2]) == (
-            method.distill > 0,
-            method.reward > 0,
-        ), name
-        assert f"| `{name}`" in README, name
+        has = ("distillation" in row[2], "PPO" in row[2])
+        assert has == (method.distill > 0, method.reward > 0), name
+        assert re.search(rf"`(--method )?{name}`", README), name
 
 
-def test_demo_settings_are_settings() -> None:
-    settings = load(["--config", str(ROOT / "configs" / "demo.toml")])
-    assert settings.run.model_name == "demo"
-    assert settings.run.backend == "local"
-    assert settings.training.batch_size == 16
-    assert json.loads(settings.model_dump_json())["training"]["lora_rank"] == 16
+def test_the_table_of_fields_is_the_chat_format() -> None:
+    fields = rows(PAGES["docs/requests.md"].split("## Fields")[1].split("## What")[0])
+    honoured, passed_over, neutral = set[str](), set[str](), set[str]()
+    for row in fields:
+        into = honoured
+        if row[1].startswith("passed over"):
+            into = passed_over
+        elif row[1].startswith("taken with"):
+            into = neutral
+        into.update(code(row[0]))
+    assert (honoured, passed_over, neutral) == (HONOURED, IGNORED, set(NEUTRAL))
+
+
+def test_the_ledgers_page_is_its_schema(tmp_path: Path) -> None:
+    page = PAGES["docs/ledger.md"]
+    Ledger(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as reader:
+        found = reader.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        names = {name for (name,) in found if not name.startswith("sqlite_")}
+        assert {code(row[0])[0] for row in rows(page)} == names
+        queries = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+        assert len(queries) >= 3
+        for query in queries:
+            reader.execute(query)
+
+
+def test_the_tables_of_the_architecture_are_the_packages() -> None:
+    of_claw, of_gpu = PAGES["docs/architecture.md"].split("## The packages of local_gpu")
+    for package, page in (("tinker_claw", of_claw), ("local_gpu", of_gpu)):
+        packages = {file.parent.name for file in (ROOT / package).glob("*/__init__.py")}
+        assert {code(row[0])[0] for row in rows(page)} == packages - {"demo"}
+
+
+# CONTRIBUTING
+
+
+def test_the_levels_of_contributing_are_those_that_are_tested() -> None:
+    page = PAGES["CONTRIBUTING.md"]
+    levels: dict[str, int] = {}
+    for level, names in re.findall(r"^ {4}(\d)  ((?:[\w./]+  ?)*[\w./]+)", page, re.MULTILINE):
+        for name in names.split():
+            known = name.rstrip("/").removesuffix(".py")
+            levels[known if known in FLOORS else f"tinker_claw.{known}"] = int(level)
+    assert levels == {name: level for name, level in FLOORS.items() if name != "tinker_claw"}
+
+
+def test_the_fences_of_contributing_are_those_that_are_tested() -> None:
+    table = PAGES["CONTRIBUTING.md"].split("behind fences:")[1].split("\n## ")[0]
+    fences: dict[str, set[str]] = {}
+    for packages, places in rows(table):
+        names = {place.rstrip("/").removesuffix(".py").replace("/", ".") for place in code(places)}
+        within = {n if n.split(".")[0] in FLOORS else f"tinker_claw.{n}" for n in names}
+        fences |= dict.fromkeys(packages.split(", "), within)
+    assert fences == {package: set(places) for package, places in FENCES.items()}
+
+
+def test_a_broad_except_that_does_not_raise_is_named_in_contributing() -> None:
+    ruff = Path(sys.executable).with_name("ruff")
+    rule = (
+        "check",
+        "--select",
+        "BLE001",
+        "--ignore-noqa",
+        "--output-format",
+        "json",
+        "--exit-zero",
+    )
+    packages = ("tinker_claw", "local_gpu")
+    done = subprocess.run(
+        [ruff, *rule, *packages], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    found = {str(Path(at["filename"]).relative_to(ROOT)) for at in json.loads(done.stdout)}
+    (rule_of_ours,) = re.findall(
+        r"Those that answer are.*?(?=^- )", PAGES["CONTRIBUTING.md"], re.M | re.S
+    )
+    assert {name for name in code(rule_of_ours) if "/" in name} == found
+
+
+# The site
+
+
+def build(source: Path, to: Path) -> subprocess.CompletedProcess[str]:
+    makefile = (ROOT / "Makefile").read_text()
+    (flags,) = re.findall(r"sphinx-build (.*) docs docs/_build", makefile)
+    command = [sys.executable, "-m", "sphinx", *shlex.split(flags), str(source), str(to)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
+    done = build(DOCS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for page in DOCS.glob("*.md"):
+        html = (tmp_path / f"{page.stem}.html").read_text()
+        assert (
+            re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=.?(?:https?:)?//[^>]*>", html) == []
+        )
+    for style in tmp_path.rglob("*.css"):
+        assert re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text()) == []
+    assert "<math" in (tmp_path / "methods.html").read_text()
+
+
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    source = tmp_path / "docs"
+    source.mkdir()
+    for name, text in (
+        ("conf.py", (DOCS / "conf.py").read_text().replace('["static"]', "[]")),
+        ("index.md", "# Pages\n\n[there](index.md#pages), [nowhere](nowhere.md), [no](#none)\n"),
+    ):
+        (source / name).write_text(text)
+    done = build(source, tmp_path / "built")
+    assert done.returncode != 0
+    assert "nowhere.md" in done.stderr
+    assert "none" in done.stderr
