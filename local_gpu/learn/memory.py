@@ -34,6 +34,8 @@ class ModelMemory:
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
         """Bytes, by model."""
+        self._each: dict[LoraShape, int] = {}
+        """Parameters at rank 1."""
 
     def take(self, model: str, shape: LoraShape) -> None:
         """Note a model, in place of what it was before.
@@ -41,10 +43,13 @@ class ModelMemory:
         Raises:
             RequestError: there is no room for it.
         """
-        thin = fresh_adapter(self._base, replace(shape, rank=1, alpha=1), seed=0)
+        thin = replace(shape, rank=1, alpha=1)
+        if thin not in self._each:
+            tensors = fresh_adapter(self._base, thin, seed=0).values()
+            self._each[thin] = sum(tensor.numel() for tensor in tensors)
         # The copy that computes has its gradient, too.
         width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
-        needs = shape.rank * width * sum(tensor.numel() for tensor in thin.values())
+        needs = shape.rank * width * self._each[thin]
         others = sum(size for other, size in self.taken.items() if other != model)
         if others + needs > self._limit:
             raise RequestError(

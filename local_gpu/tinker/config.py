@@ -38,7 +38,7 @@ class WireConfig:
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
     turn_tokens: int = 8192
-    """A forward_backward lets other clients in after this many tokens."""
+    """A forward_backward lets other clients in after this many tokens of each rank."""
     sweep_s: float = 15.0
     """How often silent sessions, old answers and expired checkpoints are looked for."""
     hole_s: float = 60.0

@@ -16,6 +16,7 @@ from secrets import randbits
 from typing import Any
 
 from tinker.proto import tinker_public_pb2 as pb
+from torch import Tensor
 
 from local_gpu.backend import LocalBackend
 from local_gpu.learn.losses import LossRecord, Scored
@@ -96,7 +97,8 @@ class TrainingRun:
                 )
             )
             scored: list[Scored] = []
-            for records in _parts(wanted.records, self._shared.config.turn_tokens):
+            config = self._shared.config
+            for records in _parts(wanted.records, config.turn_tokens * config.local.ranks):
                 part = replace(wanted, records=records)
                 scored += await self._backend.step(partial(call, part, self.id))
         return forward_backward_output(message, scored)
@@ -176,14 +178,29 @@ class TrainingRun:
 
 
 def _parts(records: tuple[LossRecord, ...], tokens: int) -> Generator[tuple[LossRecord, ...]]:
-    """Cut records into parts of at most so many tokens, or one record."""
+    """Cut records into parts of at most so many tokens, or one record.
+
+    A prefix that a record shares with the one before is computed once, and counted once.
+    """
     part: list[LossRecord] = []
+    taken = 0
     for record in records:
-        if part and sum(len(r.inputs) for r in part) + len(record.inputs) > tokens:
-            yield tuple(part)
-            part = []
+        new = len(record.inputs)
+        if part:
+            new -= _shared(part[-1].inputs, record.inputs)
+            if taken + new > tokens:
+                yield tuple(part)
+                part, taken, new = [], 0, len(record.inputs)
         part.append(record)
+        taken += new
     yield tuple(part)
+
+
+def _shared(one: Tensor, other: Tensor) -> int:
+    """Tokens that both begin with."""
+    length = min(len(one), len(other))
+    differ = (one[:length] != other[:length]).nonzero()
+    return int(differ[0]) if len(differ) else length
 
 
 def _adam(ask: OptimStep) -> Adam:
