@@ -28,7 +28,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from local_gpu.config import LocalConfig
 from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
-from local_gpu.tinker.config import WireConfig
+from local_gpu.tinker.config import WireConfig, source_of
 from local_gpu.tinker.server import WireServer, listen, url_of
 from local_gpu.tinker.service import Service
 from local_gpu.tinker.store import Store
@@ -92,6 +92,7 @@ def wire_server(
     }
     names = {field.name for field in fields(LocalConfig)}
     given = defaults | settings
+    given["model"] = source_of(given["model"])
     local = LocalConfig(policy=False, **{k: v for k, v in given.items() if k in names})
     config = WireConfig(local=local, **{k: v for k, v in given.items() if k not in names})
     started: Future[TinkerServer] = Future()
