@@ -256,7 +256,7 @@ def main() -> None:
     arguments = parser.parse_args()
     Redactor([SECRETS]).load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
-        configure("json", nowhere)  # written, and read by nobody
+        configure(nowhere)  # written, and read by nobody
         serve_app(gateway_app(arguments.directory, arguments.vocabulary))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 from openai import AsyncOpenAI
@@ -34,6 +35,15 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
+PLACES = {
+    "idle_s": "tinker_claw.gateway.app.IDLE_S",
+    "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
+    "max_body_bytes": "tinker_claw.gateway.app.MAX_BODY_BYTES",
+    "body_s": "tinker_claw.gateway.app.BODY_S",
+    "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",
+    "patience_s": "tinker_claw.gateway.sampling.PATIENCE_S",
+}
+"""Constants of the gateway that a test may want smaller, by the names that `gateway` takes."""
 IM_END = "<|im_end|>"
 OFF = (("enable_thinking", False),)
 """Switches of a chat template: no thinking."""
@@ -156,6 +166,7 @@ async def gateway(
     """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)
+    small = {place: settings.pop(name) for name, place in PLACES.items() if name in settings}
     version = ledger.steps.newest_version()
     if version is None:
         version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
@@ -166,55 +177,70 @@ async def gateway(
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]
 
-    app = create_app(
-        GatewayDeps(
-            settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
-            served_name=MODEL,
-            policy=policy,
-            open_version=open_version,
-            turns=ledger.turns,
-            spending=paid,
-            renderer=renderer,
-            context_tokens=context_tokens,
-            student_topk=student_topk,
-            on_next_state=lambda: woken.append("judge"),
-            health=lambda: paid.shown_in(
-                parts.snapshot(
-                    version=policy.current.version.id,
-                    waiting=ledger.samples.waiting(),
-                    batch_size=16,
-                )
-                | {"data_dir": str(directory.absolute())}
-            ),
-            metrics=lambda: b"turns 0\n",
-            observer=observer,
-            outages=parts.backend,
-            waits=Backoff(first_s=0.05, longest_s=0.2),
-            retry_waits_s=(0.02, 0.1),
-            stand_in_s=stand_in_s,
-            turnstile=turnstile or ComputeLock(),
-            users=[
-                User(
-                    name=name,
-                    key=SecretStr(key),
-                    role="admin" if name in admins else "user",
-                    group=(groups or {}).get(name),
-                )
-                for name, key in (users or {}).items()
-            ],
-            redactor=redactor or Redactor([SECRETS]),
-            stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
+    with ExitStack() as places:
+        for place, value in small.items():
+            places.enter_context(patch(place, value))
+        app = create_app(
+            GatewayDeps(
+                settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+                served_name=MODEL,
+                policy=policy,
+                open_version=open_version,
+                turns=ledger.turns,
+                spending=paid,
+                renderer=renderer,
+                context_tokens=context_tokens,
+                student_topk=student_topk,
+                on_next_state=lambda: woken.append("judge"),
+                health=lambda: paid.shown_in(
+                    parts.snapshot(
+                        version=policy.current.version.id,
+                        waiting=ledger.samples.waiting(),
+                        batch_size=16,
+                    )
+                    | {"data_dir": str(directory.absolute())}
+                ),
+                metrics=lambda: b"turns 0\n",
+                observer=observer,
+                outages=parts.backend,
+                waits=Backoff(first_s=0.05, longest_s=0.2),
+                retry_waits_s=(0.02, 0.1),
+                stand_in_s=stand_in_s,
+                turnstile=turnstile or ComputeLock(),
+                users=[
+                    User(
+                        name=name,
+                        key=SecretStr(key),
+                        role="admin" if name in admins else "user",
+                        group=(groups or {}).get(name),
+                    )
+                    for name, key in (users or {}).items()
+                ],
+                redactor=redactor or Redactor([SECRETS]),
+                stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
+            )
         )
-    )
-    key = api_key or "none"
-    async with (
-        in_background(app) as url,
-        # verify=False: loading certificates would take longer than most tests.
-        httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
-    ):
-        client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
-        yield World(
-            *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts),
-            book=app.state.book,
-        )
+        key = api_key or "none"
+        async with (
+            in_background(app) as url,
+            # verify=False: loading certificates would take longer than most tests.
+            httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
+        ):
+            client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
+            yield World(
+                *(
+                    url,
+                    ledger,
+                    sampler,
+                    policy,
+                    renderer,
+                    observer,
+                    http,
+                    client,
+                    woken,
+                    paid,
+                    parts,
+                ),
+                book=app.state.book,
+            )
     ledger.close()

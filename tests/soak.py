@@ -84,10 +84,12 @@ has 8,000.
 """
 FLAGS = (
     *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
-    *("--max-concurrent", "16", "--max-queue", "64", "--keep-gb", "0.02", "--keepalive-s", "0.5"),
-    *("--keep-days", "1", "--session-idle-s", "60"),
+    *("--max-concurrent", "16", "--keep-gb", "0.02", "--keep-days", "1"),
 )
 CAPS = {
+    "tinker_claw.gateway.app:MAX_QUEUE": 64,
+    "tinker_claw.gateway.app:IDLE_S": 60.0,
+    "tinker_claw.gateway.respond:KEEPALIVE_S": 0.5,
     "tinker_claw.conversation.index:PAGES": 400,
     "tinker_claw.conversation.index:STREAM_TOKENS": 15_000,
     "tinker_claw.conversation.index:SESSIONS": 1_000,

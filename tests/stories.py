@@ -17,7 +17,7 @@ SECRET = "SECRET"
 """Stands in every text that a user, a model, a tool or the judge wrote."""
 RULE = {
     "method": "combine",
-    **{"w_rl": 1.0, "w_opd": 0.5, "opd_mode": "topk", "opd_topk": 2, "opd_clip": 1.0},
+    **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2, "opd_clip": 1.0},
     **{"baseline": "batch_mean", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
     "kl_beta": 0.0,
 }

@@ -43,7 +43,7 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
     if local and not is_loopback(_name(host)):
         raise _forbidden(
             "This server answers to names of this machine only (127.0.0.1, localhost), because it "
-            "asks for no key; start it with --api-key to call it by another name."
+            "asks for no key; give it one to call it by another name."
         )
 
 

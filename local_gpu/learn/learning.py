@@ -112,6 +112,7 @@ class LearningCore:
         return self._facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
+        self.drop(model)
         self._take_room(model, shape)
         try:
             self._make(model, shape, seed)

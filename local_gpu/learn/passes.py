@@ -117,7 +117,7 @@ class PassBudget:
             if len(indices) == 1:
                 raise StepError(
                     "One sample alone does not fit in the memory. Let --context-tokens be less, "
-                    "--checkpointing be on, or use more or larger GPUs."
+                    "or use more or larger GPUs."
                 )
             half = len(indices) // 2
             waiting += [indices[half:], indices[:half]]

@@ -53,8 +53,7 @@ def export_merged(
         base = _merged(model, adapter, device, dtype)
     except RuntimeError as error:  # a gateway that runs has taken the GPU, say
         raise BackendError(
-            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu, and the "
-            "--dtype that the run has had."
+            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu."
         ) from error
     with writing(target):
         base.module.save_pretrained(target)

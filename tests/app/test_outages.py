@@ -27,7 +27,7 @@ Events = Callable[[], Counter[str]]
 def events() -> Iterator[Events]:
     """The names of all events so far."""
     stream = io.StringIO()
-    configure("json", stream)
+    configure(stream)
     yield lambda: Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
     structlog.reset_defaults()
 

@@ -248,9 +248,9 @@ async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> Non
     assert not lacks.student_topk
     assert not lacks.target_logprobs
     assert lacks.losses == full.losses
-    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-mode token"):
+    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-topk 0"):
         require(build("combine"), Training(), lacks)
-    require(build("combine"), Training(opd_mode="token"), lacks)
+    require(build("combine"), Training(opd_topk=0), lacks)
 
     served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Forward"))
     poor = await start_tinker(tmp_path)
@@ -264,9 +264,9 @@ async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path:
     has = await trainer.capabilities()
     assert has.losses == {"ppo", "importance_sampling", "cispo", "cross_entropy"}
     assert not has.two_d_targets
-    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-mode token works"):
+    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-topk 0 works"):
         require(build("combine"), Training(), has)
-    require(build("combine"), Training(opd_mode="token"), has)
+    require(build("combine"), Training(opd_topk=0), has)
     await trainer.aclose()
 
 

@@ -103,7 +103,7 @@ async def soak(
     ledger = Ledger(folder / "data")
     policy = PolicyHolder(await restore(ledger, trainer))
     enqueue(ledger, turns)
-    cfg = Training(batch_size=BATCH, opd_topk=K, max_steps=steps, max_staleness=STEPS)
+    cfg = Training(batch_size=BATCH, opd_topk=K, max_staleness=STEPS)
     telemetry = Telemetry(None)
     learner = Learner(
         LearnerDeps(

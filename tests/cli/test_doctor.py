@@ -23,6 +23,7 @@ from tests.processes import LOCAL, ROOT, product
 from tests.talk import HELLO, ask
 from tinker_claw.cli import main
 from tinker_claw.cli.doctor import ahead_of, span
+from tinker_claw.config.check import API_KEY
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Lost
@@ -103,15 +104,20 @@ async def test_beside_a_running_gateway(
 
 
 async def test_beside_a_gateway_with_keys(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    renderer: Renderer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, key = tmp_path / "data", "a-key-that-is-long-enough"
+    monkeypatch.setenv(API_KEY, key)
     async with gateway(data, renderer, users={"anna": key}, admins=["anna"]) as world:
         flags = ("--port", port_of(world.url), "--last", "0")
-        assert await asyncio.to_thread(doctor, data, *flags, "--api-key", key) == 0
+        assert await asyncio.to_thread(doctor, data, *flags) == 0
         assert "Replies come from policy v0" in line_of(capsys.readouterr().out, "port")
-        for wrong in ((), ("--api-key", "another-that-is-long-enough")):
-            assert await asyncio.to_thread(doctor, data, *flags, *wrong) == 1
+        for wrong in (None, "another-that-is-long-enough"):
+            monkeypatch.delenv(API_KEY) if wrong is None else monkeypatch.setenv(API_KEY, wrong)
+            assert await asyncio.to_thread(doctor, data, *flags) == 1
             assert "takes another key than these flags give" in line_of(
                 capsys.readouterr().out, "port"
             )
@@ -293,7 +299,7 @@ def openclaw_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: st
 
 
 def test_openclaws_configuration_is_looked_at_and_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "openclaw.json"
     absent = openclaw_line(tmp_path, capsys)
@@ -317,8 +323,9 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     data["models"]["providers"]["mine"] = provider
     file.write_text("// with a comment\n" + json.dumps(data))
     before = file.read_bytes()
-    key = ("--api-key", "a-key-that-is-long-enough")
-    told = openclaw_line(tmp_path, capsys, *key)
+    monkeypatch.setenv(API_KEY, "a-key-that-is-long-enough")
+    told = openclaw_line(tmp_path, capsys)
+    monkeypatch.delenv(API_KEY)
     assert told.startswith(f"warn openclaw   the provider mine in {file}:\n")
     assert "baseUrl is http://localhost:30999, not http://127.0.0.1:30999/v1\n" in told
     assert "api is 'openai-responses', not 'openai-completions'\n" in told

@@ -247,7 +247,7 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
     ("away", "learner", "judge", "agreement", "waiting", "says"),
     [
         (set(), "waiting", "ok", "ok", 5, "v3; 5 of 16 samples for the next step are queued."),
-        (set(), "finished", "ok", "ok", 5, "v3; learning has taken all its steps."),
+        (set(), "finished", "ok", "ok", 5, "v3; learning has ended."),
         (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
         (
             set(),

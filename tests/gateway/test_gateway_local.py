@@ -161,9 +161,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    settings = load(
-        [*("--model-name", "demo", "--backend", "local", "--threads", "1"), "--data-dir", str(data)]
-    )
+    settings = load([*("--model-name", "demo", "--backend", "local"), "--data-dir", str(data)])
     ledger = Ledger(data)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)

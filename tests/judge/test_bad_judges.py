@@ -31,8 +31,8 @@ NEVER = Backoff(1e6, 1e6)
 
 
 def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
-    settings = JudgeSettings(judge_timeout_s=timeout_s, prm_max_tokens=tokens)
-    return HttpEndpoint(judge.url, settings, longest_wait_s=0.01)
+    settings = JudgeSettings(prm_max_tokens=tokens)
+    return HttpEndpoint(judge.url, settings, longest_wait_s=0.01, answer_s=timeout_s)
 
 
 async def sampled(w: World) -> None:
@@ -77,7 +77,7 @@ async def test_an_odd_answer_that_holds_votes_is_read(tmp_path: Path, how: str) 
 async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:
     async with bad_judge() as judge, endpoint(judge, timeout_s=0.3) as http:
         judge.spoilt = SLOW
-        with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s \(--judge-timeout-s\)"):
+        with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s"):
             await http.answers([{"role": "system", "content": ""}], 1)
 
 

@@ -537,17 +537,6 @@ async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> Non
         assert w.ledger.samples.waiting() == 0
 
 
-async def test_max_steps_ends_learning_not_judging(tmp_path: Path) -> None:
-    async with world(tmp_path, max_steps=1) as w:
-        for _ in range(8):
-            w.turn("YES")
-        await w.version(1)
-        await w.settled()
-        await w.until(lambda: w.health.learner.state == "finished")
-        assert w.ledger.samples.waiting() == 4
-        assert len(w.trainer.steps) == 1
-
-
 async def test_steps_that_were_not_saved_are_void_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path, save_interval=2) as w:
         for step in (1, 2, 3):

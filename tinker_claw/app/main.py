@@ -23,7 +23,7 @@ from tinker_claw.backends.open import check_backend
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import announce
 from tinker_claw.config.settings import Keeping, Settings
-from tinker_claw.errors import ClawError, ConfigError, LearningEndedError, LedgerError, first_cause
+from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.loop import Learner
@@ -82,7 +82,7 @@ async def serve(settings: Settings) -> None:
     """
     redactor = Redactor([SECRETS])
     redactor.load()
-    configure(settings.run.log_format, redact=redactor.redact)
+    configure(redact=redactor.redact)
     stop = Stop()
     try:
         async with AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ def _close_to_others(directory: Path) -> None:
 def _open_ledger(settings: Settings) -> Ledger:
     ledger = Ledger(settings.run.directory)
     try:
-        held = ledger.bind(
+        ledger.bind(
             {
                 "model": settings.run.model_name,
                 "method": settings.run.method,
@@ -198,11 +198,6 @@ def _open_ledger(settings: Settings) -> Ledger:
                 "lora_rank": str(settings.training.lora_rank),
             }
         )
-        if held and not settings.run.resume:
-            raise ConfigError(
-                f"{settings.run.directory} holds a run already; choose another --data-dir, or "
-                "leave --no-resume out to go on with it"
-            )
     except BaseException:
         ledger.close()
         raise

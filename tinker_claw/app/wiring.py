@@ -211,7 +211,6 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
             health=parts.health,
             spending=parts.spending,
             on_sample=learner.wake,
-            concurrency=judge.judge_concurrency,
             redact=parts.redactor.redact,
         )
     )

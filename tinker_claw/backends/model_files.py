@@ -86,12 +86,12 @@ def config_folder(name: str, flag: str) -> str:
 
 
 def judge_folder(settings: Settings) -> str:
-    """The folder of `--prm-model-name`, which is set.
+    """The folder of `--judge-model`, which is set.
 
     Raises:
         ConfigError: as `source`.
     """
-    return _model(settings.local.prm_model_name or "", "--prm-model-name", _MODEL_FILES)
+    return _model(settings.judge.judge_model or "", "--judge-model", _MODEL_FILES)
 
 
 def _model(name: str, flag: str, files: list[str]) -> str:

@@ -74,10 +74,6 @@ def tinker_config(settings: Settings) -> TinkerConfig:
         rank=settings.training.lora_rank,
         seed=settings.run.seed,
         context_tokens=settings.run.context_tokens,
-        sample_timeout_s=settings.tinker.sample_timeout_s,
-        step_timeout_s=settings.tinker.step_timeout_s,
-        save_timeout_s=settings.tinker.save_timeout_s,
-        start_timeout_s=settings.tinker.start_timeout_s,
     )
 
 

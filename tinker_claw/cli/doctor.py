@@ -560,7 +560,7 @@ async def samplers(patient: CheckContext) -> Finding:
         return Finding("the service samples", "-")
     if settings.local.urls:
         return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
-    vllm = local.find_vllm(settings)
+    vllm = local.find_vllm()
     arranged = local.arrange(settings, only_reckon=True)
     if not arranged.gpus:
         return Finding("the gateway's process samples")
@@ -577,9 +577,7 @@ async def _served_at(url: str, settings: Settings) -> str:
 
     try:
         key = settings.local.sampler_api_key
-        server = await connect(
-            url, settings.local.sampler_kind, api_key=key.get_secret_value() if key else None
-        )
+        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
         try:
             info = await server.info()
             await server.unload(NEVER_LOADED)

@@ -133,7 +133,7 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
             draft,
             tokenizer=model.tokenizer,
             device=settings.local.device,
-            dtype=settings.local.dtype,
+            dtype="auto",
         )
 
 

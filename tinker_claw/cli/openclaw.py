@@ -69,7 +69,7 @@ async def _of_the_service(settings: Settings) -> Context:
                 model=settings.run.model_name,
                 name=settings.served_name,
                 base_url=settings.run.base_url,
-                start_timeout_s=min(settings.tinker.start_timeout_s, _PATIENCE_S),
+                start_timeout_s=_PATIENCE_S,
             )
         )
     except ConfigError as error:

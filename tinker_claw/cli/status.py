@@ -65,7 +65,7 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
             f"tinker-claw at {url}: {health['status']}",
             f"{health['user']}: {health['turns']} turns since the start; tokens: "
             f"{health['prompt_tokens']} of prompts, {health['completion_tokens']} of replies",
-            'It tells more to admins: role = "admin" in [[users]], or --api-key.',
+            'It tells more to admins: role = "admin" in [[users]], or the key of the gateway.',
         ]
     if "policy_version" not in health:
         more = "It tells more to who sends a key: name its settings file with --config, or set "

@@ -1,8 +1,9 @@
 """Command line, environment and TOML file into one `Settings`.
 
-Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > NUM_GPUS and its
-like > default. The one place that reads the environment. Unknown keys are refused by their dotted
-name. Users come from the file, or as JSON from `TINKER_CLAW_USERS`.
+Rules: the command line wins over the environment (`TINKER_CLAW_<SECTION>__<FIELD>`), that over the
+file, that over NUM_GPUS and its like, those over the defaults. Nothing else reads the environment.
+Unknown keys are refused by their dotted name. Users come from the file, or as JSON from
+`TINKER_CLAW_USERS`.
 """
 
 from __future__ import annotations
@@ -14,30 +15,36 @@ import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, Final, NoReturn, cast
 
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from tinker_claw.config.gpu import VARIABLES
-from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
+from tinker_claw.config.check import check
+from tinker_claw.config.settings import (
+    DEMO,
+    ENV_PREFIX,
+    USERS,
+    Declared,
+    Settings,
+    declared,
+    sections,
+)
 from tinker_claw.errors import ConfigError
 
-PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
-COMMON = (
+PURPOSE: Final = "Serve a model to your agent, and let it learn from how the agent is used."
+COMMON: Final = (
     *("run.model_name", "run.backend", "run.method"),
     *("gateway.port", "training.observe", "spend.budget_usd"),
 )
 """What most starts set; --help shows these, --help-all every flag."""
-USERS = "users"
-"""The one setting that is no section and has no flag: a command line is there for all to read."""
-
-
-class Flags(argparse.ArgumentParser):
-    """A parser that says what is wrong in a sentence, without repeating all there is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tinker-claw: {message} ({self.prog} --help says more)\n")
+VARIABLES: Final = {
+    "NUM_GPUS": "gpus",
+    "ACTOR_GPUS": "actor_gpus",
+    "ROLLOUT_GPUS": "rollout_gpus",
+    "PRM_GPUS": "prm_gpus",
+}
+"""OpenClaw-RL's variables, and the fields that they set where nothing else does."""
 
 
 def load(arguments: Sequence[str]) -> Settings:
@@ -72,49 +79,81 @@ def _settings(flags_given: argparse.Namespace) -> Settings:
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
     settings = _build(values)
-    settings.check()
+    check(settings)
     return settings
 
 
+# Flags and their help
+
+
+class Flags(argparse.ArgumentParser):
+    """A parser that says what is wrong in a sentence, without repeating all there is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"tinker-claw: {message} ({self.prog} --help says more)\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    """The flags, grouped by section, derived from the fields."""
+    """The flags, grouped by section, derived from the declarations."""
     top = Flags(
         prog="run.py",
         description=PURPOSE,
         epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). {', '.join(VARIABLES)} are honoured for "
-        "--backend local where nothing else sets them. Users with keys of their own are tables "
-        f"[[users]] (name, key) of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
+        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. "
+        f"Keys are set there alone. {', '.join(VARIABLES)} are honoured for --backend local where "
+        "nothing else sets them. Users with keys of their own are tables [[users]] (name, key) of "
+        f"the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,
     )
-    _add_general(top)
+    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
     top.add_argument(
         *("-h", "--help"),
         action="help",
         help="show the flags that most starts set, and the commands",
     )
     top.add_argument("--help-all", action="help", help="show every flag")
-    for section, model in _sections().items():
-        group = top.add_argument_group(section, (model.__doc__ or "").strip())
-        for name, field in model.model_fields.items():
-            _add_flag(group, f"{section}.{name}", name, field.default, field.description or "")
+    groups = {
+        name: top.add_argument_group(name, (model.__doc__ or "").strip())
+        for name, model in sections().items()
+    }
+    for setting in declared():
+        if setting.flag is None:
+            continue
+        options: dict[str, Any] = {"dest": setting.key, "help": _help(setting).replace("%", "%%")}
+        if setting.switch:
+            options["action"] = argparse.BooleanOptionalAction
+        elif setting.choices:
+            options["choices"] = list(setting.choices)
+        else:
+            options["metavar"] = _metavar(setting)
+        groups[setting.section].add_argument(setting.flag, **options)
     return top
+
+
+def _metavar(setting: Declared) -> str:
+    return setting.name.rsplit("_", 1)[-1].upper()
+
+
+def _help(setting: Declared) -> str:
+    default = setting.field.default
+    facts = [setting.unit, "" if default is None else f"default {default}"]
+    shown = ", ".join(fact for fact in facts if fact)
+    return f"{setting.told} ({shown})" if shown else setting.told
 
 
 def brief_help() -> str:
     """The flags that most starts set, in a few lines."""
     width = max(60, shutil.get_terminal_size().columns)
     told = {"--config FILE": "a TOML file that sets any of them"}
-    for destination in COMMON:
-        section, name = destination.split(".")
-        field = _sections()[section].model_fields[name]
-        metavar = "" if field.annotation is bool else f" {name.rsplit('_', 1)[-1].upper()}"
-        words = [word for word in get_args(field.annotation) if isinstance(word, str)]
-        of = f"{' or '.join(words)}, " if words else ""
-        shown = f" ({of}default {field.default})" if metavar and field.default is not None else ""
-        told[f"--{name.replace('_', '-')}{metavar}"] = f"{field.description}{shown}"
+    for setting in declared():
+        if setting.key in COMMON:
+            metavar = "" if setting.switch else f" {_metavar(setting)}"
+            of = f"{' or '.join(setting.choices)}, " if setting.choices else ""
+            default = setting.field.default
+            shown = f" ({of}default {default})" if metavar and default is not None else ""
+            told[f"{setting.flag}{metavar}"] = f"{setting.told}{shown}"
     column = max(map(len, told)) + 4
     lines = [
         line
@@ -139,31 +178,7 @@ def others_help(*, whole: bool) -> str:
     return "\n" + flags.format_help()
 
 
-def _add_general(top: argparse.ArgumentParser) -> None:
-    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
-
-
-def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
-    section, _ = destination.split(".")
-    annotation = _sections()[section].model_fields[name].annotation
-    shown = "" if default is None else f" (default {default})"
-    options: dict[str, Any] = {"dest": destination, "help": (text + shown).replace("%", "%%")}
-    choices = get_args(annotation)
-    if annotation is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    elif choices and all(isinstance(choice, str) for choice in choices):
-        options["choices"] = list(choices)
-    else:
-        options["metavar"] = name.rsplit("_", 1)[-1].upper()
-    group.add_argument(f"--{name.replace('_', '-')}", **options)
-
-
-def _sections() -> dict[str, type[Section]]:
-    return {
-        name: cast("type[Section]", field.annotation)
-        for name, field in Settings.model_fields.items()
-        if name != USERS
-    }
+# Sources
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -176,9 +191,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in _sections())
+    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in sections())
     for name in os.environ:
-        known = name.startswith(sections) or name == ENV_PREFIX + USERS.upper()
+        known = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
         if name.startswith(ENV_PREFIX) and not known:
             raise ConfigError(
                 f"environment: {name} names no setting (run.py --help-all lists them)"
@@ -195,7 +210,7 @@ def _read_environment() -> dict[str, Any]:
 def _wants_gpus(run: Any) -> bool:
     """Neither a service nor the demo's model asks for any."""
     given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
-    return given.get("backend") == "local" and given.get("model_name") != "demo"
+    return given.get("backend") == "local" and given.get("model_name") != DEMO
 
 
 def _read_variables() -> dict[str, Any]:

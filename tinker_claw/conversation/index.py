@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
@@ -33,6 +33,9 @@ from tinker_claw.conversation.openclaw import last_user_index, queued, summary_i
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.types import Kind, Lost, Message
 
+IDLE_S: Final = 6 * 3600.0
+"""A session without a request for so long is closed until it goes on: a working day's breaks do
+not close it, a night does."""
 PAGES = 40_000
 """Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000

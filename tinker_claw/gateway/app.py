@@ -15,13 +15,13 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat_reply import model_list, model_object
 from tinker_claw.gateway import errors
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.limits import Limits, read_body
+from tinker_claw.gateway.limits import BODY_S, MAX_BODY_BYTES, MAX_QUEUE, Limits, read_body
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import admit, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
@@ -32,10 +32,10 @@ def create_app(deps: GatewayDeps) -> FastAPI:
     """The gateway as an ASGI application; its `state.book` is what it remembers of sessions."""
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
-    book = app.state.book = ConversationIndex(deps.turns, cfg.session_idle_s)
+    book = app.state.book = ConversationIndex(deps.turns, IDLE_S)
     discretion = SessionPrivacy(deps.turns, deps.redactor, deps.turnstile)
     keys = Keys(cfg.api_key, deps.users)
-    limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
+    limits = Limits(keys.users, cfg.max_concurrent, MAX_QUEUE)
     local = is_loopback(cfg.host) and not keys.needed
     since = int(time.time())
     errors.install(app)
@@ -52,8 +52,8 @@ def create_app(deps: GatewayDeps) -> FastAPI:
             try:
                 body = await read_body(
                     request,
-                    most=cfg.max_body_bytes,
-                    limit_s=cfg.body_timeout_s,
+                    most=MAX_BODY_BYTES,
+                    limit_s=BODY_S,
                     context_tokens=deps.context_tokens,
                 )
             except ClientDisconnect:

@@ -1,6 +1,6 @@
 """How long one request is tried again before another version is asked, or its client is told.
 
-Rule: an outage is waited out for as long as the settings say, counted from when the sampler was
+Rule: an outage is waited out for four minutes, counted from when the sampler was
 asked first; the time in which tokens came does not count. Any other failure is tried twice more.
 """
 
@@ -15,6 +15,9 @@ from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.types import PolicyVersion
 
+PATIENCE_S = 240.0
+"""Seconds that an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a
+request up after ten minutes, and a stand-in must still have its time."""
 WAITS = Backoff(first_s=0.5, longest_s=15.0)
 """Between attempts while the service is away."""
 RETRY_WAITS_S = (0.2, 1.0)

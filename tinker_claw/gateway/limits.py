@@ -14,13 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
 
 T = TypeVar("T")
+
+MAX_QUEUE: Final = 256
+"""Requests of one user that may wait: more than agents open by themselves, so only a loop that has
+gone wrong is told to come back."""
+MAX_BODY_BYTES: Final = 16_000_000
+"""Of one request: twice what the longest context that is served (262,144 tokens) can need."""
+BODY_S: Final = 60.0
+"""How long a body may take to come: OpenClaw's have 38 to 156 kB, so a slow line needs seconds."""
 
 
 class ComputeLock:

@@ -22,6 +22,9 @@ from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import Job
 from tinker_claw.render.stream import Delta
 
+KEEPALIVE_S = 10.0
+"""Between chunks without text: OpenClaw gives a stream without data up after two to five minutes, a
+proxy often after one."""
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -61,7 +64,6 @@ class StreamedAnswer(Response):
     def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
         super().__init__(headers=_HEADERS | {"x-request-id": job.head.id})
         del self.headers["content-length"]
-        self._keepalive_s = deps.settings.keepalive_s
         self._job = job
         self._generation = Generation(deps, book, job)
         self._chunks = ReplyChunks(job.head)
@@ -117,10 +119,10 @@ class StreamedAnswer(Response):
         while True:
             quiet_s = time.monotonic() - self._sent_at
             try:
-                async with asyncio.timeout(max(0.0, self._keepalive_s - quiet_s)):
+                async with asyncio.timeout(max(0.0, KEEPALIVE_S - quiet_s)):
                     return await _until_hung_up(receive)
             except TimeoutError:
-                if time.monotonic() - self._sent_at >= self._keepalive_s:
+                if time.monotonic() - self._sent_at >= KEEPALIVE_S:
                     await self._keep_alive(send)
 
     async def _keep_alive(self, send: Send) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.fallback import Retries, StandIn
+from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
@@ -82,9 +82,7 @@ class Sampling:
     async def _patiently(self, take: Take) -> None:
         """Ask the job's own version, for as long as there is patience."""
         deps, job = self._deps, self._job
-        patience = Retries(
-            time.monotonic(), deps.settings.outage_patience_s, deps.waits, deps.retry_waits_s
-        )
+        patience = Retries(time.monotonic(), PATIENCE_S, deps.waits, deps.retry_waits_s)
         while True:
             began = time.monotonic()
             try:

@@ -28,6 +28,8 @@ from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Message, SamplingParams
 
+ANSWER_S: Final = 120.0
+"""How long one answer of an endpoint may take: thousands of tokens of thinking, and a wait."""
 MAX_ATTEMPTS = 6
 MAX_RETRY_S = 120.0
 _ENVELOPE_BYTES: Final = 65_536
@@ -92,14 +94,16 @@ class HttpEndpoint:
         settings: JudgeSettings,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
+        answer_s: float = ANSWER_S,
         longest_wait_s: float = 10.0,
     ) -> None:
         key = settings.judge_api_key
         self._settings = settings
+        self._answer_s = answer_s
         self._url = url.rstrip("/") + "/chat/completions"
         self._client = httpx.AsyncClient(
             transport=transport,
-            timeout=settings.judge_timeout_s,
+            timeout=answer_s,
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}),
         )
@@ -124,7 +128,7 @@ class HttpEndpoint:
 
     async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
         body = {
-            "model": self._settings.judge_model,
+            "model": self._settings.asked_model,
             "messages": list(messages),
             "n": n,
             "temperature": self._settings.prm_temperature,
@@ -134,15 +138,14 @@ class HttpEndpoint:
         try:
             # httpx's own limits start anew with every piece of an answer.
             async with (
-                asyncio.timeout(self._settings.judge_timeout_s),
+                asyncio.timeout(self._answer_s),
                 self._client.stream("POST", self._url, json=body) as response,
             ):
                 if response.status_code in (408, 429) or response.status_code >= 500:
                     raise _Again(f"HTTP {response.status_code}")
                 content = await self._content(response, most)
         except TimeoutError as error:
-            seconds = self._settings.judge_timeout_s
-            raise _Again(f"no whole answer within {seconds:g} s (--judge-timeout-s)") from error
+            raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
         if not response.is_success:

@@ -179,7 +179,7 @@ def _gaps(
 
 
 _RULE = {
-    *("w_rl", "w_opd", "opd_mode", "opd_topk", "opd_clip"),
+    *("w_rl", "w_opd", "opd_topk", "opd_clip"),
     *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
 }
 

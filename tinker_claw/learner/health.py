@@ -161,7 +161,7 @@ def meaning(
     else:
         queue = f"{waiting} of {batch_size} samples for the next step are queued"
         if learner == "finished":
-            queue = "learning has taken all its steps"
+            queue = "learning has ended"
         elif learner == "observing":
             queue = f"observing: nothing is trained, and {waiting} samples are queued"
         return f"Replies come from policy v{version}; {queue}."

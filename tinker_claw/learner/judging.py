@@ -43,6 +43,8 @@ WAITS = Backoff(first_s=5.0, longest_s=600.0)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
+CONCURRENCY = 8
+"""Turns judged at the same time: the samplers that judge answer users, too."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 
@@ -60,11 +62,11 @@ class JudgingDeps:
     health: Health
     spending: Spending
     on_sample: Callable[[], None]
-    concurrency: int
     redact: Callable[[str], str] = str
     """A text as a judge may see it, and as it may be kept; older turns were kept as they came."""
     waits: Backoff = WAITS
     rests: Backoff = RESTS
+    concurrency: int = CONCURRENCY
 
 
 class _Unread(JudgeError):

@@ -102,22 +102,21 @@ class Learner:
         self._wake.set()
 
     async def run(self) -> None:
-        """Take a step whenever a batch is complete, until `max_steps`, `finish` or cancelled.
+        """Take a step whenever a batch is complete, until `finish` or cancelled.
 
         May be called again after it has ended by accident.
         """
         self._wake.set()
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._retire())
-            while not self._finished():
+            while not self._finishing:
                 self._deps.health.learner_is("observing" if self._deps.observing else "waiting")
                 await self._wake.wait()
                 self._wake.clear()
-                while not self._finished() and (batch := await self._next()):
+                while not self._finishing and (batch := await self._next()):
                     await self._take(batch)
             self._deps.health.learner_is("finished")
-            if self._finishing:
-                retiring.cancel()
+            retiring.cancel()
 
     @asynccontextmanager
     async def between_steps(self) -> AsyncGenerator[None]:
@@ -149,11 +148,6 @@ class Learner:
             state_ref = await self._deps.trainer.save_state(f"version-{version.id:08d}")
             self._deps.ledger.steps.save(version, state_ref)
             log.info("state.saved", version=version.id)
-
-    def _finished(self) -> bool:
-        limit = self._deps.cfg.max_steps
-        reached = limit is not None and self._deps.policy.newest.version.step >= limit
-        return reached or self._finishing
 
     async def _next(self) -> list[Sample] | None:
         """The next batch, as soon as the ledger can be written."""

@@ -47,6 +47,17 @@ class TextPiece:
     """Content and frame are in it, and it is not known where the one ends."""
 
 
+class _Single(dict[int, bytes]):
+    """One id, packed; made when it is first asked for."""
+
+    def __missing__(self, token: int) -> bytes:
+        packed = self[token] = token.to_bytes(4, "little")
+        return packed
+
+
+_ONE = _Single()
+
+
 class PlaceholderTokenizer:
     """A tokenizer for chat formats that writes down what it was asked to encode.
 
@@ -145,7 +156,7 @@ class PromptLayout:
         self._pieces = pieces
         self._hint_at = hint_at
         self._ready: Mapping[str, Encoded] = {}
-        if any(entry < 0 and entry not in pieces for entry in ids):
+        if not all(entry >= 0 or entry in pieces for entry in ids):
             raise UnknownPlaceholder
 
     async def prepare(self) -> None:
@@ -167,28 +178,28 @@ class PromptLayout:
         """Put the ids in."""
         if not self._pieces:
             return Prompt(tuple(self._ids), self._hint_at)
-        parts = [self._part(entry) for entry in self._ids]
+        parts = [
+            _ONE[entry] if entry >= 0 else self._part(self._pieces[entry]) for entry in self._ids
+        ]
         hint_at = None if self._hint_at is None else sum(map(len, parts[: self._hint_at])) // 4
         packed = b"".join(parts)
         return Prompt(unpack(packed), hint_at, packed)
 
-    def _part(self, entry: int) -> bytes:
-        """The packed ids of an entry."""
-        if entry >= 0:
-            return entry.to_bytes(4, "little")
-        piece = self._pieces[entry]
-        known = self._encoded(piece)
+    def _part(self, piece: TextPiece) -> bytes:
+        """The packed ids of a piece."""
         if piece.end is None:
-            return known.packed
+            known = self._ready.get(piece.text)
+            return (known or self._encoder.encode(piece.text)).packed
+        known = self._encoded(piece)
         # A cut at the very end takes ids that begin behind it, too: bytes of a last character.
         return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
     def _encoded(self, piece: TextPiece) -> Encoded:
-        starts = piece.end is not None
+        """With where its ids begin."""
         ready = self._ready.get(piece.text)
-        if ready is not None and not (starts and ready.starts is None):
+        if ready is not None and ready.starts is not None:
             return ready
-        return self._encoder.encode(piece.text, starts=starts)
+        return self._encoder.encode(piece.text, starts=True)
 
 
 # Text to ids, each text once.
@@ -257,6 +268,7 @@ class Encoder:
         # Texts come one at a time: there is nothing that its own threads could share.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
+        self._quickening = False
 
     def __len__(self) -> int:
         """What it holds, in bytes."""
@@ -298,7 +310,18 @@ class Encoder:
         return entry is not None and not (starts and entry.starts is None)
 
     def _compute(self, wanted: Sequence[tuple[str, bool]]) -> dict[str, Encoded]:
-        return {text: self._encode(text, starts) for text, starts in wanted}
+        found = {text: self._encode(text, starts) for text, starts in wanted}
+        if not self._quickening:  # whoever sends long texts once will do so again
+            self._quickening = True
+            texts = [text for text, _ in wanted]
+            threading.Thread(
+                target=self._quicken, args=(texts,), name="fast tokenizer", daemon=True
+            ).start()
+        return found
+
+    def _quicken(self, met: Sequence[str]) -> None:
+        _after_the_event_loop()
+        self._tokenizer.quicken(met)
 
     def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
         self._coming = {want: future for want, future in self._coming.items() if future != coming}
