@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,11 +19,14 @@ from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.base import Format
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage, nobody
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
@@ -36,7 +39,6 @@ from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
 PLACES = {
-    "idle_s": "tinker_claw.gateway.app.IDLE_S",
     "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
     "max_body_bytes": "tinker_claw.gateway.app.MAX_BODY_BYTES",
     "body_s": "tinker_claw.gateway.app.BODY_S",
@@ -54,9 +56,13 @@ def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...
     return tuple(renderer._encode(text + end))
 
 
-@dataclass
-class Observer:
-    seen: list[dict[str, Any]] = field(default_factory=list)
+class Observer(Telemetry):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.seen: list[dict[str, Any]] = []
+
+    def exposition(self) -> bytes:
+        return b"turns 0\n"
 
     def turn_captured(self, **fields: Any) -> None:
         self.seen.append(fields)
@@ -80,7 +86,7 @@ class World:
     woken: list[str]
     spending: Spending
     health: Health
-    book: ConversationIndex
+    index: ConversationIndex
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -156,7 +162,9 @@ async def gateway(
     redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
-    turnstile: ComputeLock | None = None,
+    compute: ComputeRounds | None = None,
+    formats: Sequence[Format] = (Chat(),),
+    idle_s: float = IDLE_S,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -166,7 +174,6 @@ async def gateway(
     """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)
-    small = {place: settings.pop(name) for name, place in PLACES.items() if name in settings}
     version = ledger.steps.newest_version()
     if version is None:
         version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
@@ -177,9 +184,13 @@ async def gateway(
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]
 
-    with ExitStack() as places:
-        for place, value in small.items():
-            places.enter_context(patch(place, value))
+    places = [patch(place, settings.pop(n)) for n, place in PLACES.items() if n in settings]
+    index = ConversationIndex(ledger.turns, idle_s)
+    lock = compute or ComputeRounds()
+    key = api_key or "none"
+    with ExitStack() as small:
+        for place in places:
+            small.enter_context(place)
         app = create_app(
             GatewayDeps(
                 settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
@@ -187,6 +198,9 @@ async def gateway(
                 policy=policy,
                 open_version=open_version,
                 turns=ledger.turns,
+                index=index,
+                privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+                compute=lock,
                 spending=paid,
                 renderer=renderer,
                 context_tokens=context_tokens,
@@ -200,13 +214,11 @@ async def gateway(
                     )
                     | {"data_dir": str(directory.absolute())}
                 ),
-                metrics=lambda: b"turns 0\n",
-                observer=observer,
+                telemetry=observer,
                 outages=parts.backend,
                 waits=Backoff(first_s=0.05, longest_s=0.2),
                 retry_waits_s=(0.02, 0.1),
                 stand_in_s=stand_in_s,
-                turnstile=turnstile or ComputeLock(),
                 users=[
                     User(
                         name=name,
@@ -216,11 +228,10 @@ async def gateway(
                     )
                     for name, key in (users or {}).items()
                 ],
-                redactor=redactor or Redactor([SECRETS]),
                 stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
-            )
+            ),
+            formats,
         )
-        key = api_key or "none"
         async with (
             in_background(app) as url,
             # verify=False: loading certificates would take longer than most tests.
@@ -241,6 +252,6 @@ async def gateway(
                     paid,
                     parts,
                 ),
-                book=app.state.book,
+                index=index,
             )
     ledger.close()

@@ -54,7 +54,9 @@ class Told:
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger(directory)
         self.ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
-        self.version = self.ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+        self.version = self.ledger.steps.newest_version() or self.ledger.steps.add_first_version(
+            state_ref="s0", sampler_ref="p0"
+        )
 
     def turn(self, key: str = "s", **changes: object) -> int:
         """Captured, and no more."""

@@ -7,12 +7,14 @@ too, and keeps the answer from the page, but by then the reply is paid for and t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 
 from tinker_claw.errors import RequestError
 
 
+@lru_cache(maxsize=64)  # nearly all requests call the same name
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address that is bound, or called, by this name."""
     if host == "localhost":

@@ -181,6 +181,12 @@ class Telemetry:
         lost: str | None = None,
         misfit: bool = False,
     ) -> None:
+        """
+        Args:
+            usd: what it cost; None where nothing was billed, or the price is not known.
+            lost: why it is the next state of no turn, although one waits for it.
+            misfit: a call breaks the schema of a strict tool.
+        """
         if lost is not None:
             self._lost.labels(lost).inc()
         self._turns.labels(kind).inc()

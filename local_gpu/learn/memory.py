@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES: Final = 16
@@ -34,22 +33,16 @@ class ModelMemory:
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
         """Bytes, by model."""
-        self._each: dict[LoraShape, int] = {}
-        """Parameters at rank 1."""
 
     def take(self, model: str, shape: LoraShape) -> None:
-        """Note a model, in place of what it was before.
+        """Note a model of this shape, in place of what it was before.
 
         Raises:
             RequestError: there is no room for it.
         """
-        thin = replace(shape, rank=1, alpha=1)
-        if thin not in self._each:
-            tensors = fresh_adapter(self._base, thin, seed=0).values()
-            self._each[thin] = sum(tensor.numel() for tensor in tensors)
         # The copy that computes has its gradient, too.
         width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
-        needs = shape.rank * width * self._each[thin]
+        needs = width * lora_parameters(self._base, shape)
         others = sum(size for other, size in self.taken.items() if other != model)
         if others + needs > self._limit:
             raise RequestError(

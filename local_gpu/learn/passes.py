@@ -64,7 +64,7 @@ class Body:
         """A pass that changes nothing, forwards and, where others learn, backwards."""
         with torch.set_grad_enabled(learn):
             (rows,) = self.hidden(module, [torch.zeros(1, dtype=torch.int64)], [0])
-        if learn:
+        if learn and rows.requires_grad:  # not where LoRA is on the head alone
             (rows * 0).sum().backward()
 
     def _alone(self, module: Any, sequence: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class TrainingRun:
         self._shared = shared
         self._backend = shared.backend
         self._learning = shared.backend.learning
-        self.rank: int | None = None
+        self.shape: LoraShape | None = None
         """None: it is not there yet, or no more."""
         self._ephemeral: list[Place] = []
         self.asked_at = datetime.now(UTC)
@@ -60,19 +60,35 @@ class TrainingRun:
         self._void: str | None = None
         """Why the next optim_step must fail."""
 
+    @property
+    def rank(self) -> int | None:
+        return self.shape.rank if self.shape else None
+
     async def create(self, lora: Lora) -> Answer:
-        shape = LoraShape(lora.rank, self._shared.config.local.alpha)
+        shape = LoraShape(
+            lora.rank,
+            self._shared.config.local.alpha,
+            attention=lora.train_attn,
+            mlp=lora.train_mlp,
+            head=lora.train_unembed,
+        )
         seed = randbits(63) if lora.seed is None else lora.seed
         await self._backend.run(lambda: self._learning.create(self.id, shape, seed))
-        self.rank = lora.rank
+        self.shape = shape
         return {"type": "create_model", "model_id": self.id}
 
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
         """Create-via-load: the rank is the checkpoint's."""
         place = Place.at(path)
-        rank = self._shared.store.read(place).rank
+        record = self._shared.store.read(place)
         await self._read(place, with_optimizer=with_optimizer)
-        self.rank = rank
+        self.shape = LoraShape(
+            record.rank,
+            self._shared.config.local.alpha,
+            attention=record.train_attn,
+            mlp=record.train_mlp,
+            head=record.train_unembed,
+        )
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def load(self, path: str, *, with_optimizer: bool) -> Answer:
@@ -121,9 +137,17 @@ class TrainingRun:
         Raises:
             RequestError: the name is taken.
         """
-        rank = self._check_there()
-        offered, store = self._shared.config.offered, self._shared.store
-        record = Record.now(offered, rank, run_metadata=self.metadata, **facts)
+        shape = self._check_there()
+        store = self._shared.store
+        record = Record.now(
+            self._shared.config.offered,
+            shape.rank,
+            run_metadata=self.metadata,
+            train_attn=shape.attention,
+            train_mlp=shape.mlp,
+            train_unembed=shape.head,
+            **facts,
+        )
         write = self._learning.write_state if moments else self._learning.write_adapter
         fill = partial(write, model=self.id)
         await self._backend.run(lambda: store.write(place, record, fill, overwrite=overwrite))
@@ -141,15 +165,14 @@ class TrainingRun:
 
     async def free(self) -> None:
         """Let go of weights and moments."""
-        self.rank = None
+        self.shape = None
         with suppress(BackendError):  # it went with the process that learned
             await self._backend.run(partial(self._learning.drop, self.id))
 
-    def _check_there(self) -> int:
-        """Its rank."""
-        if self.rank is None:
+    def _check_there(self) -> LoraShape:
+        if self.shape is None:
             raise RequestError(f"The model {self.id} was not created, or its session has ended.")
-        return self.rank
+        return self.shape
 
     async def _read(self, place: Place, *, with_optimizer: bool) -> None:
         self._shared.store.read(place)

@@ -67,13 +67,13 @@ FENCES = {
     "httpx": (
         "tinker_claw.judge",
         "tinker_claw.backends",
-        "tinker_claw.cli.status",  # asks
         "local_gpu.sample",
         "examples",
         "benchmarks",
     ),
     "tinker": ("tinker_claw.backends", "local_gpu.tinker"),
     "tenacity": ("tinker_claw.judge",),
+    "click": ("tinker_claw.cli", "tinker_claw.config"),
     "rich": ("tinker_claw.cli", "examples", "benchmarks"),
     "renderers": ("tinker_claw.render", "benchmarks"),
     "json5": ("tinker_claw.cli.openclaw_file",),

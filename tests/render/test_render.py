@@ -19,8 +19,7 @@ from tests.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.render.stream import Delta
-from tinker_claw.types import HINT_TEMPLATE, Reply
+from tinker_claw.types import HINT_TEMPLATE, Delta, Reply
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>")
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "ü"}}\n</tool_call>'

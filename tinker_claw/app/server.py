@@ -25,8 +25,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tinker_claw.errors import ConfigError
-from tinker_claw.formats.chat_reply import error_body
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.formats.chat import Chat
 from tinker_claw.telemetry import log
 
 HEAD_S = 30.0
@@ -157,9 +157,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer in place of the application, which has seen nothing of it."""
+        """Answer in place of the application, which has seen nothing of it: in the shape that most
+        clients read, because nobody knows who this one is."""
         if not self.busy and not self.transport.is_closing():
-            body = json.dumps(error_body(message, status)).encode()
+            body = json.dumps(Chat().error(RequestError(message, status=status))).encode()
             self.transport.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()

@@ -18,9 +18,13 @@ from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage
+from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
@@ -153,10 +157,11 @@ async def wire(
     judging = _judging(parts, await _endpoint(parts, stack), learner)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
-    app = _gateway(parts, judging, versions, capabilities.context_tokens)
+    index = ConversationIndex(ledger.turns, IDLE_S)
+    app = _gateway(parts, index, judging, versions, capabilities.context_tokens)
 
     def forget_session(session_id: int) -> None:
-        app.state.book.forget(session_id)
+        index.forget(session_id)
         renderer.forget()
 
     undoing = Rollback(*(ledger, trainer, parts.policy, learner), forget_session, judging.wake)
@@ -216,8 +221,15 @@ def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
     )
 
 
-def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens: int) -> FastAPI:
+def _gateway(
+    parts: _Parts,
+    index: ConversationIndex,
+    judging: Judging,
+    versions: Versions,
+    context_tokens: int,
+) -> FastAPI:
     settings, policy = parts.settings, parts.policy
+    compute = ComputeRounds()
     return create_app(
         GatewayDeps(
             settings=settings.gateway,
@@ -225,6 +237,9 @@ def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens
             policy=policy,
             open_version=versions.open,
             turns=parts.ledger.turns,
+            index=index,
+            privacy=SessionPrivacy(parts.ledger.turns, parts.redactor, compute),
+            compute=compute,
             spending=parts.spending,
             renderer=parts.renderer,
             context_tokens=context_tokens,
@@ -241,13 +256,12 @@ def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens
                     "data_dir": str(settings.run.directory.absolute()),
                 }
             ),
-            metrics=parts.telemetry.exposition,
-            observer=parts.telemetry,
+            telemetry=parts.telemetry,
             outages=parts.health.backend,
             stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
             users=settings.users,
-            redactor=parts.redactor,
-        )
+        ),
+        [Chat()],
     )
 
 

@@ -8,36 +8,22 @@ Unknown keys are refused by their dotted name. Users come from the file, or as J
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
-import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
+import click
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import check
-from tinker_claw.config.settings import (
-    DEMO,
-    ENV_PREFIX,
-    USERS,
-    Declared,
-    Settings,
-    declared,
-    sections,
-)
+from tinker_claw.config.flags import Completions, parameters
+from tinker_claw.config.settings import DEMO, ENV_PREFIX, USERS, Settings, sections
 from tinker_claw.errors import ConfigError
 
-PURPOSE: Final = "Serve a model to your agent, and let it learn from how the agent is used."
-COMMON: Final = (
-    *("run.model_name", "run.backend", "run.method"),
-    *("gateway.port", "training.observe", "spend.budget_usd"),
-)
-"""What most starts set; --help shows these, --help-all every flag."""
 VARIABLES: Final = {
     "NUM_GPUS": "gpus",
     "ACTOR_GPUS": "actor_gpus",
@@ -45,36 +31,46 @@ VARIABLES: Final = {
     "PRM_GPUS": "prm_gpus",
 }
 """OpenClaw-RL's variables, and the fields that they set where nothing else does."""
+CONFIG: Final = "__config"
+"""The flag that names a file: of no section."""
+ELSEWHERE: Final = (
+    "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
+    f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
+    f"there alone. {', '.join(VARIABLES)} are honoured for --backend local where nothing else sets "
+    "them. Users with keys of their own are tables [[users]] (name, key) of the file, or a JSON "
+    f"list in {ENV_PREFIX}{USERS.upper()}."
+)
+"""Where settings can stand but on the command line, for the help."""
 
 
 def load(arguments: Sequence[str]) -> Settings:
     """Read settings for this command line.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value out of range: by name.
-        SystemExit: argparse's, for --help and malformed flags.
+        ConfigError: an unknown flag or key, a file that cannot be read, a value out of range: by
+            name.
     """
-    return _settings(parser().parse_args(arguments))
+    command = click.Command("run.py", params=[*flags()], add_help_option=False)
+    try:
+        with command.make_context("run.py", list(arguments)) as context:
+            return load_given(context.params)
+    except click.UsageError as error:
+        raise ConfigError(error.format_message()) from error
 
 
-def load_known(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Settings for a command that takes more than the flags of run.py, and what is left for it.
+def load_given(given: Mapping[str, Any]) -> Settings:
+    """Settings where these flags were given, by `<section>__<field>`; what is None was not.
 
     Raises:
         ConfigError: as `load`.
     """
-    given, rest = parser().parse_known_args(arguments)
-    return _settings(given), rest
-
-
-def _settings(flags_given: argparse.Namespace) -> Settings:
-    given = vars(flags_given)
-    path = cast("Path | None", given.pop("config"))
-    flags: dict[str, Any] = {}
+    path = given.get(CONFIG)
+    by_section: dict[str, Any] = {}
     for destination, value in given.items():
-        section, name = destination.split(".")
-        flags.setdefault(section, {})[name] = value
-    layers = (_read_file(path) if path else {}, _read_environment(), flags)
+        section, _, name = destination.partition("__")
+        if section and name and value is not None:
+            by_section.setdefault(section, {})[name] = value
+    layers = (_read_file(Path(path)) if path else {}, _read_environment(), by_section)
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
@@ -83,99 +79,16 @@ def _settings(flags_given: argparse.Namespace) -> Settings:
     return settings
 
 
-# Flags and their help
-
-
-class Flags(argparse.ArgumentParser):
-    """A parser that says what is wrong in a sentence, without repeating all there is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tinker-claw: {message} ({self.prog} --help says more)\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags, grouped by section, derived from the declarations."""
-    top = Flags(
-        prog="run.py",
-        description=PURPOSE,
-        epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. "
-        f"Keys are set there alone. {', '.join(VARIABLES)} are honoured for --backend local where "
-        "nothing else sets them. Users with keys of their own are tables [[users]] (name, key) of "
-        f"the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        add_help=False,
+def flags(completions: Completions | None = None) -> list[click.Parameter]:
+    """The one that names a file, and those of all sections."""
+    file = click.Option(
+        ["--config", CONFIG],
+        type=click.Path(),
+        metavar="FILE",
+        help="a TOML file that sets any of them",
     )
-    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
-    top.add_argument(
-        *("-h", "--help"),
-        action="help",
-        help="show the flags that most starts set, and the commands",
-    )
-    top.add_argument("--help-all", action="help", help="show every flag")
-    groups = {
-        name: top.add_argument_group(name, (model.__doc__ or "").strip())
-        for name, model in sections().items()
-    }
-    for setting in declared():
-        if setting.flag is None:
-            continue
-        options: dict[str, Any] = {"dest": setting.key, "help": _help(setting).replace("%", "%%")}
-        if setting.switch:
-            options["action"] = argparse.BooleanOptionalAction
-        elif setting.choices:
-            options["choices"] = list(setting.choices)
-        else:
-            options["metavar"] = _metavar(setting)
-        groups[setting.section].add_argument(setting.flag, **options)
-    return top
-
-
-def _metavar(setting: Declared) -> str:
-    return setting.name.rsplit("_", 1)[-1].upper()
-
-
-def _help(setting: Declared) -> str:
-    default = setting.field.default
-    facts = [setting.unit, "" if default is None else f"default {default}"]
-    shown = ", ".join(fact for fact in facts if fact)
-    return f"{setting.told} ({shown})" if shown else setting.told
-
-
-def brief_help() -> str:
-    """The flags that most starts set, in a few lines."""
-    width = max(60, shutil.get_terminal_size().columns)
-    told = {"--config FILE": "a TOML file that sets any of them"}
-    for setting in declared():
-        if setting.key in COMMON:
-            metavar = "" if setting.switch else f" {_metavar(setting)}"
-            of = f"{' or '.join(setting.choices)}, " if setting.choices else ""
-            default = setting.field.default
-            shown = f" ({of}default {default})" if metavar and default is not None else ""
-            told[f"{setting.flag}{metavar}"] = f"{setting.told}{shown}"
-    column = max(map(len, told)) + 4
-    lines = [
-        line
-        for flag, text in told.items()
-        for line in textwrap.wrap(
-            text, width, initial_indent=f"  {flag:<{column - 2}}", subsequent_indent=" " * column
-        )
-    ]
-    return "\n".join(["usage: run.py [COMMAND] [flags]", "", PURPOSE, "", *lines, ""])
-
-
-def others_help(*, whole: bool) -> str:
-    """The flags of run.py, to stand under those of a command that takes them, too.
-
-    Args:
-        whole: all of them; else where they stand.
-    """
-    if not whole:
-        return "\n--help-all shows those of run.py, too.\n"
-    flags = parser()
-    flags.usage, flags.description = argparse.SUPPRESS, None
-    return "\n" + flags.format_help()
+    of_sections = (parameters(model, name, completions) for name, model in sections().items())
+    return [file, *chain.from_iterable(of_sections)]
 
 
 # Sources

@@ -1,7 +1,9 @@
-"""How long one request is tried again before another version is asked, or its client is told.
+"""How long one request is tried again, and who answers when its version cannot.
 
 Rule: an outage is waited out for four minutes, counted from when the sampler was
 asked first; the time in which tokens came does not count. Any other failure is tried twice more.
+Then the nearest earlier version with other weights stands in, then the frozen base model; nobody
+does for a version that a request has asked for by name.
 """
 
 from __future__ import annotations
@@ -23,9 +25,14 @@ WAITS = Backoff(first_s=0.5, longest_s=15.0)
 RETRY_WAITS_S = (0.2, 1.0)
 """Seconds before the second and the third attempt, where the sampler failed."""
 
+STAND_IN_S = 30.0
+"""While the service is away, a stand-in that gives no token for so long is given up."""
+BASE_VERSION = 0
+"""Its adapter changes nothing, so what the base model samples is what version 0 samples."""
+
 
 class Retries:
-    """Of one request."""
+    """The attempts of one request."""
 
     def __init__(
         self,
@@ -55,18 +62,6 @@ class Retries:
         self._failures += 1
         waits_s = self._retry_waits_s
         return waits_s[self._failures - 1] if self._failures <= len(waits_s) else None
-
-
-# Who answers when the version that should answer cannot.
-#
-# Rule: first the nearest earlier version with other weights, then the frozen base model. Nobody
-# stands in for a version that a request has asked for by name.
-
-
-STAND_IN_S = 30.0
-"""While the service is away, a stand-in that gives no token for so long is given up."""
-BASE_VERSION = 0
-"""Its adapter changes nothing, so what the base model samples is what version 0 samples."""
 
 
 @dataclass(frozen=True, slots=True)
