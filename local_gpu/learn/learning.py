@@ -208,8 +208,8 @@ class LearningCore:
         if self._shards is not None and shape != self._shape:
             raise RequestError(
                 "The base is split over GPUs, where all models have one shape: rank "
-                f"{self._shape.rank} and alpha {self._shape.alpha}, not {shape.rank} and "
-                f"{shape.alpha}."
+                f"{self._shape.rank} (--rank), alpha {self._shape.alpha}, on attention and MLP "
+                "layers and not on the head (train_unembed=False)."
             )
         made = LoraOptimizer(
             self._base,
