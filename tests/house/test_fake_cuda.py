@@ -98,7 +98,7 @@ def test_a_learner_on_a_gpu_keeps_to_it_and_gives_the_same_numbers(
     base = base_of(model, GPU)
     with FakeCuda() as cuda:
         learner = core(base, tmp_path, **settings)
-        parameters = learner._optimizer.module.parameters()
+        parameters = learner._models["policy"].module.parameters()
         assert all(isinstance(p, OnGpu) and p.device == GPU for p in parameters)
         faked = a_life(learner, tmp_path / "gpu")
     for ours, theirs in zip(faked[0], plain[0], strict=True):
