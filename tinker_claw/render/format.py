@@ -412,7 +412,10 @@ def _written(messages: Sequence[Message]) -> bytes:
     """All that the messages say, one after the other: parts in a row are what the whole is."""
     # A content may be a str that knows its parts, which marshal does not write.
     plain = [
-        m if type(m["content"]) is str else {**m, "content": str(m["content"])} for m in messages
+        {**message, "content": str(said)}
+        if isinstance(said := message.get("content"), str) and type(said) is not str
+        else message
+        for message in messages
     ]
     return marshal.dumps(plain, 2)[5:]  # behind the list's length
 

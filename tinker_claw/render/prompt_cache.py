@@ -1,12 +1,14 @@
-"""A render whose texts are not encoded yet.
+"""Prompts at the cost of what is new in them: layouts, and the ids of texts and histories.
 
-Rule: the chat format's code runs unchanged over a tokenizer that hands out a placeholder for each
+Rules: the chat format's code runs unchanged over a tokenizer that hands out a placeholder for each
 text instead of its ids, and the ids are put in afterwards. The result is what the format gives with
-the real tokenizer as long as it does not look into the ids that it is given; its `try_out`
-finds out, and whatever a layout cannot tell is rendered the plain way.
+the real tokenizer as long as it does not look into the ids that it is given; `Format` tries that
+out, and whatever a layout cannot tell is rendered the plain way. A plain render costs by the id, a
+layout by the message.
 
-Running the format's code over every id of a long prompt, and encoding the prompt, is nearly all of
-what a request costs; a layout costs by the message, and the ids of a known text are at hand.
+The ids of a text are exactly those that the tokenizer gives for it. An agent sends its system
+prompt, its tools and its history again with every request: the ids of texts are remembered, and of
+a conversation those of all messages up to a place from which it may go on.
 """
 
 from __future__ import annotations
@@ -272,13 +274,6 @@ class PromptLayout:
 def _count(parts: Iterable[bytes]) -> int:
     """Ids in packed parts."""
     return sum(map(len, parts)) // 4
-
-
-# Text to ids, each text once.
-#
-# Rule: the ids of a text are exactly those that the tokenizer gives for it. An agent sends its
-# system
-# prompt, its tools and its history again with every request; only what is new is worth encoding.
 
 
 CAPACITY = 96_000_000
