@@ -155,9 +155,24 @@ def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
     return [parse_messages(request) for request in requests]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_requests_that_go_on_from_each_other_are_what_they_are_alone(family: str) -> None:
-    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+@pytest.mark.parametrize(
+    ("family", "switches"),
+    [
+        *((family, {}) for family in FAMILIES),
+        ("qwen3", {"enable_thinking": False}),
+        ("qwen3.8", {"preserve_thinking": False}),
+        ("gemma4", {"preserve_thinking": True}),
+        ("glm-5", {"clear_thinking": False}),
+        ("kimi-k2.5", {"thinking": False}),
+        ("nemotron-3", {"truncate_history_thinking": False}),
+    ],
+)
+def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
+    family: str, switches: dict[str, Any]
+) -> None:
+    tokenizer: Any = tokenizer_for(family)
+    config: Any = renderers.config_from_name(family)
+    config = config.model_copy(update=switches)
     laid = format_of(tokenizer, config)
     tools = openclaw("hello")["tools"]
     known = 0
