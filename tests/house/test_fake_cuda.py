@@ -73,7 +73,11 @@ def core(base: BaseModel, folder: Path, **settings: Any) -> LearningCore:
 def passes() -> list[LossPass]:
     learned = [rl_datum(60, 20, salt) for salt in (1, 1, 2)]
     return [
-        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss != "cross_entropy"),
+        *(
+            LossPass(loss, tuple(learned))
+            for loss in LOSSES
+            if loss not in ("cross_entropy", "gspo")
+        ),
         LossPass("cross_entropy", (entropy_datum(50, 30, 3),)),
     ]
 
