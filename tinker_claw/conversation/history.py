@@ -171,8 +171,8 @@ def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
 def next_state(new_messages: Sequence[Message], replied: Message | None = None) -> NextState | None:
     """What the messages behind a turn say about it.
 
-    The user's own words count before tool results: they have seen both. Results count when all of the
-    turn's calls have one. A prompt that nobody wrote says nothing.
+    The user's own words count before tool results: they have seen both. Results count when all
+    of the turn's calls have one. A prompt that nobody wrote says nothing.
 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.

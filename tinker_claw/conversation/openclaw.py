@@ -186,7 +186,8 @@ def is_framed(text: str) -> bool:
 
 def queued(text: str) -> list[tuple[str, str]]:
     """What a user message may be made of, where the user went on before they were answered:
-    what they said then, and what they say now. A blank line stands between them, and in either others may."""
+    what they said then, and what they say now. A blank line stands between them, and in either
+    others may."""
     framed = _framed(_unwrapped(_without_line(text)))
     if framed is None or _AGAIN in framed:
         return []
