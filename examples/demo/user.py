@@ -1,8 +1,8 @@
 """The simulated user: asks for help with homework, and says what they think of the replies.
 
-Rule: they know the grammar's rule and their own words, and nothing of versions, samples or training.
-What they ask and how they put it comes from the seed and the session's number; what they have to
-react to does not, because the model samples.
+Rule: they know the grammar's rule and their own words, and nothing of versions, samples or
+training. What they ask and how they put it comes from the seed and the session's number; what they
+have to react to does not, because the model samples.
 """
 
 from __future__ import annotations
