@@ -80,7 +80,8 @@ class LearningCore:
         self._world = world or Alone()
         self._shape = LoraShape(config.rank, config.alpha)
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes)
+        count = sum(p.numel() for p in base.module.parameters())
+        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
         body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
         self._optimizer = LoraOptimizer(
             base,
