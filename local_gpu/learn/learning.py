@@ -25,6 +25,7 @@ from local_gpu.model.files import (
     write_adapter,
     write_state,
 )
+from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.ranks.shard import Shards, wear
@@ -82,6 +83,8 @@ class LearningCore:
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         count = sum(p.numel() for p in base.module.parameters())
         self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
+        if base.device.type == "cuda":
+            fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
         self._optimizer = LoraOptimizer(
             base,

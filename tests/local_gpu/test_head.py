@@ -60,17 +60,11 @@ def test_a_cpu_keeps_to_few_rows() -> None:
 def test_a_gpu_takes_as_many_as_there_is_room_for(
     free: int | None, kept: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(device: torch.device) -> tuple[int, int]:
-        if free is None:
-            raise RuntimeError("CUDA error: not supported")
-        return free, 80 * GIB
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", told)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: kept + 5)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
     weight, rows, ids = tensors()
     right = head_logprobs(Head(weight), rows, ids)
-    with FakeCuda():
+    with FakeCuda(free):
         head = Head(on_gpu(weight))
         assert rows.to(GPU).device == GPU
         found = head_logprobs(head, on_gpu(rows), on_gpu(ids)).to(CPU)
