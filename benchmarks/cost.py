@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", type=Path, help="write everything here, too")
     arguments = parser.parse_args()
-    configure("json", io.StringIO())
+    configure(io.StringIO())
     console, started = Console(width=120), time.monotonic()
     shape = Shape(turns=arguments.turns, prompt=arguments.prompt)
     rows, serving = asyncio.run(

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
-from local_gpu.demo import MODEL_DIR
-from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
+from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import charged
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
@@ -35,6 +35,7 @@ from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, Tokens, Usage
 
@@ -71,8 +72,9 @@ class Bench:
         return JudgeSettings(prm_m=self.shape.m, prm_max_tokens=self.shape.vote)
 
     async def trainer(self) -> TinkerTrainer:
-        config = TinkerConfig(model=NAME, base_url=self.url, key="tml-benchmark", rank=8)
-        trainer = await TinkerTrainer.start(config)
+        run = Run(model_name=NAME, base_url=self.url)
+        settings = Settings(run=run, training=Training(lora_rank=8))
+        trainer = await TinkerTrainer.start(settings, key="tml-benchmark")
         await trainer.capabilities()  # probes the server; billed to nobody
         return trainer
 
@@ -122,23 +124,15 @@ async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted:
         session = ledger.turns.session("me", str(number))
         turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
         ledger.turns.add_next_state(turn_id, _next_state(number < hinted))
-    learner = Learner(
-        LearnerDeps(
-            *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg),
-            learning_rate=1e-4,
-        )
+    parts = LoopParts(
+        *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg)
     )
+    learner = Learner(parts, learning_rate=1e-4)
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = HintScorer(base, bench.renderer, method, bench.cfg)
-    judging = Judging(
-        JudgingDeps(
-            *(ledger, judge, scorer, method, policy, telemetry, health, spending),
-            on_sample=learner.wake,
-            concurrency=8,
-        )
-    )
+    scorer = HintScorer(parts, bench.renderer)
+    judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (judging, learner)]
         while policy.current.version.id == 0:  # noqa: ASYNC110 - the loop tells nobody
@@ -159,7 +153,12 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     base = Fresh(await trainer.base())
     endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, bench.judge))
     judge = Judge(endpoint, bench.judge, hint_candidates=len(HINTS))
-    scorer = HintScorer(base, bench.renderer, build("combine"), bench.cfg)
+    telemetry = Telemetry(None)
+    parts = LoopParts(
+        *(ledger, trainer, base, build("combine"), policy, telemetry, Health()),
+        *(Spending(Price(), ledger.spend, telemetry), bench.cfg),
+    )
+    scorer = HintScorer(parts, bench.renderer)
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)
@@ -187,5 +186,5 @@ def bench_on(url: str, folder: Path, shape: Shape) -> Bench:
         url=url,
         renderer=Renderer.load(str(MODEL_DIR), "qwen3"),
         folder=folder,
-        cfg=Training(batch_size=shape.turns, opd_mode="topk", opd_topk=4),
+        cfg=Training(batch_size=shape.turns, opd_topk=4),
     )

@@ -26,10 +26,15 @@ from benchmarks.bare_server import TEXT, serve_app
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, Training
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
@@ -185,7 +190,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     spending = Spending(Price(), ledger.spend, telemetry)
     trainer = Elsewhere(sampler)
     learner = Learner(
-        LearnerDeps(
+        LoopParts(
             ledger=ledger,
             trainer=trainer,
             base=sampler,
@@ -194,21 +199,25 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             telemetry=telemetry,
             health=health,
             spending=spending,
-            cfg=Training(),
-            learning_rate=1e-4,
-        )
+            training=Training(),
+        ),
+        learning_rate=1e-4,
     )
 
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
 
+    settings, compute = Gateway(), ComputeRounds()
     app = create_app(
         GatewayDeps(
-            settings=Gateway(),
+            settings=settings,
             served_name=MODEL,
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
+            index=ConversationIndex(ledger.turns, IDLE_S),
+            privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+            compute=compute,
             spending=spending,
             renderer=renderer,
             context_tokens=CONTEXT_TOKENS,
@@ -221,10 +230,10 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
                     batch_size=16,
                 )
             ),
-            metrics=telemetry.exposition,
-            observer=telemetry,
+            telemetry=telemetry,
             outages=health.backend,
-        )
+        ),
+        [Chat()],
     )
 
     learning: list[asyncio.Task[None]] = []
@@ -256,7 +265,7 @@ def main() -> None:
     arguments = parser.parse_args()
     Redactor([SECRETS]).load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
-        configure("json", nowhere)  # written, and read by nobody
+        configure(nowhere)  # written, and read by nobody
         serve_app(gateway_app(arguments.directory, arguments.vocabulary))
 
 

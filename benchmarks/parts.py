@@ -25,9 +25,10 @@ from benchmarks.ledger import Talk
 from local_gpu.sample.routing import Routes, keys_of
 from tinker_claw.cli.status import board, read_overview
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import trim
 from tinker_claw.privacy.redact import Redactor
 
 T = TypeVar("T")
@@ -79,14 +80,14 @@ def _routing(calls: int) -> Part:
 
 
 def _searching(ledger: Ledger, calls: int) -> Part:
-    discretion = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, Redactor(["secrets"]), ComputeRounds())
     talk = Conversation(SURFACES[0], "parts")
     talk.open()
-    discretion.holds(parse_chat(talk.body()))
+    sessions.holds(parse_chat(talk.body()))
     requests = (parse_chat(talk.body()) for _ in range(calls))  # new strings each time
     return timed(
         f"{len(talk.body()):,} bytes that were seen are searched for secrets",
-        discretion.holds,
+        sessions.holds,
         requests,
     )
 
@@ -100,7 +101,7 @@ def _looking_and_dropping(ledger: Ledger, turns: int) -> list[Part]:
     looking = timed(
         f"status of {turns:,} turns", lambda _: board(read_overview(folder, 16)), range(5)
     )
-    work = ledger.retention.round(None, ledger.live_bytes() // 2)
+    work = trim(ledger._db, None, ledger.live_bytes() // 2)
     dropping = timed(
         "old turns are dropped, a transaction", lambda _: next(work), itertools.count()
     )

@@ -27,9 +27,9 @@ from transformers import AutoConfig
 from benchmarks.serving_run import PHASES, Load, Published, Traffic, quantile, run
 from benchmarks.training_report import screen
 from benchmarks.training_shapes import PRESETS, save
-from local_gpu import demo
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
+from tinker_claw import shipped
 from tinker_claw.errors import ClawError
 
 
@@ -120,7 +120,7 @@ def main() -> int:
         save(PRESETS[arguments.preset].shape, arguments.folder, torch.device(where))
     if arguments.write_only:
         return 0
-    model = str(arguments.folder if arguments.preset else arguments.model or demo.MODEL_DIR)
+    model = str(arguments.folder if arguments.preset else arguments.model or shipped.MODEL_DIR)
     vocabulary = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
     load = Load(
         streams=arguments.streams,

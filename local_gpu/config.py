@@ -85,6 +85,6 @@ class LocalConfig:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
         if self.quantization == "4bit" and self.shard == "on":
             raise ConfigError(
-                "A base in 4 bits is not split over GPUs: each one holds it whole. Leave out "
-                "--base-quantization 4bit, or --shard on."
+                "A base in 4 bits is not split over GPUs: each one holds it whole. Leave out the 4 "
+                "bits (--base-quantization), or the split (shard)."
             )

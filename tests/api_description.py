@@ -1,7 +1,7 @@
 """The documented routes as OpenAPI describes them.
 
-Rule: what becomes of a field of a chat request stands in one of the tables of `wire.fields`; what a
-field of theirs may hold stands here.
+Rule: what becomes of a field of a chat request stands in one of the tables of `formats.chat`; what
+a field of theirs may hold stands here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.gateways import MODEL
+from tinker_claw.formats.base import EFFORTS
 from tinker_claw.formats.body import INT64
 from tinker_claw.formats.chat import (
-    EFFORTS,
     HONOURED,
     IGNORED,
     NEUTRAL,

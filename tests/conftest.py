@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from local_gpu.demo import MODEL_DIR
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 
 if TYPE_CHECKING:
     from backends import Backend
@@ -33,6 +33,10 @@ settings.load_profile("same")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_ENVIRONMENTS = {"vllm": "vLLM", "cookbook": "tinker-cookbook"}
+"""Option, marker and make's target -> what is installed there."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=20, help="how often the torture test kills the product"
@@ -46,21 +50,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--vllm", type=Path, help="run the tests of a real vLLM, installed there by `make vllm`"
     )
+    parser.addoption(
+        "--cookbook", type=Path, help="run tinker-cookbook, installed there by `make cookbook`"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    environment: Path | None = config.getoption("vllm")
-    if environment is not None and not (environment / "bin" / "vllm").exists():
-        raise pytest.UsageError(f"There is no vLLM in {environment}: `make vllm` installs it.")
+    for name, what in _ENVIRONMENTS.items():
+        environment: Path | None = config.getoption(name)
+        if environment is not None and not (environment / "bin" / "python").exists():
+            raise pytest.UsageError(
+                f"There is no {what} in {environment}: make {name} installs it."
+            )
     if config.option.slow is None:  # set here, so that xdist's workers are told
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         config.option.slow = "all" if named else "none"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A real vLLM is used only if it is asked for, and what is slow in its turn."""
-    if config.getoption("vllm") is None:
-        _keep(config, items, [item.get_closest_marker("vllm") is None for item in items])
+    """What has an environment of its own is used only if it is asked for, and what is slow in its
+    turn."""
+    for name in _ENVIRONMENTS:
+        if config.getoption(name) is None:
+            _keep(config, items, [item.get_closest_marker(name) is None for item in items])
     asked: str = config.getoption("slow")
     if asked == "all":
         return

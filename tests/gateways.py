@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 from openai import AsyncOpenAI
@@ -18,11 +19,14 @@ from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.conversation.index import ConversationIndex
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.base import Format
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage, nobody
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
@@ -34,6 +38,14 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
+PLACES = {
+    "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
+    "max_body_bytes": "tinker_claw.gateway.app.MAX_BODY_BYTES",
+    "body_s": "tinker_claw.gateway.app.BODY_S",
+    "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",
+    "patience_s": "tinker_claw.gateway.sampling.PATIENCE_S",
+}
+"""Constants of the gateway that a test may want smaller, by the names that `gateway` takes."""
 IM_END = "<|im_end|>"
 OFF = (("enable_thinking", False),)
 """Switches of a chat template: no thinking."""
@@ -44,9 +56,13 @@ def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...
     return tuple(renderer._encode(text + end))
 
 
-@dataclass
-class Observer:
-    seen: list[dict[str, Any]] = field(default_factory=list)
+class Observer(Telemetry):
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.seen: list[dict[str, Any]] = []
+
+    def exposition(self) -> bytes:
+        return b"turns 0\n"
 
     def turn_captured(self, **fields: Any) -> None:
         self.seen.append(fields)
@@ -70,7 +86,7 @@ class World:
     woken: list[str]
     spending: Spending
     health: Health
-    book: ConversationIndex
+    index: ConversationIndex
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -146,7 +162,9 @@ async def gateway(
     redactor: Redactor | None = None,
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
-    turnstile: ComputeLock | None = None,
+    compute: ComputeRounds | None = None,
+    formats: Sequence[Format] = (Chat(),),
+    idle_s: float = IDLE_S,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -166,55 +184,74 @@ async def gateway(
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]
 
-    app = create_app(
-        GatewayDeps(
-            settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
-            served_name=MODEL,
-            policy=policy,
-            open_version=open_version,
-            turns=ledger.turns,
-            spending=paid,
-            renderer=renderer,
-            context_tokens=context_tokens,
-            student_topk=student_topk,
-            on_next_state=lambda: woken.append("judge"),
-            health=lambda: paid.shown_in(
-                parts.snapshot(
-                    version=policy.current.version.id,
-                    waiting=ledger.samples.waiting(),
-                    batch_size=16,
-                )
-                | {"data_dir": str(directory.absolute())}
-            ),
-            metrics=lambda: b"turns 0\n",
-            observer=observer,
-            outages=parts.backend,
-            waits=Backoff(first_s=0.05, longest_s=0.2),
-            retry_waits_s=(0.02, 0.1),
-            stand_in_s=stand_in_s,
-            turnstile=turnstile or ComputeLock(),
-            users=[
-                User(
-                    name=name,
-                    key=SecretStr(key),
-                    role="admin" if name in admins else "user",
-                    group=(groups or {}).get(name),
-                )
-                for name, key in (users or {}).items()
-            ],
-            redactor=redactor or Redactor([SECRETS]),
-            stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
-        )
-    )
+    places = [patch(place, settings.pop(n)) for n, place in PLACES.items() if n in settings]
+    index = ConversationIndex(ledger.turns, idle_s)
+    lock = compute or ComputeRounds()
     key = api_key or "none"
-    async with (
-        in_background(app) as url,
-        # verify=False: loading certificates would take longer than most tests.
-        httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
-    ):
-        client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
-        yield World(
-            *(url, ledger, sampler, policy, renderer, observer, http, client, woken, paid, parts),
-            book=app.state.book,
+    with ExitStack() as small:
+        for place in places:
+            small.enter_context(place)
+        app = create_app(
+            GatewayDeps(
+                settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+                served_name=MODEL,
+                policy=policy,
+                open_version=open_version,
+                turns=ledger.turns,
+                index=index,
+                privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+                compute=lock,
+                spending=paid,
+                renderer=renderer,
+                context_tokens=context_tokens,
+                student_topk=student_topk,
+                on_next_state=lambda: woken.append("judge"),
+                health=lambda: paid.shown_in(
+                    parts.snapshot(
+                        version=policy.current.version.id,
+                        waiting=ledger.samples.waiting(),
+                        batch_size=16,
+                    )
+                    | {"data_dir": str(directory.absolute())}
+                ),
+                telemetry=observer,
+                outages=parts.backend,
+                waits=Backoff(first_s=0.05, longest_s=0.2),
+                retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
+                stand_in_s=stand_in_s,
+                users=[
+                    User(
+                        name=name,
+                        key=SecretStr(key),
+                        role="admin" if name in admins else "user",
+                        group=(groups or {}).get(name),
+                    )
+                    for name, key in (users or {}).items()
+                ],
+                stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
+            ),
+            formats,
         )
+        async with (
+            in_background(app) as url,
+            # verify=False: loading certificates would take longer than most tests.
+            httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
+        ):
+            client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
+            yield World(
+                *(
+                    url,
+                    ledger,
+                    sampler,
+                    policy,
+                    renderer,
+                    observer,
+                    http,
+                    client,
+                    woken,
+                    paid,
+                    parts,
+                ),
+                index=index,
+            )
     ledger.close()

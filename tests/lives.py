@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from tests.ports import free_port
 
@@ -92,7 +93,7 @@ BOUNDS: dict[str, Any] = {
 
 _PRELOAD = (
     *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.app.main", "tinker"),
-    *("tinker_claw.backends.tinker", "local_gpu.trainer", "local_gpu.demo.judge", "peft"),
+    *("tinker_claw.backends.tinker", "local_gpu.trainer", "examples.demo.judge", "peft"),
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
 )
@@ -178,7 +179,7 @@ def life(
     data: Path,
     *flags: str,
     port: int = 0,
-    backend: Sequence[str] = ("--backend", "local", "--threads", "1"),
+    backend: Sequence[str] = ("--backend", "local"),
     fate: Fate | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Life]:
@@ -187,7 +188,7 @@ def life(
     log = data.with_suffix(".log")
     began_at = log.stat().st_size if log.exists() else 0
     log.touch()
-    arguments = ["--model-name", "demo", *backend, "--port", str(port), "--log-format", "json"]
+    arguments = ["--model-name", "demo", *backend, "--port", str(port)]
     arguments += ["--data-dir", str(data), *flags]
     process = fork(arguments, log, fate, env)
     try:
@@ -216,7 +217,8 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
     for stream in (1, 2):
         os.dup2(handle, stream)
     os.chdir(ROOT)
-    os.environ.update(env)
+    os.environ.update({"OMP_NUM_THREADS": "1"} | env)
+    torch.set_num_threads(1)  # which has read the variable before the fork
     if fate.typed:
         os.execv(sys.executable, [sys.executable, str(ROOT / "run.py"), *arguments])
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked

@@ -25,10 +25,11 @@ from local_gpu.sample.pool import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, TokenLogprobs
 
 SHAPE = LoraShape(rank=4, alpha=8)
-FAST = PoolOptions(first_wait_s=0.05, longest_wait_s=0.2, look_s=600)
+FAST = PoolOptions(returns=Backoff(0.05, 0.2), look_s=600)
 PATIENT = Deadlines(connect_s=10, answer_s=30, first_token_s=60, between_tokens_s=60)
 """Many tests run beside these."""
 

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests.lives import events_in, fork
+from tests.lives import Fate, events_in, fork
 
 ROOT = Path(__file__).parent.parent
 START_S = 240
@@ -72,7 +72,7 @@ class Running:
         return self.process.wait(timeout=240)
 
 
-LOCAL = ("--backend", "local", "--threads", "1")
+LOCAL = ("--backend", "local")
 
 
 @contextmanager
@@ -82,22 +82,26 @@ def product(
     env: dict[str, str] | None = None,
     backend: Sequence[str] = LOCAL,
     python: str | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Iterator[Running]:
-    """Start the demo model, locally unless told otherwise; killed at the end if it still runs."""
+    """Start the demo model, locally unless told otherwise; killed at the end if it still runs.
+
+    `constants`: by `module:name`, where it is forked.
+    """
     log = data_dir.with_suffix(".log")
     arguments = ["--model-name", "demo", *backend, "--port", "0", "--data-dir", str(data_dir)]
     arguments += flags
     with log.open("ab") as stderr:
         start = stderr.tell()
         process = (
-            Forked(fork(arguments, log, env=env))
+            Forked(fork(arguments, log, Fate(constants=constants or {}), env=env))
             if python is None
             else subprocess.Popen(
                 [python, "run.py", *arguments],
                 cwd=ROOT,
                 stderr=stderr,
                 stdout=stderr,
-                env=os.environ | (env or {}),
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
             )
         )
     try:

@@ -37,13 +37,13 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
-from local_gpu.demo import MODEL_DIR
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
 from tests.truths import one, read
 from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -84,20 +84,22 @@ has 8,000.
 """
 FLAGS = (
     *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
-    *("--max-concurrent", "16", "--max-queue", "64", "--keep-gb", "0.02", "--keepalive-s", "0.5"),
-    *("--keep-days", "1", "--session-idle-s", "60"),
+    *("--max-concurrent", "16", "--keep-gb", "0.02", "--keep-days", "1"),
 )
 CAPS = {
+    "tinker_claw.gateway.app:MAX_QUEUE": 64,
+    "tinker_claw.gateway.app:IDLE_S": 60.0,
+    "tinker_claw.gateway.respond:KEEPALIVE_S": 0.5,
     "tinker_claw.conversation.index:PAGES": 400,
     "tinker_claw.conversation.index:STREAM_TOKENS": 15_000,
     "tinker_claw.conversation.index:SESSIONS": 1_000,
     "tinker_claw.conversation.index:TRACES": 40,
     "tinker_claw.gateway.privacy:TRACES": 40,
-    "tinker_claw.gateway.privacy:_CAPACITY": 160_000,
-    "tinker_claw.gateway.privacy:_REDACTED_CAPACITY": 640_000,
-    "tinker_claw.conversation.history:_MEANT._capacity": 80_000,
+    "tinker_claw.gateway.privacy:TEXTS": 280,
+    "tinker_claw.gateway.privacy:REDACTED_BYTES": 640_000,
+    "tinker_claw.conversation.history:_MEANT._Cache__maxsize": 80_000,
     "tinker_claw.render.prompt_cache:Encoder.__init__.__defaults__": (960_000,),
-    "tinker_claw.app.main:EVERY_S": 6.0,
+    "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
     "tinker_claw.app.server:HEAD_S": 3.0,

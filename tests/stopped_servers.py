@@ -19,8 +19,8 @@ import torch
 from inference_servers import InferenceServer
 from pools import tiny_base
 
-from local_gpu.demo import MODEL_DIR
 from local_gpu.model.load import open_base
+from tinker_claw.shipped import MODEL_DIR
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))

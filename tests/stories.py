@@ -17,7 +17,7 @@ SECRET = "SECRET"
 """Stands in every text that a user, a model, a tool or the judge wrote."""
 RULE = {
     "method": "combine",
-    **{"w_rl": 1.0, "w_opd": 0.5, "opd_mode": "topk", "opd_topk": 2, "opd_clip": 1.0},
+    **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2, "opd_clip": 1.0},
     **{"baseline": "batch_mean", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
     "kl_beta": 0.0,
 }
@@ -54,7 +54,9 @@ class Told:
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger(directory)
         self.ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
-        self.version = self.ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+        self.version = self.ledger.steps.newest_version() or self.ledger.steps.add_first_version(
+            state_ref="s0", sampler_ref="p0"
+        )
 
     def turn(self, key: str = "s", **changes: object) -> int:
         """Captured, and no more."""

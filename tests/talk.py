@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from local_gpu.demo import grammar
+from examples.demo.recipe import grammar
 from tests.processes import Running
 
 DUE = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"

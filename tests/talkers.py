@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from local_gpu.demo import grammar
+from examples.demo.recipe import grammar
 
 Message = dict[str, str]
 

@@ -15,7 +15,8 @@ from typing import Any
 from faults import Faulty
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer
+from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
+from tinker_claw.config.settings import Run, Settings, Training
 
 _running: dict[Path, Served] = {}
 
@@ -66,13 +67,31 @@ def served(folder: Path, **settings: Any) -> Served:
 
 
 async def start_tinker(
-    folder: Path, *, alpha: int = 8, server: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    *,
+    alpha: int = 8,
+    server: dict[str, Any] | None = None,
+    rank: int = 4,
+    context_tokens: int | None = None,
+    **limits: Any,
 ) -> TinkerTrainer:
     """A trainer over the server of this folder."""
     options = {"root": folder / "served", "alpha": alpha, **(server or {})}
     there = await asyncio.to_thread(lambda: served(folder, **options))
-    defaults: dict[str, Any] = {"model": NAME, "key": KEY, "rank": 4, "base_url": there.url}
-    return await TinkerTrainer.start(TinkerConfig(**(defaults | settings)))
+    asked = settings(base_url=there.url, rank=rank, context_tokens=context_tokens)
+    return await TinkerTrainer.start(asked, ServiceLimits(**limits), key=KEY)
+
+
+def settings(
+    model: str = NAME,
+    *,
+    base_url: str | None = None,
+    rank: int = 32,
+    context_tokens: int | None = None,
+) -> Settings:
+    """Those that the adapter reads."""
+    run = Run(model_name=model, base_url=base_url, context_tokens=context_tokens)
+    return Settings(run=run, training=Training(lora_rank=rank))
 
 
 def stop_all() -> None:

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from local_gpu.demo import MODEL_DIR
 from tests.talkers import Seen
 from tinker_claw.ledger.codec import unpack_ids
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 

@@ -36,7 +36,14 @@ class ModelFileError(ConfigError):
 
 
 class RequestError(ClawError):
-    """The request cannot be served as asked. Carries OpenAI's error fields."""
+    """The request cannot be served as asked. Each wire format says it in its own shape.
+
+    Args:
+        status: HTTP's.
+        code: a short name that programs go by (invalid_api_key, context_length_exceeded ...).
+        param: the field that it is about.
+        headers: that go with the answer.
+    """
 
     def __init__(
         self,

@@ -7,12 +7,14 @@ too, and keeps the answer from the page, but by then the reply is paid for and t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 
 from tinker_claw.errors import RequestError
 
 
+@lru_cache(maxsize=64)  # nearly all requests call the same name
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address that is bound, or called, by this name."""
     if host == "localhost":
@@ -43,7 +45,7 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
     if local and not is_loopback(_name(host)):
         raise _forbidden(
             "This server answers to names of this machine only (127.0.0.1, localhost), because it "
-            "asks for no key; start it with --api-key to call it by another name."
+            "asks for no key; give it one to call it by another name."
         )
 
 

@@ -1,120 +1,70 @@
-"""Whether the service behind the backend answers, as told by everyone who asks it.
+"""Asking again: how long to wait between attempts, and for how long at all.
 
-Rule: whoever asks says how it went, under the name of what was asked for. An outage begins with an
-`OutageError` and ends with the next answer to a request of the same kind; the log has one event
-when the service goes away and one when it is back, whoever noticed and however often.
+Rule: whoever tries something again does it by a `Backoff`, so that waits, their bounds and their
+jitter are data, and stand where somebody looks for them. `call` is for a question that is asked in
+one go; a part of the loop whose failures are spread over time counts them, and asks `after`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import defaultdict
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Literal
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
-from tinker_claw.errors import BackendError, OutageError
-from tinker_claw.telemetry import log
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_never,
+)
 
-Asking = Literal["serving", "judging", "teaching", "learning"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double."""
+    """Waits that double up to a bound."""
 
     first_s: float
     longest_s: float
+    jitter: float = 0.0
+    """The share of a wait that is left to chance, 0 to 1: those who failed together come back one
+    after another."""
+    attempts: int | None = None
+    """At most so many, the first included; None: no limit."""
+    within_s: float | None = None
+    """No further attempt once so much time has passed; None: no limit."""
 
-    def after(self, attempts: int) -> float:
+    def after(self, failures: int) -> float:
         """Seconds to wait after so many attempts in a row have failed, at least one."""
-        return min(self.first_s * 2.0 ** min(attempts - 1, 60), self.longest_s)
+        wait_s = min(self.first_s * 2.0 ** min(failures - 1, 60), self.longest_s)
+        return wait_s * (1 - self.jitter * random.random()) if self.jitter else wait_s
 
+    def ends_after(self, failures: int) -> bool:
+        """Whether there is no further attempt after so many have failed."""
+        return self.attempts is not None and failures >= self.attempts
 
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """One kind of request gets no answer."""
+    async def call(self, ask: Callable[[], Awaitable[T]], again: type[Exception]) -> T:
+        """What `ask` gives, asked again after every `again`.
 
-    since: float
-    """Seconds since 1970, of the first failure."""
-    error: str
-    """Of the last one."""
-    attempts: int
+        Raises:
+            again: the last one, when attempts or time are used up.
+        """
+        stop = stop_never
+        if self.attempts is not None:
+            stop |= stop_after_attempt(self.attempts)
+        if self.within_s is not None:
+            stop |= stop_after_delay(self.within_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(again),
+            wait=lambda state: self.after(state.attempt_number),
+            stop=stop,
+            reraise=True,
+        )
 
+        async def attempt() -> T:  # tenacity awaits what is a coroutine function, and no lambda
+            return await ask()
 
-class Outages:
-    """What is away at the moment, since when, and why."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._away: dict[Asking, Outage] = {}
-        self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
-        self._well_since = clock()
-        self.closing = False
-        """The process ends: nobody waits for the service any more."""
-
-    def give_up(self) -> None:
-        """End every wait, now and from now on."""
-        self.closing = True
-        for back in self._back.values():
-            back.set()
-
-    @property
-    def away(self) -> frozenset[Asking]:
-        return frozenset(self._away)
-
-    @property
-    def since(self) -> float:
-        """Since when it is away, or since when all is well."""
-        return min((outage.since for outage in self._away.values()), default=self._well_since)
-
-    @property
-    def error(self) -> str | None:
-        """Why the latest kind to go away is away; None: all is well."""
-        latest = max(self._away.values(), key=lambda outage: outage.since, default=None)
-        return latest.error if latest else None
-
-    def attempts(self, asking: Asking) -> int:
-        """How often in a row there was no answer; 0: there was one."""
-        outage = self._away.get(asking)
-        return outage.attempts if outage else 0
-
-    def seen(self, asking: Asking, error: OutageError) -> None:
-        """A request of this kind has failed because the service is away."""
-        if not self._away:
-            log.error("backend.away", noticed=asking, error=str(error))
-        known = self._away.get(asking) or Outage(self._clock(), "", 0)
-        self._away[asking] = replace(known, error=str(error), attempts=known.attempts + 1)
-        self._back[asking].clear()
-
-    def over(self, asking: Asking) -> None:
-        """A request of this kind was answered."""
-        since = self.since
-        if self._away.pop(asking, None) is not None and not self._away:
-            self._well_since = self._clock()
-            log.info("backend.back", noticed=asking, away_s=round(self._well_since - since, 1))
-        self._back[asking].set()
-
-    @contextmanager
-    def watching(self, asking: Asking) -> Generator[None]:
-        """See how the request inside goes. An error that is no outage is an answer, too."""
-        try:
-            yield
-        except OutageError as error:
-            self.seen(asking, error)
-            raise
-        except BackendError:
-            self.over(asking)
-            raise
-        else:
-            self.over(asking)
-
-    async def rest(self, asking: Asking, seconds: float) -> None:
-        """Wait so long, or until another request of this kind is answered, or the process ends."""
-        if self.closing:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._back[asking].wait()
+        return await retrying(attempt)

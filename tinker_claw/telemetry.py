@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -30,7 +30,6 @@ _AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
 
 
 def configure(
-    style: Literal["auto", "console", "json"],
     stream: TextIO | None = None,
     redact: Callable[[str], str] = str,
 ) -> None:
@@ -40,7 +39,7 @@ def configure(
         redact: what is printed of a text: errors of others may quote a key.
     """
     target = stream or sys.stderr
-    readable = style == "console" or (style == "auto" and target.isatty())
+    readable = target.isatty()
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=target.isatty())
         if readable
@@ -182,6 +181,12 @@ class Telemetry:
         lost: str | None = None,
         misfit: bool = False,
     ) -> None:
+        """
+        Args:
+            usd: what it cost; None where nothing was billed, or the price is not known.
+            lost: why it is the next state of no turn, although one waits for it.
+            misfit: a call breaks the schema of a strict tool.
+        """
         if lost is not None:
             self._lost.labels(lost).inc()
         self._turns.labels(kind).inc()

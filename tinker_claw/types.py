@@ -17,7 +17,13 @@ from typing import Any, Literal, TypeAlias
 from tinker_claw.errors import AlignmentError, same_length
 
 Message: TypeAlias = Mapping[str, Any]
-"""One chat message in OpenAI's shape, already validated by `wire`."""
+"""One chat message as chat templates take it, validated by the format that it came in: `role`
+(system, user, assistant, tool) and `content` as one string; an assistant's `tool_calls` and
+`reasoning_content`, a tool's `tool_call_id`, and a `name`, where there are any."""
+
+Tool: TypeAlias = Mapping[str, Any]
+"""A tool as chat templates take it: {"type": "function", "function": {"name", "parameters", ...}},
+whose function may have a description, and may be strict."""
 
 Tokens: TypeAlias = Sequence[int]
 
@@ -297,6 +303,16 @@ class Reply:
     reasoning: str | None = None
     """None: there was no thinking block. "": there was an empty one."""
     tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a reply that is still arriving."""
+
+    kind: Literal["text", "reasoning", "tool_call"]
+    text: str = ""
+    call: ToolCall | None = None
+    """Whole: a call is handed out when its closing token has arrived."""
 
 
 @dataclass(frozen=True, slots=True)

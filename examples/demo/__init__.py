@@ -1,7 +1,11 @@
 """The demo: a simulated user talks to the real product, and the replies become what he wants.
 
-Rule: the product is a child process that is reached over HTTP only. From the product's packages
-come the grammar and the skills of the tiny model's world (`local_gpu.demo`), and nothing else.
+    recipe/    how the tiny model was made: its texts, its tokenizer, its training
+    model/     what came of it, with a list of hashes
+    judge.py   the rules that judge its replies
+
+Rule: the product is a child process that is reached over HTTP only. Its user speaks, and scores, by
+the grammar and the skills of the recipe, which are the tiny model's world.
 """
 
 

@@ -16,8 +16,8 @@ from random import Random
 from typing import TypeVar
 
 from examples.demo.client import MODEL, Client, Request
-from local_gpu.demo.grammar import Problem, accepts, first_message, new_problem
-from local_gpu.demo.skills import (
+from examples.demo.recipe.grammar import Problem, accepts, first_message, new_problem
+from examples.demo.recipe.skills import (
     Shopping,
     Sum,
     list_correct,

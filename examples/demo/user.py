@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 
 from examples.demo.client import Client, Request
-from local_gpu.demo.grammar import accepts, approval, correction, first_message, new_problem
+from examples.demo.recipe.grammar import accepts, approval, correction, first_message, new_problem
 
 IN_FLIGHT = 6
 """Sessions at a time."""

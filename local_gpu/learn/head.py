@@ -2,7 +2,8 @@
 
 Rule: logits never exist for [tokens x vocabulary], neither forward nor backward: each chunk is
 computed, read and dropped, and the backward pass computes it again (0.6 MB a token in float32 at
-151,936 columns).
+151,936 columns). A head with a LoRA of its own is computed like any other: base and update
+together, chunk by chunk, and the chunks' gradients of A and B add up.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TopLogprobs(NamedTuple):
 
 
 def head_logprobs(head: nn.Module, rows: Tensor, ids: Tensor) -> Tensor:
-    """log_softmax(head(rows))[m, ids[m, k]] with gradients to `rows`.
+    """log_softmax(head(rows))[m, ids[m, k]] with gradients to `rows` and to a LoRA on the head.
 
     rows (M, hidden), ids (M, K) int64 -> (M, K) float32, nats, at temperature 1.
     """

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from cachetools import LRUCache
+
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.learn.passes import Body
@@ -101,7 +103,7 @@ class LearningCore:
         self._scorer = Scorer(body, self._optimizer.budget, self._world)
         self._present: Path | None = None
         """The published adapter that the learning module has at this moment, if any."""
-        self._modules: dict[Path, Any] = {}
+        self._modules = LRUCache[Path, Any](_SCORED_VERSIONS)
 
     @property
     def facts(self) -> Facts:
@@ -178,11 +180,9 @@ class LearningCore:
             return self._base.module
         if adapter == self._present:
             return self._optimizer.module
-        module = self._modules.pop(adapter, None) or self._load(adapter)
-        self._modules[adapter] = module  # the newest use stands last
-        while len(self._modules) > _SCORED_VERSIONS:
-            del self._modules[next(iter(self._modules))]
-        return module
+        if adapter not in self._modules:
+            self._modules[adapter] = self._load(adapter)
+        return self._modules[adapter]
 
     def _load(self, adapter: Path) -> Any:
         saved = self._first_rank(self._reading(adapter))

@@ -85,6 +85,13 @@ def records_of(
 
 
 def check_loss(name: str) -> None:
+    """Raises StepError for a loss that is not computed here."""
+    if name == "stable_reinforce":
+        raise StepError(
+            "stable_reinforce is not computed here: what Tinker's service minimises under that "
+            "name, from what it records while sampling, is not published. Take loss_fn=gspo, ppo, "
+            "cispo or importance_sampling."
+        )
     if name not in LOSSES:
         raise StepError(f"Unknown loss {name!r}; there are {', '.join(sorted(LOSSES))}.")
 
@@ -117,8 +124,9 @@ def _record(loss: str, datum: Datum) -> LossRecord:
 # The losses of Tinker that this backend computes: sums over tokens.
 #
 # Rule: pure functions of the trainer's logprobs. Normalisation is already in the advantages and
-# weights, so a result does not depend on how a batch was split. Source: TINKER.md A2 (Tinker's
-# documentation, checked there by running it).
+# weights, so a result does not depend on how a batch was split. Source: Tinker's documentation
+# (tinker-docs.thinkingmachines.ai, "Loss functions" and its page on GSPO). Its page on
+# StableReinforce says what a client sends and not what is minimised, so that one is refused.
 #
 # Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs,
 # A = advantages, rho = exp(z - q); all of shape (M,), float32, nats.
@@ -127,6 +135,10 @@ def _record(loss: str, datum: Datum) -> LossRecord:
 CLIP_LOW: Final = 0.8
 CLIP_HIGH: Final = 1.28
 """Absolute bounds on the ratio (METHOD 5.4)."""
+
+GSPO_LOW: Final = 1 - 3e-4
+GSPO_HIGH: Final = 1 + 4e-4
+"""Bounds on a sequence's ratio: those of the paper (arXiv 2507.18071, section 5.1)."""
 
 DRO_BETA: Final = 0.05
 
@@ -143,6 +155,8 @@ class LossInputs:
     """(M,) A."""
     weights: Tensor | None
     """(M, K) signed weights for cross_entropy."""
+    ratio_mask: Tensor | None = None
+    """(M,) not 0 where a token belongs to gspo's sequence ratio."""
 
     @classmethod
     def of(cls, datum: Datum) -> LossInputs:
@@ -152,7 +166,7 @@ class LossInputs:
         return cls(tensor(datum.logprobs), tensor(datum.advantages), tensor(datum.weights))
 
     def to(self, device: torch.device) -> LossInputs:
-        rows = (self.behaviour, self.advantages, self.weights)
+        rows = (self.behaviour, self.advantages, self.weights, self.ratio_mask)
         return LossInputs(*(None if row is None else row.to(device) for row in rows))
 
 
@@ -177,7 +191,7 @@ class Loss:
     def check(self, name: str, datum: Datum, config: Config) -> None:
         """Raise StepError naming a missing array or an unknown key."""
         self.check_config(name, config)
-        if missing := [a for a in self.arrays if not getattr(datum, a)]:
+        if missing := [a for a in self.arrays if not getattr(datum, a, ())]:
             raise StepError(f"loss {name}: the datum has no {missing[0]}.")
         if "weights" in self.arrays:
             widths = {len(row) for row in datum.weights}
@@ -211,6 +225,24 @@ def cispo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     return -(ratio.detach() * advantages * logprobs).sum()
 
 
+def gspo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
+    """-sum_t min(s_t A_t, clamp(s_t, low, high) A_t), s_t = s exp(z_t - stop_gradient(z_t)).
+
+    s = exp(mean of z_t - q_t over the tokens that the mask marks), without gradient: one ratio for
+    the sequence, a gradient for each token. The bounds are absolute and 1 - 3e-4, 1 + 4e-4 unless
+    set. Source: Tinker's page on GSPO; GSPO-token of arXiv 2507.18071, equations 13 and 14. The
+    bounds unless set are the paper's, because what of that page could be read gives none.
+    """
+    behaviour, advantages = _rl(inputs)
+    if inputs.ratio_mask is None:
+        raise StepError("loss gspo: the datum has no sequence_ratio_mask.")
+    marked = inputs.ratio_mask != 0
+    drift = torch.where(marked, logprobs.detach() - behaviour, 0.0).sum() / marked.sum().clamp(1)
+    ratio = (drift + logprobs - logprobs.detach()).exp()
+    clipped = ratio.clamp(*_bounds(config, GSPO_LOW, GSPO_HIGH))
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
 def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """-sum_{t,v} w_tv z_tv over (M, K) targets; weights are signed and need not sum to one."""
     if inputs.weights is None:
@@ -231,9 +263,10 @@ def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
     return inputs.behaviour, inputs.advantages
 
 
-def _bounds(config: Config) -> tuple[float, float]:
-    low = float(config.get("clip_low_threshold", CLIP_LOW))
-    high = float(config.get("clip_high_threshold", CLIP_HIGH))
+def _bounds(config: Config, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> tuple[float, float]:
+    """Those of the config, or else the given ones."""
+    low = float(config.get("clip_low_threshold", low))
+    high = float(config.get("clip_high_threshold", high))
     if not 0.0 <= low <= high:
         raise StepError(
             f"clip_low_threshold {low:g} and clip_high_threshold {high:g} are absolute ratios, "
@@ -250,6 +283,7 @@ LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
         "ppo": Loss(ppo, _RL_ARRAYS, _CLIP_KEYS),
         "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
         "cispo": Loss(cispo, _RL_ARRAYS, _CLIP_KEYS),
+        "gspo": Loss(gspo, (*_RL_ARRAYS, "sequence_ratio_mask"), _CLIP_KEYS),
         "cross_entropy": Loss(cross_entropy, ("weights",)),
         "dro": Loss(dro, _RL_ARRAYS, frozenset({"beta"}), silent_at_zero=False),
     }

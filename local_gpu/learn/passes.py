@@ -64,7 +64,7 @@ class Body:
         """A pass that changes nothing, forwards and, where others learn, backwards."""
         with torch.set_grad_enabled(learn):
             (rows,) = self.hidden(module, [torch.zeros(1, dtype=torch.int64)], [0])
-        if learn:
+        if learn and rows.requires_grad:  # not where LoRA is on the head alone
             (rows * 0).sum().backward()
 
     def _alone(self, module: Any, sequence: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class PassBudget:
             if len(indices) == 1:
                 raise StepError(
                     "One sample alone does not fit in the memory. Let --context-tokens be less, "
-                    "--checkpointing be on, or use more or larger GPUs."
+                    "or use more or larger GPUs."
                 )
             half = len(indices) // 2
             waiting += [indices[half:], indices[:half]]

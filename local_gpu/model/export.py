@@ -53,8 +53,7 @@ def export_merged(
         base = _merged(model, adapter, device, dtype)
     except RuntimeError as error:  # a gateway that runs has taken the GPU, say
         raise BackendError(
-            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu, and the "
-            "--dtype that the run has had."
+            f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu."
         ) from error
     with writing(target):
         base.module.save_pretrained(target)
@@ -72,8 +71,18 @@ def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
         path, found, _ = name.partition(".lora_A.")
         if found:
             up = saved.tensors[f"{path}.lora_B.weight"]
+            _untie(base, path)
             _add(base, path, scale * (up.float() @ down.float()))
     return base
+
+
+def _untie(base: BaseModel, path: str) -> None:
+    """Give a head that is tied to the input embedding weights of its own: LoRA is on it alone."""
+    layer = base.module.get_submodule(path)
+    if layer.weight is base.module.get_input_embeddings().weight:
+        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+        base.module.config.get_text_config().tie_word_embeddings = False
+        base.module.config.tie_word_embeddings = False
 
 
 def _add(base: BaseModel, path: str, change: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from local_gpu.config import LocalConfig
-from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config
+from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config, shape_of
 from tinker_claw.errors import BackendError
 
 _WEIGHTS = "adapter_model.safetensors"
@@ -51,12 +51,23 @@ class SavedAdapter:
         Raises:
             BackendError: it has not.
         """
-        if self.shape != shape:
+        mine, wanted = self.shape, shape
+        if (mine.rank, mine.alpha) != (wanted.rank, wanted.alpha):
             raise BackendError(
-                f"{self.name!r} belongs to another rank or alpha: it has rank {self.shape.rank} "
-                f"and alpha {self.shape.alpha}, and here they are {shape.rank} and {shape.alpha}."
+                f"{self.name!r} belongs to another rank or alpha: it has rank {mine.rank} "
+                f"and alpha {mine.alpha}, and here they are {wanted.rank} and {wanted.alpha}."
+            )
+        if mine != wanted:
+            raise BackendError(
+                f"{self.name!r} is on other layers: it has {_layers(mine)}, and here are "
+                f"{_layers(wanted)}."
             )
         return self
+
+
+def _layers(shape: LoraShape) -> str:
+    kinds = {"attention": shape.attention, "MLP": shape.mlp, "head": shape.head}
+    return ", ".join(name for name, there in kinds.items() if there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +147,12 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
     with _sentence(folder):
         tensors, metadata = _read(folder / _WEIGHTS)
         settings = json.loads((folder / _SETTINGS).read_text())
-        shape = LoraShape(rank=int(settings["r"]), alpha=int(settings["lora_alpha"]))
+        named = {n.removeprefix(_PREFIX): t for n, t in tensors.items()}
+        shape = shape_of(base, int(settings["r"]), int(settings["lora_alpha"]), named)
     if metadata.get("base", base.fingerprint) != base.fingerprint:
         raise BackendError(
             f"The adapter {folder.name!r} was trained on another base model than {base.source!r}."
         )
-    named = {n.removeprefix(_PREFIX): t for n, t in tensors.items()}
     return SavedAdapter(folder.name, named, shape)
 
 

@@ -11,7 +11,8 @@ the whole process how parameters come into modules.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from threading import Lock
@@ -32,6 +33,7 @@ Quantization = Literal["none", "4bit"]
 
 _ADAPTER: Final = "default"
 _BUILDING: Final = Lock()
+_ATTENTION: Final = ("attn", "attention")
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """In a mixture peft takes these for its experts and routers, where a linear layer has them, too."""
 
@@ -64,9 +66,17 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
+    """How large an adapter is, and which linear layers it is on."""
+
     rank: int
     alpha: int
     """The update is scaled by alpha / rank."""
+    attention: bool = True
+    """Layers whose path says attn or attention."""
+    mlp: bool = True
+    """All other linear layers but the head; in a mixture none of experts and routers."""
+    head: bool = False
+    """The output embedding. One that is tied to the input embedding leaves that as it is."""
 
 
 def clone(module: Any) -> Any:
@@ -120,33 +130,89 @@ def adapter_parameters(module: Any) -> dict[str, nn.Parameter]:
 
 
 def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
-    """LoRA on every linear layer but the output embedding, of a dense model."""
+    """PEFT's description of an adapter.
+
+    Raises:
+        ConfigError: it would be on no layer.
+    """
+    if not (targets := lora_targets(base.module, shape)):
+        raise ConfigError(f"{base.source!r} has no layer of the kinds that LoRA shall be on.")
     return LoraConfig(
         r=shape.rank,
         lora_alpha=shape.alpha,
         lora_dropout=0.0,
-        target_modules=lora_targets(base.module),
+        target_modules=targets,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base.source,
         inference_mode=True,
     )
 
 
-def lora_targets(module: Any) -> list[str]:
-    """Last names of the layers that LoRA is on.
+def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
+    """Ends of the paths of the layers that LoRA is on: last names where those say which.
 
     Not peft's "all-linear": that would be read anew, perhaps differently, by another peft, and in a
     mixture of experts it means experts and routers, too, which servers load in other formats.
     """
+    shape = shape or LoraShape(1, 1)
+    layers = _targets(module, LoraShape(1, 1, head=True))
+    wanted = _targets(module, shape)
+    last = {path.rpartition(".")[2] for path in wanted}
+    unwanted = {path.rpartition(".")[2] for path in layers.keys() - wanted.keys()}
+    if last & unwanted:  # GPT-2 has a c_proj in both attention and MLP
+        return sorted({".".join(path.split(".")[-2:]) for path in wanted})
+    return sorted(last)
+
+
+def lora_parameters(base: BaseModel, shape: LoraShape) -> int:
+    """How many an adapter has: rank (in + out) for each of its layers."""
+    sizes = (
+        (layer.nx, layer.nf)
+        if isinstance(layer, Conv1D)
+        else (layer.in_features, layer.out_features)
+        for layer in _targets(base.module, shape).values()
+    )
+    return shape.rank * sum(map(sum, sizes))
+
+
+def shape_of(base: BaseModel, rank: int, alpha: int, names: Iterable[str]) -> LoraShape:
+    """The shape of an adapter whose tensors have these names.
+
+    A kind of layer that the base does not have counts as one that the adapter is on.
+    """
+    on = {name.partition(".lora_")[0] for name in names}
+
+    def kind(**one: bool) -> set[str]:
+        none = {"attention": False, "mlp": False, "head": False}
+        return set(_targets(base.module, LoraShape(rank, alpha, **none | one)))
+
+    attention, mlp = kind(attention=True), kind(mlp=True)
+    return LoraShape(
+        rank,
+        alpha,
+        attention=not attention or bool(attention & on),
+        mlp=not mlp or bool(mlp & on),
+        head=bool(kind(head=True) & on),
+    )
+
+
+def _targets(module: Any, shape: LoraShape) -> dict[str, Any]:
+    """The layers that LoRA is on, by path."""
     head, blocks = module.get_output_embeddings(), fused_experts(module)
-    names = {
-        name.rpartition(".")[2]
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D)
-        and layer is not head
-        and not name.startswith(tuple(blocks))
+
+    def wanted(path: str, layer: nn.Module) -> bool:
+        if layer is head:
+            return shape.head
+        if path.startswith(tuple(blocks)) or (blocks and path.rpartition(".")[2] in _EXPERTS):
+            return False
+        attends = any(word in path.rpartition(".")[0] for word in _ATTENTION)
+        return shape.attention if attends else shape.mlp
+
+    return {
+        path: layer
+        for path, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and wanted(path, layer)
     }
-    return sorted(names - _EXPERTS if blocks else names)
 
 
 def fused_experts(module: nn.Module) -> list[str]:
@@ -176,7 +242,11 @@ def _injected(base: BaseModel, shape: LoraShape) -> Any:
     """A clone of the base with an adapter on the meta device: peft draws no random numbers."""
     module = clone(base.module)
     try:
-        inject_adapter_in_model(lora_config(base, shape), module, _ADAPTER, low_cpu_mem_usage=True)
+        with warnings.catch_warnings():
+            # Of a tied head. Nothing is merged here, and `export` unties what it merges.
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
+            config = lora_config(base, shape)
+            inject_adapter_in_model(config, module, _ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigError(
             f"peft puts no adapter on {base.source!r}: {error}. Use a model such as Qwen3."

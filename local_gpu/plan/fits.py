@@ -1,7 +1,8 @@
 """Whether a layout fits into the memory of its GPUs, and what follows for those who run there.
 
-Rule: arithmetic before anything is loaded. What the user has set stands; what he has left open is
-chosen so that it fits, and where nothing does, the sentences of `advice` say what would.
+Rule: arithmetic before anything is loaded. What the user has set stands; the tokens of a pass, the
+split of the base and the samplers' share of memory are chosen so that it fits, and where nothing
+does, the sentences of `advice` say what would.
 """
 
 from __future__ import annotations
@@ -55,15 +56,8 @@ class Demand:
     context_tokens: int
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
-    width: Literal[2, 4] = 2
-    """Bytes of a number in what learns."""
-    checkpointing: bool = True
-    shard: Literal["auto", "on", "off"] = "auto"
     nodes: int = 1
     """Machines that learn together, each with as many GPUs."""
-    micro_batch_tokens: int | None = None
-    """None: chosen here, and so below."""
-    sampler_memory: float | None = None
     sampler_quantization: str | None = None
     """None: bfloat16."""
     embedded_tokens: int = 0
@@ -123,7 +117,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     shard = _shards(learns.gpu, layout, demand)
     learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
     sides = [learns]
-    each = token_bytes(demand.model, checkpointing=demand.checkpointing, width=demand.width)
+    each = token_bytes(demand.model, checkpointing=True)
     if layout.shared:
         learns.verb = "learns and samples"
         tokens, memory, cached, longest = _together(learns, demand, each)
@@ -178,30 +172,30 @@ class _Side:
 
 
 def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
-    whole = base_bytes(demand.model, demand.quantization, demand.width)
-    large = whole > _SHARD_ABOVE * gpu.total
-    wanted = demand.shard == "on" or (demand.shard == "auto" and large)
-    return wanted and demand.quantization == "none" and len(layout.train) * demand.nodes > 1
+    large = base_bytes(demand.model, demand.quantization) > _SHARD_ABOVE * gpu.total
+    return large and demand.quantization == "none" and len(layout.train) * demand.nodes > 1
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
     """All of what learns but its activations."""
-    model, kept = demand.model, {2: "bfloat16", 4: "float32"}[demand.width]
+    model = demand.model
     if shard:
-        parted = sharded_bytes(model, ranks, demand.width)
-        base = MemoryPart(f"base, {kept}, over {ranks} ranks (FSDP2), and two layers whole", parted)
+        parted = sharded_bytes(model, ranks)
+        base = MemoryPart(
+            f"base, bfloat16, over {ranks} ranks (FSDP2), and two layers whole", parted
+        )
     else:
-        held = base_bytes(model, demand.quantization, demand.width)
-        base = MemoryPart(f"base, {'4 bits' if demand.quantization == '4bit' else kept}", held)
+        kept = "4 bits" if demand.quantization == "4bit" else "bfloat16"
+        base = MemoryPart(f"base, {kept}", base_bytes(model, demand.quantization))
     parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
     if demand.embedded_tokens:
         # What learns is a process of its own; the one that samples has a base and a context, too.
-        whole = base_bytes(model, demand.quantization, demand.width)
+        whole = base_bytes(model, demand.quantization)
         parts.append(MemoryPart("base of the embedded sampler, on the first GPU", whole))
         parts.append(MemoryPart("CUDA of the embedded sampler", EMBEDDED_RESERVE))
         tokens = demand.embedded_tokens * EMBEDDED_VERSIONS
         caches = f"{EMBEDDED_VERSIONS} KV caches of the embedded sampler: {tokens:,} tokens"
-        parts.append(MemoryPart(caches, tokens * model.kv_bytes * demand.width / 2))
+        parts.append(MemoryPart(caches, tokens * model.kv_bytes))
     return parts
 
 
@@ -221,10 +215,8 @@ def _cache(tokens: int, each: float) -> MemoryPart:
 def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
     """Tokens of a pass where nobody else needs the GPU, and the most that there is room for."""
     most = floor(side.room / each)
-    tokens = demand.micro_batch_tokens or _round(max(0, min(most, _MOST_TOKENS)))
-    if demand.micro_batch_tokens is not None and tokens > most:
-        side.lacks(f"--micro-batch-tokens {tokens} is more than the {max(0, most):,} that fit")
-    elif demand.micro_batch_tokens is None and tokens < demand.context_tokens:
+    tokens = _round(max(0, min(most, _MOST_TOKENS)))
+    if tokens < demand.context_tokens:
         side.lacks(_too_few("a pass", most, demand.context_tokens))
     side.parts.append(_activations(max(0, tokens), each))
     return tokens, most
@@ -234,7 +226,7 @@ def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
     """A server's share of each of its GPUs, and the tokens that it can keep."""
     gpu = side.gpu
     most = min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED)
-    memory = demand.sampler_memory or _hundredths(most)
+    memory = _hundredths(most)
     side.parts += _sampler(demand, size)
     each = demand.model.kv_bytes / size
     tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
@@ -263,22 +255,17 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
     sampler = _sampler(demand, 1)
     fixed, context = total_of(sampler), demand.context_tokens
     room = side.room - fixed - gpu.total / 100  # the share is cut to hundredths
-    if demand.sampler_memory is not None:
-        for_passes = room + fixed - demand.sampler_memory * gpu.total
-    else:
-        for_passes = max(0.0, min(max(room / 2, context * each), room - context * kept))
-    tokens = demand.micro_batch_tokens or _round(min(floor(for_passes / each), _MOST_TOKENS))
-    memory = demand.sampler_memory or _hundredths((side.room - tokens * each) / gpu.total)
+    for_passes = max(0.0, min(max(room / 2, context * each), room - context * kept))
+    tokens = _round(min(floor(for_passes / each), _MOST_TOKENS))
+    memory = _hundredths((side.room - tokens * each) / gpu.total)
     cached = max(0, floor((memory * gpu.total - fixed) / kept))
     longest = floor(room / (each + kept))
     side.parts += [_activations(tokens, each), *sampler, _cache(cached, kept)]
     if longest < context:
         side.lacks(_too_few("both a pass and the sampler's cache", longest, context))
-    elif side.room < 0:
-        side.lacks("--micro-batch-tokens and --sampler-memory are more than there is together")
     elif cached < context:
         side.lacks(_too_few("the sampler's cache", cached, context))
-    elif demand.micro_batch_tokens is None and tokens < context:
+    elif tokens < context:
         side.lacks(_too_few("a pass", tokens, context))
     return tokens, memory, cached, longest
 

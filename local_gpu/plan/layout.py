@@ -43,7 +43,8 @@ def visible(
 
     Args:
         environment: where the variable stands; None: this process's.
-        gib: their memory, where nvidia-smi is not to be believed or does not know it.
+        gib: the memory of each that may be used: the rest counts as other programs', and where
+            nvidia-smi knows of none, or of less, it is believed.
 
     Raises:
         ConfigError: nvidia-smi fails, or does not know what the variable names.
@@ -84,7 +85,7 @@ def _named(name: str, every: Sequence[tuple[Gpu, str]]) -> Gpu:
 
 
 def _ask(memory: int | None) -> list[tuple[Gpu, str]]:
-    """Every GPU of the machine with its UUID; `memory` stands for what nvidia-smi says of it."""
+    """Every GPU of the machine with its UUID; `memory`: bytes of each that may be used."""
     command = [
         "nvidia-smi",
         f"--query-gpu={','.join(_COLUMNS)}",
@@ -117,7 +118,9 @@ def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
     index, name, total, used, uuid = (part.strip() for part in line.split(","))
     if memory is None:
         return Gpu(index, name, int(total) * _MIB, int(used) * _MIB), uuid
-    return Gpu(index, name, memory, int(used) * _MIB if used.isdecimal() else 0), uuid
+    whole = max(memory, int(total) * _MIB if total.isdecimal() else 0)
+    taken = int(used) * _MIB if used.isdecimal() else 0
+    return Gpu(index, name, whole, max(taken, whole - memory)), uuid
 
 
 # Which GPU learns, which samples, which judges.

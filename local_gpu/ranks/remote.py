@@ -298,7 +298,8 @@ def _check(config: LocalConfig) -> None:
 
 def _environment(config: LocalConfig) -> dict[str, str]:
     """What the ranks see besides this process's environment."""
-    threads = config.threads or max(1, (os.cpu_count() or 1) // config.ranks)
+    share = max(1, (os.cpu_count() or 1) // config.ranks)
+    threads = config.threads or os.environ.get("OMP_NUM_THREADS") or share
     code = str(Path(__file__).parents[2])
     paths = [code, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {

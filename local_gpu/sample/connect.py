@@ -87,5 +87,5 @@ async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Known:
         raise ConfigError(f"{url} is a gateway of this project; give the address of vLLM or SGLang")
     raise ConfigError(
         f"{url} is neither a vLLM nor an SGLang server, as far as /v1/models says: check the "
-        "address, or say by --sampler-kind which of both it is."
+        "address."
     )

@@ -95,7 +95,7 @@ class HttpClient:
         if "@" in url:
             raise ConfigError(
                 "The address of a server must not hold a name or a password: addresses are shown. "
-                "A key that it wants goes into --sampler-api-key."
+                "A key that it wants goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY."
             )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.deadlines = deadlines

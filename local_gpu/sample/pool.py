@@ -32,6 +32,7 @@ from local_gpu.sample.routing import HotPrefixes, Prefix, Routes, keys_of
 from local_gpu.sample.server import InferenceServer, ServerInfo
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
+from tinker_claw.retry import Backoff
 from tinker_claw.types import SamplingParams, Tokens
 
 _log = logging.getLogger(__name__)
@@ -60,9 +61,8 @@ class PoolOptions:
     for others."""
     ready_s: float = 120.0
     """At most so long until a server has loaded a version and answered with it, all told."""
-    first_wait_s: float = 1.0
-    """Until a server that failed is asked again; doubles each time."""
-    longest_wait_s: float = 30.0
+    returns: Backoff = Backoff(first_s=1.0, longest_s=30.0)  # noqa: RUF009 - frozen
+    """Until a server that failed is asked again."""
     student_topk: int = 0
     """Candidates per token that requests will ask for: the most that a server must give."""
     look_s: float = 30.0
@@ -108,13 +108,10 @@ class Away:
 
     since: float
     error: str
-    wait_s: float
-    """Until it is asked again."""
-    asked_at: float
-
-    @property
-    def next_at(self) -> float:
-        return self.asked_at + self.wait_s
+    failures: int
+    """In a row."""
+    next_at: float
+    """When it is asked again."""
 
 
 class Member:
@@ -163,13 +160,13 @@ class Member:
         if self.away is None:
             self._options.say(f"The server {self.url} leaves the rotation: {error}")
             now = time.monotonic()
-            self.away = Away(now, error, self._options.first_wait_s, now)
+            self.away = Away(now, error, 1, now + self._options.returns.after(1))
             self.changed()
 
     def failed_again(self, error: str) -> None:
         if away := self.away:
-            away.error, away.asked_at = error, time.monotonic()
-            away.wait_s = min(2 * away.wait_s, self._options.longest_wait_s)
+            away.error, away.failures = error, away.failures + 1
+            away.next_at = time.monotonic() + self._options.returns.after(away.failures)
 
     def come_back(self) -> None:
         if self.away:
@@ -552,7 +549,7 @@ class Pool:
             await self._bring_back(member)
         except (BackendError, RequestError) as error:
             member.failed_again(str(error))
-            return member.away.wait_s
+            return max(0.0, member.away.next_at - time.monotonic())
         return 0.0  # what went out of use meanwhile is still there
 
     async def _feel(self, member: Member) -> float:

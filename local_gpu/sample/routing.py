@@ -10,10 +10,12 @@ known here is a guess about somebody else's cache, and a wrong guess costs time 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from cachetools import FIFOCache
 
 from tinker_claw.types import Tokens
 
@@ -54,7 +56,8 @@ class Routes:
 
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
         self._most_keys = most_keys
-        self._known: dict[str | None, OrderedDict[int, frozenset[int]]] = {}
+        self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
+        """By key; the one that was noted longest ago goes first."""
         self._given = Counter[int]()
         """Tokens of prompts that each server has got: between equals, caches fill evenly."""
 
@@ -78,14 +81,9 @@ class Routes:
     def note(self, name: str | None, keys: Sequence[int], tokens: int, server: int) -> None:
         """The server computes that prompt: noted at once, so that what shares it follows."""
         self._given[server] += tokens
-        known = self._known.setdefault(name, OrderedDict())
+        known = self._known.setdefault(name, FIFOCache(self._most_keys))
         for key in keys:
-            servers = known.get(key, frozenset())
-            if server not in servers:
-                known[key] = servers | {server}
-            known.move_to_end(key)
-        while len(known) > self._most_keys:
-            known.popitem(last=False)
+            known[key] = known.get(key, frozenset()) | {server}
 
     def held(self, server: int, prefixes: Mapping[Prefix, Sequence[int]]) -> list[Prefix]:
         """As much of each prefix as the server has computed, under whatever name: a conversation
@@ -107,7 +105,7 @@ class Routes:
     def forget_server(self, server: int) -> None:
         """It may have started anew."""
         for known in self._known.values():
-            for key, servers in known.items():
+            for key, servers in list(known.items()):
                 if server in servers:
                     known[key] = servers - {server}
 
@@ -146,8 +144,7 @@ class HotPrefixes:
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
-        self._recent = recent
-        self._seen: OrderedDict[tuple[int, int], _Seen] = OrderedDict()
+        self._seen = FIFOCache[tuple[int, int], _Seen](recent)
 
     def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None = None) -> None:
         """The same prompt once more (a request tried again) counts once.
@@ -159,9 +156,6 @@ class HotPrefixes:
             return
         tail = hash(tuple(prompt[len(keys) * BLOCK :]))
         self._seen[keys[-1], tail] = _Seen(prompt, salt, keys)
-        self._seen.move_to_end((keys[-1], tail))
-        if len(self._seen) > self._recent:
-            self._seen.popitem(last=False)
 
     def hottest(self, most: int) -> list[Prefix]:
         """At most so many prefixes, each shared by two recent prompts or more, the best first.

@@ -8,10 +8,13 @@ version shows there, and an adapter's change shows best on what people really as
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
 from local_gpu.sample.exam import PLACES, Exam, ExamResult, table, tempered
@@ -162,6 +165,13 @@ class PoolServing:
         """Raises OutageError where no server answers, besides what `Serving` says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
+        if await asyncio.to_thread(_on_the_head, folder):
+            # Read in vLLM's sources: with a tied head it loads the rest and says nothing.
+            raise BackendError(
+                f"The adapter {ref!r} is on the head, too, which inference servers apply for some "
+                "models and pass over for others. Create the model with train_unembed=False, or "
+                "sample without inference servers."
+            )
         before, hot = self._pool.newest(but=ref), self._pool.hot.hottest(1)
         texts = [prefix.tokens for prefix in hot]
         adapter = self._pool.use(
@@ -222,3 +232,13 @@ def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
         raise ConfigError(f"All servers must serve one model under one name; {said}.")
     shortest = min(info.context_tokens for info in infos.values())
     return models.pop(), min(shortest, facts.context_tokens)
+
+
+def _on_the_head(folder: Path) -> bool:
+    """Whether an adapter is on a layer outside all numbered ones: the output embedding."""
+    with (
+        suppress(OSError, SafetensorError),  # the servers say what is wrong with it
+        safe_open(folder / "adapter_model.safetensors", framework="np") as file,
+    ):
+        return not all(re.search(r"\.\d+\.", name) for name in file.keys())  # noqa: SIM118
+    return False

@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m local_gpu.tinker",
         description="Serve Tinker's HTTP API from your own GPU (or CPU). Any Tinker script then "
         "runs here: set TINKER_BASE_URL to the address that is printed, and TINKER_API_KEY to the "
-        "key. Training clients must ask for train_unembed=False.",
+        "key.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = top.add_argument

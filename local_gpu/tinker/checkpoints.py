@@ -52,9 +52,9 @@ async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
         "optimizer_config": {"type": "adamw"},
         "is_lora": True,
         "lora_rank": record.rank,
-        "train_unembed": False,
-        "train_mlp": True,
-        "train_attn": True,
+        "train_unembed": record.train_unembed,
+        "train_mlp": record.train_mlp,
+        "train_attn": record.train_attn,
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from local_gpu import demo
+from tinker_claw import shipped
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
@@ -110,8 +110,8 @@ def source_of(model: str) -> str:
         ConfigError: there is no such folder, or the shipped model is damaged.
     """
     if model == DEMO:
-        demo.verify()
-        return str(demo.MODEL_DIR)
+        shipped.verify()
+        return str(shipped.MODEL_DIR)
     if model.startswith(("/", "./", "../", "~")):
         folder = Path(model).expanduser()
         if not folder.is_dir():

@@ -16,6 +16,8 @@ from http import HTTPStatus
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from cachetools import FIFOCache
+
 from tinker_claw.errors import AlignmentError, ClawError, RequestError, StepError
 
 Answer: TypeAlias = bytes | Mapping[str, Any]
@@ -217,7 +219,7 @@ class Lane:
         self._busy = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._requests: dict[int, str] = {}
+        self._requests = FIFOCache[int, str](_REMEMBERED)
 
     def known(self, seq_id: int) -> str | None:
         """The request id that a re-sent request gets again."""
@@ -225,8 +227,6 @@ class Lane:
 
     def remember(self, seq_id: int, request_id: str) -> str:
         self._requests[seq_id] = request_id
-        if len(self._requests) > _REMEMBERED:
-            del self._requests[min(self._requests)]
         return request_id
 
     def unnumbered(self) -> int:

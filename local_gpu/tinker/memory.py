@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES = 16
@@ -31,23 +31,22 @@ class Adapters:
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
         """Bytes, by model."""
-        one = fresh_adapter(base, LoraShape(1, 1), seed=0).values()
-        # The copy that computes has its gradient, too.
-        width = _MASTER_BYTES + 2 * base.module.dtype.itemsize
-        self._rank_bytes = width * sum(tensor.numel() for tensor in one)
+        self._base = base
 
     @contextmanager
-    def room(self, model_id: str, rank: int) -> Generator[None]:
-        """Note a model of this rank, which is made meanwhile, in place of what it was before.
+    def room(self, model_id: str, shape: LoraShape) -> Generator[None]:
+        """Note a model of this shape, which is made meanwhile, in place of what it was before.
 
         Raises:
             RequestError: there is no room for it.
         """
-        needs = rank * self._rank_bytes
+        # The copy that computes has its gradient, too.
+        width = _MASTER_BYTES + 2 * self._base.module.dtype.itemsize
+        needs = width * lora_parameters(self._base, shape)
         others = sum(size for other, size in self.taken.items() if other != model_id)
         if others + needs > self._limit:
             raise RequestError(
-                f"A model of rank {rank} takes {needs / _MIB:.1f} MiB, and of the "
+                f"A model of rank {shape.rank} takes {needs / _MIB:.1f} MiB, and of the "
                 f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
                 f"taken by {len(self.taken.keys() - {model_id})}: close a session that is not "
                 "used, or take a lower rank."

@@ -185,19 +185,17 @@ def _check_lora(lora: requests.Lora, max_rank: int) -> None:
             "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha.",
             status=_UNPROCESSABLE,
         )
-    rules = (
-        (not lora.train_unembed, "train_unembed=True", "set train_unembed=False"),
-        (lora.train_mlp, "train_mlp=False", "leave train_mlp=True"),
-        (lora.train_attn, "train_attn=False", "leave train_attn=True"),
-        (1 <= lora.rank <= max_rank, f"rank {lora.rank}", f"take one in 1..{max_rank}"),
-    )
-    for kept, asked, remedy in rules:
-        if not kept:
-            raise RequestError(
-                f"{asked} is not trained here, where LoRA is on attention and MLP layers: "
-                f"{remedy} in create_lora_training_client.",
-                status=_UNPROCESSABLE,
-            )
+    if not 1 <= lora.rank <= max_rank:
+        raise RequestError(
+            f"rank {lora.rank} is not trained here: take one in 1..{max_rank} in "
+            "create_lora_training_client.",
+            status=_UNPROCESSABLE,
+        )
+    if not (lora.train_mlp or lora.train_attn or lora.train_unembed):
+        raise RequestError(
+            "train_mlp, train_attn and train_unembed are all False, so nothing would be trained.",
+            status=_UNPROCESSABLE,
+        )
 
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:

@@ -123,7 +123,7 @@ class Service:
         )
         ids = request_id, [uuid4().hex for _ in range(ask.num_samples)]
         if ask.seq_id is not None:
-            sampler.remember(ask.seq_id, ids)
+            sampler.requests[ask.seq_id] = ids
         return ids
 
     async def end_session(self, session_id: str, why: str) -> None:

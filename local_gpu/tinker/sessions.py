@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from uuid import uuid4
 
+from cachetools import FIFOCache
+
 from local_gpu.tinker.training import TrainingRun
 from tinker_claw.errors import RequestError
 
@@ -26,15 +28,10 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     """None samples from the base."""
-    requests: dict[int, tuple[str, list[str]]] = field(
-        default_factory=dict[int, tuple[str, list[str]]]
+    requests: FIFOCache[int, tuple[str, list[str]]] = field(
+        default_factory=lambda: FIFOCache(_REMEMBERED)
     )
     """seq_id: the request id and sequence ids that a re-sent request gets again."""
-
-    def remember(self, seq_id: int, ids: tuple[str, list[str]]) -> None:
-        self.requests[seq_id] = ids
-        while len(self.requests) > _REMEMBERED:
-            del self.requests[next(iter(self.requests))]
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Sessions:
         self._silence_s = silence_s
         self._most = most
         self._open: dict[str, Session] = {}
-        self._ended: dict[str, str] = {}
+        self._ended = FIFOCache[str, str](_REMEMBERED)
 
     def create(self) -> Session:
         """Raises RequestError: there are too many."""
@@ -116,8 +113,6 @@ class Sessions:
         session = self._open.pop(session_id, None)
         if session is not None:
             self._ended[session_id] = why
-            while len(self._ended) > _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
         return session
 
     def silent(self) -> list[str]:

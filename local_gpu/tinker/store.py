@@ -91,6 +91,9 @@ class Record:
     """Of the run that wrote it."""
     public: bool = False
     """Only a mark: whoever may ask this server may have everything that is in it."""
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = False
 
     def __post_init__(self) -> None:
         if self.expires_at is not None:

@@ -72,13 +72,19 @@ class TrainingRun:
         return self._shape.rank if self._shape else None
 
     async def create(self, lora: Lora) -> Answer:
-        shape = LoraShape(lora.rank, self._shop.config.alpha)
+        shape = LoraShape(
+            lora.rank,
+            self._shop.config.alpha,
+            attention=lora.train_attn,
+            mlp=lora.train_mlp,
+            head=lora.train_unembed,
+        )
         seed = randbits(63) if lora.seed is None else lora.seed
 
         def build() -> LoraOptimizer:
             return self._build(shape, fresh_adapter(self._shop.base, shape, seed))
 
-        with self._shop.adapters.room(self.id, lora.rank):
+        with self._shop.adapters.room(self.id, shape):
             self._optimizer, self._shape = await self._shop.torch.run(build), shape
         return {"type": "create_model", "model_id": self.id}
 
@@ -88,7 +94,7 @@ class TrainingRun:
 
         def build() -> tuple[LoraOptimizer, LoraShape]:
             saved = read_adapter(self._folder(place), self._shop.base)
-            with self._shop.adapters.room(self.id, saved.shape.rank):
+            with self._shop.adapters.room(self.id, saved.shape):
                 try:
                     optimizer = self._build(saved.shape, saved.tensors)
                 except ConfigError as error:
@@ -156,7 +162,13 @@ class TrainingRun:
         optimizer, shape = self._ready(), self._shape
         assert shape is not None
         record = Record.now(
-            self._shop.config.offered, shape.rank, run_metadata=self.metadata, **facts
+            self._shop.config.offered,
+            shape.rank,
+            run_metadata=self.metadata,
+            train_attn=shape.attention,
+            train_mlp=shape.mlp,
+            train_unembed=shape.head,
+            **facts,
         )
 
         def write() -> None:

@@ -124,7 +124,11 @@ def _record(name: str, datum: pb.Datum) -> LossRecord:
     for key in LOSSES[name].arrays:
         _check_array(key, given[key], ids.shape)
     signal = given["weights" if name == "cross_entropy" else "advantages"].reshape(len(ids), -1)
-    rows = np.flatnonzero(signal.any(axis=1)) if LOSSES[name].silent_at_zero else np.arange(1)
+    mask = given.get("sequence_ratio_mask")
+    if mask is not None and signal.any() and not mask.any():
+        raise StepError("sequence_ratio_mask marks no token, so the sequence has no ratio.")
+    speaks = signal.any(axis=1) if mask is None else signal.any(axis=1) | (mask != 0)
+    rows = np.flatnonzero(speaks) if LOSSES[name].silent_at_zero else np.arange(1)
     first = int(rows[0]) if len(rows) else len(ids)
     return LossRecord(
         inputs=torch.from_numpy(inputs),
@@ -134,6 +138,7 @@ def _record(name: str, datum: pb.Datum) -> LossRecord:
             behaviour=_tail(given.get("logprobs"), first),
             advantages=_tail(given.get("advantages"), first),
             weights=_tail(signal if name == "cross_entropy" else None, first),
+            ratio_mask=_tail(mask, first),
         ),
     )
 

@@ -55,7 +55,7 @@ class FlexKernel:
             except FailOnRecompileLimitHit as error:
                 raise BackendError(
                     f"FlexAttention has been compiled {_VARIANTS} times for this model's shapes: "
-                    "start again with --attention merged."
+                    "start again, and the count begins anew."
                 ) from error
 
         return over_tree

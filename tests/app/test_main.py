@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from local_gpu.demo import MODEL_DIR
 from tests.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
 from tinker_claw.app.wiring import MOST_OPEN, Versions
-from tinker_claw.backends.model_files import Source, source
+from tinker_claw.backends.model_files import MODEL_DIR, Source, source
 from tinker_claw.backends.open import learning_rate
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError, DisagreementError

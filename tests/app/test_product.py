@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from local_gpu.demo import MODEL_DIR
 from tests.lives import until
 from tests.processes import ROOT, Running, product
 from tests.talk import HELLO, ask, converse, learn, rows
+from tinker_claw.shipped import MODEL_DIR
 
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -171,7 +171,7 @@ def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
             ("--model-name", "/nowhere/model", "--backend", "local", "--port", "0"),
             "--model-name /nowhere/model: there is no such folder",
         ),
-        (("--host", "0.0.0.0"), "set --api-key"),
+        (("--host", "0.0.0.0"), "set TINKER_CLAW_GATEWAY__API_KEY"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_sentence(
@@ -186,7 +186,7 @@ def test_what_cannot_start_says_why_in_one_sentence(
 
 def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with product(data, "--keepalive-s", "0.2") as running:
+    with product(data, constants={"tinker_claw.gateway.respond:KEEPALIVE_S": 0.2}) as running:
         ask(running, "a", [HELLO])
         slow = {"role": "user", "content": "a long letter " * 12_000}
         body = {"model": "demo", "messages": [slow], "stream": True}

@@ -21,10 +21,10 @@ from callers import Callers
 from inference_servers import InferenceServer, inference_servers
 from stopped_servers import stoppable
 
-from local_gpu.demo import MODEL_DIR
 from local_gpu.model.load import open_base
 from tests.processes import Running, product
 from tests.talk import HELLO, ask, learn, rows
+from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--batch-size", "4")
@@ -108,8 +108,11 @@ def test_a_gateway_whose_servers_are_away_waits_for_them(tmp_path: Path) -> None
 def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_path: Path) -> None:
     with stoppable("demo") as stands_still, demo_servers(1) as (other,):
         urls = f"{stands_still.url},{other.url}"
-        flags = (*FLAGS, "--sampler-urls", urls, "--keepalive-s", "0.5")
-        with product(tmp_path / "data", *flags) as running:
+        flags, quick = (
+            (*FLAGS, "--sampler-urls", urls),
+            {"tinker_claw.gateway.respond:KEEPALIVE_S": 0.5},
+        )
+        with product(tmp_path / "data", *flags, constants=quick) as running:
             with Callers(running, 4) as callers:
                 stands_still.stop()
                 before = len(callers.answers)

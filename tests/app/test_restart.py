@@ -89,7 +89,6 @@ def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_p
     [
         (("--method", "binary"), "holds a run with method 'combine', not 'binary'"),
         (("--lora-rank", "8"), "holds a run with lora_rank '4', not '8'"),
-        (("--no-resume",), "holds a run already; choose another --data-dir"),
     ],
 )
 def test_another_run_on_the_same_directory_is_refused(
@@ -114,7 +113,7 @@ def test_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS, fate=Fate("saving")) as first:
         assert first.ends() == -9
-    with life(data, *FLAGS, "--method", "binary", "--lora-rank", "8", "--no-resume") as other:
+    with life(data, *FLAGS, "--method", "binary", "--lora-rank", "8") as other:
         assert other.serves()
 
 

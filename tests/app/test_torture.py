@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 BATCH = 2
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
-LOCAL = ("--backend", "local", "--threads", "1")
+LOCAL = ("--backend", "local")
 SERVICE = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
 NEVER = 1000
 

@@ -23,13 +23,13 @@ from backends import CONTEXT
 from faults import Fault
 from tinker import TinkerError
 from tinker_dialects import Flattened, OtherPaths
-from tinkers import KEY, NAME, served, start_tinker
+from tinkers import KEY, NAME, served, settings, start_tinker
 
 from tests.ports import deaf_port
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose
-from tinker_claw.backends.tinker.sdk import check_sdk
-from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer, offered
+from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
+from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import BackendError, ConfigError, OutageError, SamplerError
 from tinker_claw.methods import build
@@ -44,13 +44,9 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def config(**settings: Any) -> TinkerConfig:
-    return TinkerConfig(**({"model": NAME, "key": KEY, "start_timeout_s": 20.0} | settings))
-
-
-async def refusal(**settings: Any) -> str:
+async def refusal(key: str | None = KEY, **asked: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        await TinkerTrainer.start(config(**settings))
+        await TinkerTrainer.start(settings(**asked), ServiceLimits(start_timeout_s=20.0), key=key)
     return str(caught.value)
 
 
@@ -78,7 +74,7 @@ async def test_wrong_key_is_named(tmp_path: Path) -> None:
     said = await refusal(base_url=there.url)
     assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
     assert KEY not in said
-    trainer = await TinkerTrainer.start(config(base_url=there.url, key="tml-right"))
+    trainer = await TinkerTrainer.start(settings(base_url=there.url), key="tml-right")
     await trainer.aclose()
 
 
@@ -228,7 +224,7 @@ async def test_context_is_what_the_service_says_unless_less_is_asked_for(tmp_pat
     trainer = await start_tinker(tmp_path)
     assert (await trainer.capabilities()).context_tokens == CONTEXT
     await trainer.aclose()
-    _, found = await offered(config(base_url=served(tmp_path).url))
+    _, found = await offered(settings(base_url=served(tmp_path).url), key=KEY)
     assert found.context_tokens == CONTEXT
     smaller = await start_tinker(tmp_path, context_tokens=100)
     assert (await smaller.capabilities()).context_tokens == 100
@@ -248,9 +244,9 @@ async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> Non
     assert not lacks.student_topk
     assert not lacks.target_logprobs
     assert lacks.losses == full.losses
-    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-mode token"):
+    with pytest.raises(ConfigError, match=r"top-k logprobs while sampling.*--opd-topk 0"):
         require(build("combine"), Training(), lacks)
-    require(build("combine"), Training(opd_mode="token"), lacks)
+    require(build("combine"), Training(opd_topk=0), lacks)
 
     served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Forward"))
     poor = await start_tinker(tmp_path)
@@ -264,9 +260,9 @@ async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path:
     has = await trainer.capabilities()
     assert has.losses == {"ppo", "importance_sampling", "cispo", "cross_entropy"}
     assert not has.two_d_targets
-    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-mode token works"):
+    with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-topk 0 works"):
         require(build("combine"), Training(), has)
-    require(build("combine"), Training(opd_mode="token"), has)
+    require(build("combine"), Training(opd_topk=0), has)
     await trainer.aclose()
 
 
@@ -340,12 +336,12 @@ async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Pa
 
 async def test_outage_during_the_probe_is_no_missing_ability(tmp_path: Path) -> None:
     trainer = await start_tinker(tmp_path)
-    patient = trainer._config
-    trainer._config = replace(patient, sample_timeout_s=1.0)
+    patient = trainer._limits
+    trainer._limits = replace(patient, sample_timeout_s=1.0)
     served(tmp_path).faulty.spoil(Fault("retrieve_future", "again", of="Forward"))
     with pytest.raises(OutageError, match="probe"):
         await trainer.capabilities()
     served(tmp_path).faulty.behave()
-    trainer._config = patient
+    trainer._limits = patient
     assert "ppo" in (await trainer.capabilities()).losses
     await trainer.aclose()

@@ -46,7 +46,7 @@ class Run:
 
     def limit(self, **settings: float) -> None:
         """Of what begins from now on. Not before: a busy machine takes its time to begin."""
-        self.trainer._config = replace(self.trainer._config, **settings)
+        self.trainer._limits = replace(self.trainer._limits, **settings)
 
     def spoil(self, *faults: Fault) -> None:
         self.there.faulty.spoil(*faults)

@@ -25,7 +25,7 @@ from tests.talk import HELLO, ask, learn, rows
 
 pytestmark = pytest.mark.slow
 ENV = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
-FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16", "--sample-timeout-s", "20")
+FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "16")
 PRICES = """
 as_of = 2026-11-01
 [models.demo]
@@ -60,9 +60,9 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
         assert spent.keys() >= {"serve", "teacher", "train"}
         assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)
 
-        quick = ("--keepalive-s", "0.5")
+        quick = {"tinker_claw.gateway.respond:KEEPALIVE_S": 0.5}
         with (
-            product(data, *priced, *quick, env=ENV, backend=remote(box)) as running,
+            product(data, *priced, constants=quick, env=ENV, backend=remote(box)) as running,
             ThreadPoolExecutor(1) as pool,
         ):
             assert running.health()["policy_version"] == 1

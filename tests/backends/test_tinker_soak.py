@@ -25,7 +25,8 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import NewTurn
@@ -103,15 +104,15 @@ async def soak(
     ledger = Ledger(folder / "data")
     policy = PolicyHolder(await restore(ledger, trainer))
     enqueue(ledger, turns)
-    cfg = Training(batch_size=BATCH, opd_topk=K, max_steps=steps, max_staleness=STEPS)
+    cfg = Training(batch_size=BATCH, opd_topk=K, max_staleness=STEPS)
     telemetry = Telemetry(None)
     learner = Learner(
-        LearnerDeps(
+        LoopParts(
             *(ledger, trainer, await trainer.base(), build("combine"), policy, telemetry),
             *(Health(), Spending(Price(), ledger.spend, telemetry), cfg),
-            learning_rate=1e-4,
-            waits=Backoff(first_s=0.02, longest_s=0.2),
-        )
+        ),
+        learning_rate=1e-4,
+        waits=Backoff(first_s=0.02, longest_s=0.2),
     )
     learning = asyncio.create_task(learner.run())
     if trouble is not None:

@@ -20,8 +20,9 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
@@ -87,22 +88,14 @@ async def life(
     async with gateway(path, renderer, serving, spending=spending) as world:
         telemetry, health, says = Telemetry(None), Health(), Says(billed=VERDICT)
         method, base = build("binary"), FakeSampler()
-        shared = (world.policy, telemetry, health, world.spending)
-        cfg = SETTINGS.training
-        learner = Learner(
-            LearnerDeps(world.ledger, trainer, base, method, *shared, cfg, learning_rate=1e-3)
+        parts = LoopParts(
+            *(world.ledger, trainer, base, method, world.policy, telemetry, health),
+            *(world.spending, SETTINGS.training),
         )
-        judged = Judging(
-            JudgingDeps(
-                world.ledger,
-                Judge(says, JudgeSettings(), hint_candidates=0),
-                HintScorer(base, renderer, method, cfg),
-                method,
-                *shared,
-                on_sample=learner.wake,
-                concurrency=4,
-            )
-        )
+        learner = Learner(parts, learning_rate=1e-3)
+        judge = Judge(says, JudgeSettings(), hint_candidates=0)
+        scorer = HintScorer(parts, renderer)
+        judged = Judging(parts, judge, scorer, learner.wake, concurrency=4)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judged, learner)]
             watch = group.create_task(_wake(world, judged))

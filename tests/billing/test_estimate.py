@@ -276,7 +276,7 @@ def test_method_and_judge_change_the_estimate() -> None:
     assert forecast(load([]), Price(), None).step_usd is None
     assert step("--method", "binary").trained == 16 * 11_299
     assert step("--method", "opd").trained == 16 * 11_299
-    assert step("--opd-mode", "token").trained == 16 * 11_299
+    assert step("--opd-topk", "0").trained == 16 * 11_299
     assert step("--judge-url", "http://127.0.0.1:9/v1").cached == 0
     # opd learns from hinted turns only, so more turns are judged for a batch.
     assert step("--method", "opd").cached > 3 * step("--method", "binary").cached
@@ -286,7 +286,7 @@ def test_method_and_judge_change_the_estimate() -> None:
 @pytest.fixture
 def events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     stream = io.StringIO()
-    configure("json", stream)
+    configure(stream)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     structlog.reset_defaults()
 

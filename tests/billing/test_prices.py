@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from datetime import date
 from pathlib import Path
 
 import pytest
 
-from tinker_claw.billing import prices
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.prices import Price, load
 from tinker_claw.config.load import load as load_settings
@@ -56,13 +54,6 @@ def test_unknown_price_is_no_dollars_and_unused_ones_do_not_matter() -> None:
     assert price.usd(Usage(prefill=1, trained=1)) is None
     assert price.usd(Usage()) == 0.0
     assert price.missing == ("cached", "train")
-
-
-def test_wheel_takes_the_shipped_table_along() -> None:
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    (source, target), *_ = build["targets"]["wheel"]["force-include"].items()
-    assert load().path == ROOT / source
-    assert ROOT / target in prices._SHIPPED
 
 
 def test_model_is_found_by_its_exact_id_only() -> None:

@@ -1,8 +1,7 @@
-"""The spend table: sums, means, and a ledger of the version before it."""
+"""The spend table: sums and means."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from tests.ledger.test_ledger import new_turn
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import NextState, Usage
-
-SCHEMA_1 = Path(__file__).parents[1] / "schema_1.sql"
-"""As it was committed before there was a spend table."""
 
 
 @pytest.fixture
@@ -71,56 +67,3 @@ def test_means_are_of_what_was_counted_and_none_where_nothing_was(ledger: Ledger
     assert means.judge == Usage(prefill=15)
     assert (means.teacher, means.stale) == (None, None)
     assert (means.admitted, means.hinted) == (0.5, 0.0)
-
-
-def shape(path: Path) -> dict[str, list[tuple[object, ...]]]:
-    """Columns, keys and indexes of every table, however they came about."""
-    connection = sqlite3.connect(path)
-    try:
-        names = connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-        ).fetchall()
-        found: dict[str, list[tuple[object, ...]]] = {}
-        for (name,) in names:
-            for pragma in ("table_info", "foreign_key_list", "index_list"):
-                rows = connection.execute(f"PRAGMA {pragma}({name})").fetchall()
-                found[f"{pragma} {name}"] = sorted(rows, key=str)
-        found["version"] = connection.execute("PRAGMA user_version").fetchall()
-        return found
-    finally:
-        connection.close()
-
-
-def test_ledger_of_schema_1_becomes_one_of_today_and_keeps_its_rows(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    connection = sqlite3.connect(old / "ledger.sqlite3")
-    connection.executescript(
-        SCHEMA_1.read_text()
-        + "INSERT INTO versions VALUES (0, NULL, 0, 's0', 'p0', 1.0);"
-        + "INSERT INTO steps VALUES (7, 'void', 0, NULL, 2.0, 3.0, NULL, 'it failed');"
-        + "INSERT INTO meta VALUES ('model', 'mine');"
-        + "PRAGMA user_version = 1;"
-    )
-    connection.close()
-
-    migrated = Ledger(old)
-    (step,) = migrated._db.rows("SELECT * FROM steps")
-    assert (step["id"], step["status"], step["error"], step["outage"]) == (
-        *(7, "void", "it failed"),
-        0,
-    )
-    version = migrated.steps.newest_version()
-    assert version is not None
-    assert (version.id, version.state_ref) == (0, "s0")
-    assert migrated.bind({"model": "mine"}) is True
-    assert migrated.spend.total() == Spent()
-    migrated.turns.add(new_turn(migrated), Bill("serve", Usage(prefill=1), 0.1))
-    assert migrated.spend.total().usd == 0.1
-    migrated.close()
-
-    Ledger(new).close()
-    assert shape(old / "ledger.sqlite3") == shape(new / "ledger.sqlite3")
-    again = Ledger(old)
-    assert again.spend.total().usd == 0.1, "opened a second time, nothing is migrated twice"
-    again.close()

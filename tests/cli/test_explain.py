@@ -10,10 +10,11 @@ import pytest
 from tests.ledger.test_ledger import COMPLETION
 from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
-from tinker_claw.cli.explain import fate
+from tinker_claw.cli.common import read_run_view
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.outcome import outcome
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.views import read_history
+from tinker_claw.ledger.views import read_turns
 
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
@@ -30,7 +31,7 @@ SENTENCES = {
     "answers nobody knows what": "No turn got that as its next state, because it is not known what "
     "reply it answers: a summary stands for the history",
     "waits for a next state": "It waits for a next state: the user's next message, or the results",
-    "ended": "It waits for a next state. Its session has been idle for long",
+    "ended": "It waits for a next state in an idle session: whatever the user still says in it",
     "waits for the judge": "It waits for the judge.",
     "waits for the teacher": "It was judged, and waits for the teacher",
     "waits to be queued": "It was judged, and waits to be queued",
@@ -63,13 +64,10 @@ def test_every_state_is_told_in_its_own_words(
     seen = {state: told(directory, turn, capsys) for state, turn in turns.items()}
     for state, sentence in SENTENCES.items():
         assert sentence in seen[state], (state, seen[state])
-    fates = set[str]()
     with reading(directory / FILE) as ledger:
-        for turn in turns.values():
-            history = read_history(ledger, turn)
-            assert history is not None
-            fates.add(fate(history, 16))
-    # Three are told apart by what is said beside their fate: the version, the advantages, the loss.
+        run = read_run_view(ledger, 16)
+        fates = {outcome(view, run).sentence for view in read_turns(ledger, None)}
+    # Three are told apart by what is said beside it: the version, the advantages, the loss.
     assert len(fates) == len(turns) - 3
 
 

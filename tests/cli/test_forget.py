@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.billing.test_spend_ledger import SCHEMA_1
 from tests.fakes import FakeSampler, Script
 from tests.gateways import gateway, spell
 from tests.ledger.test_ledger import new_turn
@@ -123,7 +120,7 @@ def found(directory: Path, number: int) -> list[str]:
         "text": f"{MARK}{number}!".encode(),
         "ids": raw_ids(ids[:8]),
         "tokens": pack_ids(ids[:300])[:80],
-        "block": zlib.compress(raw_ids(ids), 1)[:80],
+        "block": pack_ids(ids)[:80],
         "rows": pack_ids([i for token in ids[:300] for i in (token, number)])[:80],
     }
     return [name for name, bytes_ in packed.items() if bytes_ in raw]
@@ -262,7 +259,7 @@ async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgo
         asking = asyncio.create_task(w.ask(f"I am {MARK}", headers=headers))
         while not slow.prompts:  # noqa: ASYNC110 - it has no event for this
             await asyncio.sleep(0.005)
-        w.book.forget(w.ledger.forget(in_session("secret", None)).session)
+        w.index.forget(w.ledger.forget(in_session("secret", None)).session)
         assert (await asking).status_code == 200, "the user still has his reply"
         assert w.turns() == []
         assert MARK.encode() not in everything(tmp_path)
@@ -345,23 +342,6 @@ async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
     assert talk.ledger.turns.session("me", "a") == 2, "what is said now is another session's"
     await talk.ledger.finish_forgetting()
     assert found(tmp_path, 1) == found(tmp_path, 2) == []
-
-
-def test_ledger_of_before_is_written_anew_once_without_what_it_still_held(
-    tmp_path: Path,
-) -> None:
-    old = sqlite3.connect(tmp_path / "ledger.sqlite3")
-    old.executescript(SCHEMA_1.read_text())
-    old.execute("PRAGMA secure_delete = OFF")
-    old.execute("INSERT INTO meta VALUES ('x', ?)", (MARK * 2000,))
-    old.commit()
-    old.execute("DELETE FROM meta")
-    old.commit()
-    old.execute("PRAGMA user_version = 1")
-    old.close()
-    assert MARK.encode() in everything(tmp_path)
-    Ledger(tmp_path).close()
-    assert MARK.encode() not in everything(tmp_path)
 
 
 def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tinker_claw.cli.status import FEWEST, Share, groups, meaning, measures, wilson
-from tinker_claw.ledger.views import VersionFigures
+from tinker_claw.ledger.figures import VersionFigures
 
 
 def version(number: int, good: int, of: int, accepted: int = 0, firsts: int = 0) -> VersionFigures:

@@ -29,7 +29,7 @@ TABLES = ("turns", "verdicts", "samples", "steps", "versions")
 KEYS = {
     "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
     "completion_tokens created_at has_next_state judged verdict hints sample trained_in_step "
-    "untrained_because",
+    "untrained_because outcome",
     "verdicts": "turn session user policy_version created_at verdict votes hints",
     "samples": "id turn session user policy_version created_at state reward hinted step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
@@ -164,8 +164,10 @@ def test_table_is_aligned_and_says_what_it_leaves_out(world: tuple[Path, dict[st
     heading, *lines = done.stdout.splitlines()
     assert heading.split()[:6] == ["id", "when", "user", "session", "index", "kind"]
     assert len(lines) == 3
-    at = heading.index("trained")
-    assert [line[at:] for line in lines] == ["queued", "queued", "-"]
+    at = heading.index("outcome")
+    assert [line[at:] for line in lines] == [
+        *("waits for its step", "being trained right now", "waits for a next state"),
+    ]
     assert done.stderr == "tinker-claw: earlier turns are left out; --limit N shows more\n"
     empty = run("log", "turns", "--user", "nobody", directory=world[0])
     assert (empty.returncode, empty.stdout) == (0, "")

@@ -20,6 +20,7 @@ from tests.openclaw import OpenClaw, npm, readme_block
 from tests.processes import ROOT
 from tinker_claw.cli import main, openclaw_file
 from tinker_claw.cli.openclaw_file import parse, set_values
+from tinker_claw.config.check import API_KEY
 from tinker_claw.errors import ConfigError
 
 KEY = "a-key-that-is-long-enough"
@@ -60,9 +61,12 @@ def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def write(path: Path, *flags: str) -> int:
-    """The same in this process, which is faster."""
-    return main.main(["openclaw-config", "--write", str(path), *DEMO, *flags])
+def write(path: Path, *flags: str, key: str = "") -> int:
+    """The same in this process, which is faster. `key`: of the gateway."""
+    with pytest.MonkeyPatch.context() as environment:
+        if key:
+            environment.setenv(API_KEY, key)
+        return main.main(["openclaw-config", "--write", str(path), *DEMO, *flags])
 
 
 def ours(path: Path) -> dict[str, Any]:
@@ -117,10 +121,11 @@ def test_context_and_where_it_comes_from(
 
 
 def test_a_gateway_that_listens_everywhere_is_called_by_a_real_address(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(API_KEY, KEY)
     for host, shown in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]")):
-        assert main.main(["openclaw-config", *DEMO, "--host", host, "--api-key", KEY]) == 0
+        assert main.main(["openclaw-config", *DEMO, "--host", host]) == 0
         told = capsys.readouterr()
         assert f'"http://{shown}:30000/v1"' in told.out
         assert "On another one put this machine's name" in told.err
@@ -129,11 +134,11 @@ def test_a_gateway_that_listens_everywhere_is_called_by_a_real_address(
 
 
 def test_a_key_is_shown_only_when_asked_for() -> None:
-    done = run(*DEMO, TINKER_CLAW_GATEWAY__API_KEY=KEY)
+    done = run(*DEMO, **{API_KEY: KEY})
     assert KEY not in done.stdout + done.stderr
     assert '"apiKey": "${CLAW_GATEWAY_KEY}"' in done.stdout
     assert "the variable CLAW_GATEWAY_KEY" in done.stderr
-    assert f'"apiKey": "{KEY}"' in run(*DEMO, "--api-key", KEY, "--show-key").stdout
+    assert f'"apiKey": "{KEY}"' in run(*DEMO, "--show-key", **{API_KEY: KEY}).stdout
 
 
 def test_of_several_users_one_has_to_be_named(
@@ -228,7 +233,7 @@ def test_only_what_differs_of_an_earlier_block_is_set(tmp_path: Path) -> None:
     provider["models"][0]["compat"] = {"a": True, "supportsPromptCacheKey": False}
     provider["models"].insert(0, {"id": "other", "name": "Other"})
     path.write_text(json.dumps(data, indent="\t"))
-    assert write(path, "--api-key", KEY) == 0
+    assert write(path, key=KEY) == 0
     now = ours(path)
     assert now["baseUrl"] == "http://127.0.0.1:30000/v1"
     assert (now["apiKey"], now["headers"]) == ("secret-that-works", {"X-Mine": "1"})
@@ -240,7 +245,7 @@ def test_only_what_differs_of_an_earlier_block_is_set(tmp_path: Path) -> None:
         "supportsPromptCacheKey": False,
         "sendSessionAffinityHeaders": True,
     }, "what is not there is added, what is false was chosen"
-    assert write(path, "--api-key", KEY, "--show-key", "--served-model-name", "new") == 0
+    assert write(path, "--show-key", "--served-model-name", "new", key=KEY) == 0
     assert ours(path)["apiKey"] == KEY
     assert [model["id"] for model in ours(path)["models"]] == ["other", "demo", "new"]
 
@@ -408,7 +413,7 @@ def test_openclaw_accepts_what_is_printed_and_what_is_merged(tmp_path: Path) -> 
     path.write_text(run(*DEMO).stdout)
     assert claw.check_config() == {"valid": True, "warnings": []}
     path.write_text(MINE.replace('apiKey: "${OTHER}"', 'apiKey: "x", models: []'))
-    assert write(path, "--primary", "--api-key", KEY) == 0
+    assert write(path, "--primary", key=KEY) == 0
     checked = claw.check_config()
     assert checked["valid"], checked
     assert "CLAW_GATEWAY_KEY" in checked["warnings"][0]["message"], "it reads the reference"

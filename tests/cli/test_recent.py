@@ -15,12 +15,14 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
-from tinker_claw.cli.doctor import WIDTH, advice, table, training, verdict
+from tinker_claw.cli.common import read_run_view
+from tinker_claw.cli.doctor import WIDTH, advice, table, verdict
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import SCHEMA_VERSION
+from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import outcome
 from tinker_claw.ledger.turns import TRIES, Ballot
-from tinker_claw.ledger.views import RecentTurn, read_recent
+from tinker_claw.ledger.views import TurnView, read_turns
 from tinker_claw.types import Kind, NextState
 
 SECRET = "my landlady's cat"
@@ -29,14 +31,24 @@ SECRET = "my landlady's cat"
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger = Ledger(tmp_path / "data")
+    ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
     ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     yield ledger
     ledger.close()
 
 
-def recent(ledger: Ledger, limit: int = 10) -> tuple[RecentTurn, ...]:
+def recent(ledger: Ledger, limit: int = 10) -> list[TurnView]:
     """Read from outside, while the ledger is open."""
-    return read_recent(ledger.path, limit).turns
+    return newest(ledger.path, limit)
+
+
+def newest(path: Path, limit: int) -> list[TurnView]:
+    with reading(path) as rows, rows.moment():
+        return read_turns(rows, limit)
+
+
+def shown(ledger: Ledger, now: float, *, reasons: bool = False) -> list[str]:
+    return table(recent(ledger, 50), read_run_view(ledger._db, 16), now, reasons=reasons)
 
 
 def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
@@ -94,44 +106,45 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
 def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
     turns = {turn.id: turn for turn in recent(ledger, 50)}
-    assert {name: training(turns[number]) for name, number in made.items()} == {
-        "side": "never: a side turn",
-        "passed over": "waits for a next state; its session has gone on without it",
+    run = read_run_view(ledger._db, 16)
+    assert {name: outcome(turns[number], run).word for name, number in made.items()} == {
+        "side": "side turn",
+        "passed over": "waits for a next state, and may wait for ever",
         "waits": "waits for a next state",
-        "hot": "no: sampled at temperature 0.6, not 1",
-        "closed": "waits for a next state; its session is idle",
+        "hot": "sampled at temperature 0.6, not 1",
+        "closed": "waits for a next state in an idle session",
         "tool": "waits for the judge",
-        "hinted": "judged; waits for the teacher",
-        "unclear": "no: no verdict, no hint",
-        "neutral": "no: neutral, no hint",
-        "trained": "trained in step 1, which made v1",
-        "expired": "no: its sample expired: too many steps since, or a rollback",
-        "bad": "no: set aside, steps with it failed",
-        "queued": "queued: waits for its batch",
+        "hinted": "waits for the teacher",
+        "unclear": "no verdict, no hint",
+        "neutral": "neutral, no hint",
+        "trained": "trained in step 1",
+        "expired": "its sample expired",
+        "bad": "its sample was set aside",
+        "queued": "waits for its step",
         "stood in": "waits for a next state",
     }
-    shown = {name: (turns[n].next_role, verdict(turns[n])) for name, n in made.items()}
-    assert shown["waits"] == (None, "-")
-    assert shown["tool"] == ("tool", "-")
-    assert shown["hinted"] == ("user", "-1 hint")
-    assert shown["unclear"] == ("user", "none")
-    assert shown["neutral"] == ("user", "0")
-    assert shown["queued"] == ("user", "+1")
+    seen = {name: (turns[n].next_role, verdict(turns[n])) for name, n in made.items()}
+    assert seen["waits"] == (None, "-")
+    assert seen["tool"] == ("tool", "-")
+    assert seen["hinted"] == ("user", "-1 hint")
+    assert seen["unclear"] == ("user", "none")
+    assert seen["neutral"] == ("user", "0")
+    assert seen["queued"] == ("user", "+1")
 
 
 def test_table_is_aligned_fits_a_terminal_and_says_nothing_that_was_said(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
-    turns = recent(ledger, 50)
-    lines = table(turns, time.time())
+    turns, run = recent(ledger, 50), read_run_view(ledger._db, 16)
+    lines = shown(ledger, time.time())
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[0].split()[:3] == ["turn", "when", "session"]
-    begin = lines[0].index("training")
+    begin = lines[0].index("outcome")
     assert all(line[begin - 1] == " " and line[begin] != " " for line in lines)
     rows = [line for line in lines[1:] if line[:begin].strip()]
     assert [line.split()[0] for line in rows] == [str(n) for n in sorted(made.values())]
     for line, turn in zip(rows, turns, strict=True):
-        assert line[begin:].startswith(training(turn)[:20])
-    with_reasons = "\n".join(table(turns, time.time(), reasons=True))
+        assert line[begin:].startswith(outcome(turn, run).word[:20])
+    with_reasons = "\n".join(shown(ledger, time.time(), reasons=True))
     assert "side because: an OpenClaw call without tools" in with_reasons
     assert "answered by another version because: v1 failed three times" in with_reasons
     assert all(len(line) <= WIDTH for line in with_reasons.splitlines())
@@ -147,7 +160,7 @@ def test_table_of_several_users_and_days_and_of_names_that_steer_terminals(
     ledger.turns.add(other)
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))
-    lines = table(recent(ledger), time.time(), reasons=True)
+    lines = shown(ledger, time.time(), reasons=True)
     assert "user" in lines[0].split()
     assert any(" ben " in line for line in lines)
     assert len(lines[1].split()[1]) == len("11-19"), "the day of a turn that is not of today"
@@ -157,7 +170,7 @@ def test_table_of_several_users_and_days_and_of_names_that_steer_terminals(
 def test_newest_requests_are_those_that_are_read(ledger: Ledger) -> None:
     ids = [ledger.turns.add(new_turn(ledger)) for _ in range(5)]
     assert [turn.id for turn in recent(ledger, 2)] == ids[-2:]
-    assert recent(ledger, 0) == ()
+    assert recent(ledger, 0) == []
 
 
 def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> None:
@@ -171,40 +184,36 @@ def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> N
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         try:
-            newest = 0
+            last = 0
             for _ in range(30):
                 written = int(writer.stdout.readline())
-                seen = read_recent(tmp_path / "ledger.sqlite3", 3).turns
-                assert seen[-1].id >= max(written, newest), "what is committed is seen at once"
-                newest = seen[-1].id
+                seen = newest(tmp_path / "ledger.sqlite3", 3)
+                assert seen[-1].id >= max(written, last), "what is committed is seen at once"
+                last = seen[-1].id
         finally:
             writer.kill()  # not closed: what it wrote last lies in the journal beside the file
         rest = [int(line) for line in writer.stdout.read().split("\n")[:-1]]
-    after = read_recent(tmp_path / "ledger.sqlite3", 1).turns
-    assert after[0].id >= max(rest, default=newest)
+    after = newest(tmp_path / "ledger.sqlite3", 1)
+    assert after[0].id >= max(rest, default=last)
     Ledger(tmp_path).close()  # the directory is free, the journal is whole
-    assert read_recent(tmp_path / "ledger.sqlite3", 1).turns == after
+    assert newest(tmp_path / "ledger.sqlite3", 1) == after
 
 
 def test_a_ledger_that_cannot_be_read_is_named(ledger: Ledger, tmp_path: Path) -> None:
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(LedgerError, match="was written by a newer release"):
-        recent(ledger)
-    with sqlite3.connect(ledger.path) as raw:
-        raw.execute("PRAGMA user_version = 1")
-    with pytest.raises(LedgerError, match="the next start of run"):
+    with pytest.raises(LedgerError, match="was written by another release"):
         recent(ledger)
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     (tmp_path / "text").write_text("no database at all" * 100)
     with pytest.raises(LedgerError, match="cannot be read as a ledger"):
-        read_recent(tmp_path / "text", 1)
+        newest(tmp_path / "text", 1)
     sqlite3.connect(tmp_path / "empty").close()
     with pytest.raises(LedgerError, match="is no ledger"):
-        read_recent(tmp_path / "empty", 1)
+        newest(tmp_path / "empty", 1)
     with pytest.raises(LedgerError, match="does not exist"):
-        read_recent(tmp_path / "nothing", 1)
+        newest(tmp_path / "nothing", 1)
     assert not (tmp_path / "nothing").exists()
 
 

@@ -17,7 +17,7 @@ from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Layout, Wanted, names, plan, visible
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
-from tests.local_gpu.sample.test_supervisor import gone, lives, starts
+from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
 from tinker_claw.backends.local import (
     arrange,
     check_fit,
@@ -28,8 +28,7 @@ from tinker_claw.backends.local import (
     why_not,
 )
 from tinker_claw.cli import main
-from tinker_claw.config.gpu import VARIABLES
-from tinker_claw.config.load import load
+from tinker_claw.config.load import VARIABLES, load
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.types import SamplingParams
@@ -70,6 +69,15 @@ def box(tmp_path: Path) -> Callable[..., None]:
     return make
 
 
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """The stand-in, on PATH."""
+    script = tmp_path / "path" / "vllm"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
 def settings(*flags: str) -> Settings:
     return load([*LOCAL, "--model-name", "/m", *flags])
 
@@ -105,25 +113,21 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--gpus 8 --actor-gpus 4 --rollout-gpus 6", "are 10 GPUs, but --gpus .NUM_GPUS. is 8"),
         ("--gpus 1 --actor-gpus 1 --rollout-gpus 2", "lower one of them"),
         ("--rollout-gpus 3 --rollout-tp 2", "give a multiple of it"),
-        ("--prm-gpus 2", "PRM_GPUS. needs a model to judge there: set --prm-model-name"),
-        ("--prm-model-name m", "set --prm-gpus; or --judge-url"),
-        ("--prm-gpus 1 --prm-model-name m --judge-url http://j/v1", "two judges"),
+        ("--prm-gpus 2", "PRM_GPUS. needs a model to judge there: set --judge-model"),
+        ("--judge-model m", "needs a place to judge: set --judge-url, .* or --prm-gpus"),
+        ("--prm-gpus 1 --judge-model m --judge-url http://j/v1", "two judges"),
         ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
-        ("--sampler-urls http://a:1 --rollout-tp 2 --vllm v", "--rollout-tp, --vllm is for"),
+        ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
         ("--sampler-urls ,", "--sampler-urls is empty"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
-        ("--sampler-urls http://a:1 --kv-cache-tokens 512", "--kv-cache-tokens is for"),
-        ("--sampler-kind vllm", "is for --sampler-urls"),
-        ("--sampler-api-key of-a-box", "is for --sampler-urls"),
         ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
         ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
         ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
         ("--model-name demo --gpus 2", "--gpus: the model demo"),
         ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),
-        ("--base-quantization 4bit --shard on", "with --base-quantization 4bit leave it out"),
         ("--torchrun '", "mind its quotes"),
-        ("--sampler-memory 1.2", r"local\.sampler_memory"),
+        ("--gpu-memory-gb 0", r"local\.gpu_memory_gb"),
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(flags: str, says: str) -> None:
@@ -241,7 +245,7 @@ def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> Non
         visible({})
 
 
-def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
+def test_memory_that_is_told_bounds_what_is_used_or_stands_for_what_nvidia_smi_says(
     model: str, box: Callable[..., None]
 ) -> None:
     flags = ("--gpu-memory-gb", "96")
@@ -251,6 +255,11 @@ def test_memory_that_is_told_stands_for_what_nvidia_smi_says(
     box()
     first, second = arranged(model, *flags, "--gpus", "2").gpus
     assert (first.total, first.used, second.used) == (96 << 30, 7 << 20, 4 << 20)
+    box(BOX.format(30 << 10))
+    first, second = arranged(model, "--gpu-memory-gb", "60").gpus
+    assert first.total == second.total == 81_559 << 20, "vLLM's share is one of all that there is"
+    assert first.used == 30 << 30, "others have more than is to stay free"
+    assert second.used == second.total - (60 << 30)
 
 
 def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignore[no-untyped-def]
@@ -268,8 +277,6 @@ def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
         arranged(model, "--gpus", "2")
     with pytest.raises(ConfigError, match="--device cuda: nvidia-smi"):
         arranged(model, "--device", "cuda")
-    with pytest.raises(ConfigError, match=r"--shard on splits .* and there is one"):
-        arranged(model, "--shard", "on")
 
 
 def test_without_vllm_the_embedded_sampler_is_the_last_resort(
@@ -280,44 +287,49 @@ def test_without_vllm_the_embedded_sampler_is_the_last_resort(
     assert alone.layout == Layout((0,), (), (), (1,))
     assert alone.demand is not None
     assert alone.demand.embedded_tokens == alone.demand.context_tokens * 3 // 2
-    for flags in (("--rollout-gpus", "1"), ("--prm-gpus", "1", "--prm-model-name", model)):
+    for flags in (("--rollout-gpus", "1"), ("--prm-gpus", "1", "--judge-model", model)):
         with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm"):
             arranged(model, *flags)
-    with pytest.raises(ConfigError, match="--vllm /no/vllm is no executable; vLLM is put into"):
-        arranged(model, "--vllm", "/no/vllm")
 
 
 def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
     model: str, box: Callable[..., None], vllm: Path
 ) -> None:
     box()
+    vllm.chmod(0o644)
     flags = ["--model-name", model, "--sampler-urls", "http://a:1"]
-    flags += ["--prm-gpus", "1", "--prm-model-name", model]
+    flags += ["--prm-gpus", "1", "--judge-model", model]
     with pytest.raises(ConfigError, match=r"--prm-gpus \(PRM_GPUS\) needs vLLM"):
         check_fit(settings(*flags))
-    arranged = arrange(settings(*flags, "--vllm", str(vllm)))
+    vllm.chmod(0o755)
+    arranged = arrange(settings(*flags))
     assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
     assert arranged.vllm == vllm
 
 
 async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
-    model: str, box: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    box: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the files of its environment, which is not ours to import."""
     box()
     vllm = tmp_path / "env" / "bin" / "vllm"
+    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
     packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
     old = packages / "vllm" / "model_executor" / "layers" / "quantization" / "bitsandbytes.py"
     for folder in (vllm.parent, old.parent):
         folder.mkdir(parents=True)
     vllm.touch(0o755)
-    flags = ["--vllm", str(vllm), "--sampler-quantization", "bitsandbytes", "--gpus", "2"]
+    flags = ["--sampler-quantization", "bitsandbytes", "--gpus", "2"]
     with pytest.raises(ConfigError, match=r"env/bin/python -m pip install vllm-bnb-plugin$"):
         arranged(model, *flags)
     await asyncio.to_thread(doctor, "--model-name", model, *flags)
     told = section(capsys.readouterr().out, "samplers")
     assert told.startswith("FAIL samplers   --sampler-quantization bitsandbytes: this vLLM needs")
-    assert arranged(model, *flags[:2], "--sampler-quantization", "fp8").vllm == vllm
+    assert arranged(model, "--sampler-quantization", "fp8").vllm == vllm
     (packages / "vllm_bnb_plugin").mkdir()
     assert arranged(model, *flags).vllm == vllm
     (packages / "vllm_bnb_plugin").rmdir()
@@ -329,33 +341,31 @@ def test_layout_goes_by_the_gpus_that_are_visible(
     model: str, box: Callable[..., None], vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box()
-    given = ("--vllm", str(vllm))
-    assert arranged(model, *given).layout == Layout((0,), ((1,),))
-    assert arranged(model, *given, "--gpus", "1").layout == Layout((0,), ((0,),))
-    second = arranged(model, *given, "--device", "cuda:1")
+    assert arranged(model).layout == Layout((0,), ((1,),))
+    assert arranged(model, "--gpus", "1").layout == Layout((0,), ((0,),))
+    second = arranged(model, "--device", "cuda:1")
     assert (second.layout, second.first, second.gpus[0].device) == (Layout((0,), ((0,),)), 1, "1")
     with pytest.raises(ConfigError, match="show 2 GPUs here; ask for no more"):
-        arranged(model, *given, "--gpus", "3")
+        arranged(model, "--gpus", "3")
     elsewhere = arranged(model, "--gpus", "8", "--gpu-memory-gb", "80", only_reckon=True)
     assert len(elsewhere.layout.serve) == 6, "reckoned without vLLM and without the GPUs"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert arranged(model, *given).layout == Layout((0,), ((0,),))
-    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
+    assert arranged(model).layout == Layout((0,), ((0,),))
     assert arranged(model).vllm == vllm, "found on PATH"
 
 
 def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Path) -> None:
     box()
-    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--torchrun", "--rdzv-id 'a b'"]
+    flags = [*LOCAL, "--model-name", model, "--torchrun", "--rdzv-id 'a b'"]
     given = load(flags)
     told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
     assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
     assert told.torchrun == ("--rdzv-id", "a b")
     assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
     assert told.micro_batch_tokens is not None
-    at_one = load([*flags, "--device", "cuda:1", "--micro-batch-tokens", "4096"])
+    at_one = load([*flags, "--device", "cuda:1"])
     told = local_config(at_one, model, arrange(at_one), ())
-    assert (told.device, told.train_gpus, told.micro_batch_tokens) == ("cuda:1", (1,), 4096)
+    assert (told.device, told.train_gpus) == ("cuda:1", (1,))
     on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
@@ -366,7 +376,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     model: str, box: Callable[..., None], vllm: Path
 ) -> None:
     box(BOX.format(81_000))  # others have nearly all of the first
-    flags = [*LOCAL, "--model-name", model, "--vllm", str(vllm)]
+    flags = [*LOCAL, "--model-name", model]
     with pytest.raises(ConfigError, match=r"does not fit, by arithmetic. GPU 0: no room is left"):
         check_fit(load(flags))
     assert why_not(arrange(load([*flags, "--device", "cuda:1"]))) is None
@@ -380,11 +390,9 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
 ) -> None:
     """Here the trainer finds no CUDA, which is as good a failure as any."""
     box()
-    given = load(
-        [*LOCAL, "--model-name", model, "--vllm", str(vllm), "--data-dir", str(tmp_path / "data")]
-    )
+    given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
     with pytest.raises(ClawError, match=r"cuda"):
-        async with open_local(given, model):
+        async with open_local(given, arrange(given), model):
             raise AssertionError("there is no GPU here")
     (server,) = starts(Path(model))
     assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
@@ -393,22 +401,22 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     assert gone(server["pids"])
 
 
-async def test_a_judge_of_its_own_answers_under_the_judges_name(
+async def test_a_judge_of_its_own_answers_under_the_name_that_is_asked_for(
     model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
 ) -> None:
     box()
     judging = tmp_path / "judging"
     tiny_model(judging)
-    flags = ["--prm-gpus", "1", "--prm-model-name", str(judging), "--vllm", str(vllm)]
-    flags += ["--judge-model", "wise", "--data-dir", str(tmp_path / "data")]
+    flags = ["--prm-gpus", "1", "--judge-model", str(judging)]
+    flags += ["--data-dir", str(tmp_path / "data")]
     given = load([*LOCAL, "--model-name", model, *flags])
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(open_judge(given))
+        url = await stack.enter_async_context(open_judge(given, arrange(given)))
         (server,) = starts(judging)
         assert url.startswith("http://127.0.0.1:")
         assert url.endswith("/v1")
         command: Sequence[str] = server["command"]
-        assert command[command.index("--served-model-name") + 1] == "wise"
+        assert command[command.index("--served-model-name") + 1] == str(judging)
         assert "--enable-lora" not in command
         assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
         assert all(map(lives, server["pids"]))
@@ -420,9 +428,10 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
 ) -> None:
     base = load_base(model, device=torch.device("cpu"), dtype=torch.float32)
     with inference_servers(base, 1) as (server,):
-        flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", server.url]
+        flags = ["--device", "cpu", "--sampler-urls", server.url]
         flags += ["--data-dir", str(tmp_path / "data"), "--lora-rank", "4", "--model-name", model]
-        async with open_local(load([*LOCAL, *flags]), model) as trainer:
+        given = load([*LOCAL, *flags])
+        async with open_local(given, arrange(given), model) as trainer:
             published = await trainer.publish()
             (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
             assert len(drawn.tokens) <= 4
@@ -442,11 +451,12 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
 async def test_a_server_that_is_not_there_is_named_with_its_setting(
     model: str, tmp_path: Path
 ) -> None:
-    flags = ["--device", "cpu", "--threads", "1", "--sampler-urls", "http://127.0.0.1:9"]
+    flags = ["--device", "cpu", "--sampler-urls", "http://127.0.0.1:9"]
     flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
+    given = load([*LOCAL, *flags])
     with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
         # Not that the base is missing: loading one takes minutes, and asking does not.
-        async with open_local(load([*LOCAL, *flags]), str(tmp_path / "no-base")):
+        async with open_local(given, arrange(given), str(tmp_path / "no-base")):
             pass
 
 

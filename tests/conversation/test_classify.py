@@ -34,13 +34,11 @@ from tests.agents import (
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import (
-    conversation,
+    Conversation,
     digest,
-    digests,
     ends,
     next_state,
     reply_digest,
-    reply_index,
     same,
     without_queued,
 )
@@ -52,11 +50,16 @@ from tinker_claw.conversation.openclaw import (
     without_volatile,
 )
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import ChatRequest, parse_chat
+from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.formats.chat import parse_chat
 from tinker_claw.types import Kind, NextState, Reply, ToolCall
 
 
-def parsed(body: dict[str, Any]) -> ChatRequest:
+def digests_of(messages: Any) -> tuple[str, ...]:
+    return Conversation.of(messages).digests
+
+
+def parsed(body: dict[str, Any]) -> GenerationRequest:
     return parse_chat(json.dumps({"model": "m"} | body).encode())
 
 
@@ -411,23 +414,24 @@ HEARD = [
 
 @pytest.mark.parametrize("exchange", SILENT)
 def test_what_no_user_sees_is_no_part_of_the_conversation(exchange: list[dict[str, Any]]) -> None:
-    seen = digests(parsed(openclaw("hi", assistant("yo"), user("go on"))).messages)
+    seen = digests_of(parsed(openclaw("hi", assistant("yo"), user("go on"))).messages)
     body = openclaw("hi", assistant("yo"), *exchange, user("go on"))
-    assert digests(parsed(body).messages) == seen
+    assert digests_of(parsed(body).messages) == seen
 
 
 @pytest.mark.parametrize("exchange", HEARD)
 def test_what_a_user_sees_is_part_of_it(exchange: list[dict[str, Any]]) -> None:
     body = openclaw("hi", assistant("yo"), *exchange, user("go on"))
-    assert len(digests(parsed(body).messages)) == 4 + len(exchange)
+    assert len(digests_of(parsed(body).messages)) == 4 + len(exchange)
 
 
 def test_a_prompt_means_the_same_once_it_is_history() -> None:
     said = assistant("Tea time!")
     for now, later in ((HEARTBEAT, POLL), (REMINDER, WAKE)):
-        before = digests(parsed(openclaw("hi", assistant("yo"), now, said)).messages)
+        before = digests_of(parsed(openclaw("hi", assistant("yo"), now, said)).messages)
         assert (
-            digests(parsed(openclaw("hi", assistant("yo"), user(later), said)).messages) == before
+            digests_of(parsed(openclaw("hi", assistant("yo"), user(later), said)).messages)
+            == before
         )
     assert digest(HEARTBEAT) != digest(REMINDER)
 
@@ -457,7 +461,7 @@ def test_a_reply_has_the_digest_of_the_message_that_comes_back() -> None:
 
 
 FIRST = parsed(openclaw("hi")).messages
-HISTORY, REPLY = digests(FIRST), reply_digest(Reply("yo"))
+HISTORY, REPLY = digests_of(FIRST), reply_digest(Reply("yo"))
 
 
 @pytest.mark.parametrize(
@@ -476,9 +480,9 @@ HISTORY, REPLY = digests(FIRST), reply_digest(Reply("yo"))
 def test_a_request_goes_on_from_the_turn_whose_reply_it_repeats(
     rest: list[dict[str, Any]], new: list[str] | None
 ) -> None:
-    kept = conversation(parsed(openclaw("hi", *rest)).messages)
-    at = reply_index(kept)
-    found = at is not None and same((*HISTORY, REPLY), [digest(m) for m in kept[: at + 1]])
+    said = Conversation.of(parsed(openclaw("hi", *rest)).messages)
+    kept, at = said.messages, said.reply_at
+    found = at is not None and same((*HISTORY, REPLY), said.digests[: at + 1])
     assert ([m["content"] for m in kept[(at or 0) + 1 :]] if found else None) == new
 
 
@@ -586,7 +590,7 @@ def test_behind_a_message_without_an_answer_the_user_said_what_he_says_last(line
     assert last_user_words(known) == "In German."
     assert len(known) == len(messages)
     later = parsed(openclaw("hi", user("In German."))).messages
-    assert digests(known) == digests(later), "as it stands in later requests"
+    assert digests_of(known) == digests_of(later), "as it stands in later requests"
     assert next_state(known[-2:-1]) == NextState("user", "In German.")
 
 
@@ -663,14 +667,15 @@ def test_whatever_marks_stand_wherever_everything_is_read(
     identity = told(body, **(TRACE if traced else {}))
     assert identity.key
     assert identity.kind is identity.call.kind
-    kept = conversation(request.messages)
-    assert digests(request.messages) == tuple(digest(message) for message in kept)
+    said = Conversation.of(request.messages)
+    kept = said.messages
+    assert said.digests == tuple(digest(message) for message in kept)
     left = iter(request.messages)
     assert all(any(one is message for one in left) for message in kept), "in their order"
     last_user_words(request.messages)
     if kept:
-        goes_on = conversation([*kept, assistant("yo"), user("thanks")])
-        at = reply_index(goes_on)
-        if at is not None and len(goes_on) == len(kept) + 2:
-            seen = [digest(message) for message in goes_on[: at + 1]]
-            assert same(seen, (*digests(kept), reply_digest(Reply("yo"))))
+        goes_on = Conversation.of([*kept, assistant("yo"), user("thanks")])
+        at = goes_on.reply_at
+        if at is not None and len(goes_on.messages) == len(kept) + 2:
+            chain = (*Conversation.of(kept).digests, reply_digest(Reply("yo")))
+            assert same(goes_on.digests[: at + 1], chain)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cachetools import LRUCache
 
 from tests.agents import assistant, openclaw, user
 from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
+from tinker_claw.conversation import history
 from tinker_claw.conversation.classify import Identity
-from tinker_claw.conversation.history import Memo, digests, reply_digest
-from tinker_claw.conversation.index import STREAM_TOKENS, ConversationIndex, Stream
+from tinker_claw.conversation.history import Conversation, reply_digest
+from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Message, Reply
 
@@ -52,25 +56,25 @@ def closed(ledger: Ledger) -> list[str]:
 
 
 def put(
-    book: ConversationIndex, session: int, messages: tuple[Message, ...], turn: int, size: int = 0
+    index: ConversationIndex, session: int, messages: tuple[Message, ...], turn: int, size: int = 0
 ) -> None:
     stream = Stream((0,) * size, (), None, "") if size else None
-    book.add(session, digests(messages), reply_digest(Reply("yo")), turn, stream)
+    index.add(session, Conversation.of(messages).digests, reply_digest(Reply("yo")), turn, stream)
 
 
 def test_sessions_are_closed_in_the_order_in_which_they_fell_silent(ledger: Ledger) -> None:
     clock = Clock(1e9)
-    book = ConversationIndex(ledger.turns, HOUR, clock)
+    index = ConversationIndex(ledger.turns, HOUR, clock)
     for key in ("a", "b"):
-        book.session("me", named(key))
+        index.session("me", named(key))
     clock.at += HOUR - 1
-    book.session("me", named("a"))
+    index.session("me", named("a"))
     assert closed(ledger) == []
     clock.at += 2
-    book.session("me", named("c"))
+    index.session("me", named("c"))
     assert closed(ledger) == ["b"]
     clock.at += HOUR
-    book.sweep()
+    index.sweep()
     assert closed(ledger) == ["a", "b", "c"]
 
 
@@ -78,14 +82,14 @@ def test_a_session_keeps_its_number_and_is_not_written_again_while_it_is_open(
     ledger: Ledger,
 ) -> None:
     clock = Clock(1e9)
-    book = ConversationIndex(ledger.turns, HOUR, clock)
-    number = book.session("me", named("a"))
+    index = ConversationIndex(ledger.turns, HOUR, clock)
+    number = index.session("me", named("a"))
     written = ledger._db._connection.total_changes
-    assert book.session("me", named("a")) == number
+    assert index.session("me", named("a")) == number
     assert ledger._db._connection.total_changes == written
-    assert book.session("you", named("a")) != number
+    assert index.session("you", named("a")) != number
     clock.at += HOUR + 1
-    assert book.session("me", named("a")) == number
+    assert index.session("me", named("a")) == number
     assert closed(ledger) == ["a"], "only the other user's"
 
 
@@ -95,40 +99,42 @@ def test_what_was_open_when_the_process_stopped_is_closed_when_its_time_has_come
     ledger.turns.add(new_turn(ledger))
     now = ledger._db.rows("SELECT created_at FROM turns")[0]["created_at"]
     clock = Clock(now + HOUR - 1)
-    book = ConversationIndex(ledger.turns, HOUR, clock)
+    index = ConversationIndex(ledger.turns, HOUR, clock)
     assert closed(ledger) == []
     clock.at += 2
-    book.sweep()
+    index.sweep()
     assert closed(ledger) == ["s"]
 
 
 def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledger) -> None:
     clock = Clock(1e9)
-    book = ConversationIndex(ledger.turns, HOUR, clock)
-    session = book.session("me", named("s"))
+    index = ConversationIndex(ledger.turns, HOUR, clock)
+    session = index.session("me", named("s"))
     turn = ledger.turns.add(
-        new_turn(ledger, history=digests(FIRST), reply_digest=reply_digest(Reply("yo")))
+        new_turn(
+            ledger, history=Conversation.of(FIRST).digests, reply_digest=reply_digest(Reply("yo"))
+        )
     )
-    put(book, session, FIRST, turn, size=100)
-    link = book.find(session, ANSWERED)
+    put(index, session, FIRST, turn, size=100)
+    link = index.find(session, Conversation.of(ANSWERED))
     assert link is not None
     assert link.stream is not None
     clock.at += 9 * HOUR
-    assert book.session("me", named("s")) == session
-    link = book.find(session, ANSWERED)
+    assert index.session("me", named("s")) == session
+    link = index.find(session, Conversation.of(ANSWERED))
     assert link is not None
     assert (link.turn_id, link.stream) == (turn, None)
     ledger.turns.refuse(turn, "settled")
-    assert book.find(session, ANSWERED) is None
+    assert index.find(session, Conversation.of(ANSWERED)) is None
 
 
 def test_a_turn_behind_those_that_were_hung_up_on_is_found(ledger: Ledger) -> None:
-    book = ConversationIndex(ledger.turns, HOUR)
-    said = {"history": digests(FIRST), "reply_digest": reply_digest(Reply("yo"))}
+    index = ConversationIndex(ledger.turns, HOUR)
+    said = {"history": Conversation.of(FIRST).digests, "reply_digest": reply_digest(Reply("yo"))}
     turn = ledger.turns.add(new_turn(ledger, **said))
     for _ in range(3):
         ledger.turns.add(new_turn(ledger, untrained_because="the client hung up"))
-    link = book.find(book.session("me", named("s")), ANSWERED)
+    link = index.find(index.session("me", named("s")), Conversation.of(ANSWERED))
     assert link is not None
     assert link.turn_id == turn
 
@@ -136,35 +142,31 @@ def test_a_turn_behind_those_that_were_hung_up_on_is_found(ledger: Ledger) -> No
 def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     ledger: Ledger,
 ) -> None:
-    book = ConversationIndex(ledger.turns, HOUR)
-    sessions = [book.session("me", named(str(n))) for n in range(4)]
+    index = ConversationIndex(ledger.turns, HOUR)
+    sessions = [index.session("me", named(str(n))) for n in range(4)]
     for turn, session in enumerate(sessions):
-        put(book, session, FIRST, turn, size=STREAM_TOKENS // 2)
-    links = [book.find(session, ANSWERED) for session in sessions]
+        put(index, session, FIRST, turn, size=STREAM_TOKENS // 2)
+    links = [index.find(session, Conversation.of(ANSWERED)) for session in sessions]
     assert [link and link.turn_id for link in links] == [0, 1, 2, 3]
     assert [link is not None and link.stream is not None for link in links] == [
         *(False, False, True, True)
     ]
-    put(book, sessions[0], FIRST, 9, size=3 * STREAM_TOKENS)
-    link = book.find(sessions[0], ANSWERED)
+    put(index, sessions[0], FIRST, 9, size=3 * STREAM_TOKENS)
+    link = index.find(sessions[0], Conversation.of(ANSWERED))
     assert link is not None
     assert link.stream is not None, "one that is too large alone is the only one"
-    assert (len(book._streams), book._tokens) == (1, 3 * STREAM_TOKENS)
+    assert list(index._streams) == [9], "one that is too large is there alone"
 
 
-def test_a_memo_is_bounded_by_its_size() -> None:
-    memo = Memo[int](100_000)
-    for number in range(1000):
-        memo.put(("user", f"{number}"), number, 100)
-        assert memo.get(("user", "0")) == 0, "what is used stays"
-        assert memo.size <= 100_000
-    assert memo.get(("user", "1")) is None
-    assert memo.get(("user", "999")) == 999
-    memo.put("large", 1, 50_000)
-    assert memo.get("large") is None
-    assert memo.get(("user", "999")) == 999
-    memo.put(("user", "999"), 7, 100)
-    assert (memo.get(("user", "999")), memo.size <= 100_000) == (7, True)
+def test_what_messages_mean_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = LRUCache[Any, Any](100_000, getsizeof=lambda known: known.size)
+    monkeypatch.setattr(history, "_MEANT", meant)
+    known = {text: history.digest(user(text)) for text in map(str, range(1000))}
+    assert 100 < len(meant) < 1000
+    assert meant.currsize <= 100_000
+    assert all(history.digest(user(text)) == digest for text, digest in known.items())
+    history.digest(user("x" * 4_000))
+    assert "x" * 4_000 not in str(list(meant)), "one long text must not drive out the others"
 
 
 _GROWTH = """
@@ -172,12 +174,12 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from tests.captures import load
-from tinker_claw.conversation.index import ConversationIndex, Stream
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.conversation.classify import identify
-from tinker_claw.conversation.history import digests, reply_digest
-from tinker_claw.types import Reply
+from tinker_claw.conversation.history import Conversation, reply_digest
+from tinker_claw.conversation.index import ConversationIndex, Stream
 from tinker_claw.formats.chat import parse_chat
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.types import Reply
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -186,7 +188,7 @@ def resident():
 one_session = sys.argv[2] == "turns"
 base = next(one for one in load() if one.name == "tools_multiturn 1")
 ledger = Ledger(Path(sys.argv[1]))
-book = ConversationIndex(ledger.turns, 3600.0)
+index = ConversationIndex(ledger.turns, 3600.0)
 request = parse_chat(base.encoded())
 system, *_, volatile = request.messages
 sizes, start = [], resident()
@@ -194,16 +196,16 @@ for number in range(10_000):
     headers = base.headers | {"x-session-id": "s" if one_session else f"s{number}"}
     said = {"role": "user", "content": f"question {number} " + "and more of it " * 20}
     request = replace(request, messages=(system, said, volatile))
-    session = book.session("me", identify(request, headers))
+    session = index.session("me", identify(request, headers))
     stream = None
     if number % 3 == 0:  # a client whose prompts can be gone on from
         prompt = tuple(range(number * 7, number * 7 + 12_000 + number % 5 * 4_000))
         stream = Stream(prompt, prompt[:300], None, "x" * 64)
     reply = reply_digest(Reply(f"reply {number} " * 30))
-    book.add(session, digests(request.messages), reply, number, stream)
+    index.add(session, Conversation.of(request.messages).digests, reply, number, stream)
     if number % 1000 == 999:
         sizes.append(resident() - start)
-print(json.dumps({"sizes": sizes, "open": len(book._open), "pages": len(book._pages)}))
+print(json.dumps({"sizes": sizes, "open": len(index._open), "pages": len(index._pages)}))
 """
 
 
@@ -225,3 +227,13 @@ def test_ten_thousand_of_them_weigh_less_than_200_megabytes_and_no_more_than_a_t
     assert max(seen["sizes"]) < 200, seen
     # A turn that has no successor leaves a few hundred bytes until its session is closed.
     assert seen["sizes"][-1] - seen["sizes"][0] < 30, seen
+
+
+def test_what_was_forgotten_is_remembered_for_those_who_are_being_answered(ledger: Ledger) -> None:
+    book = ConversationIndex(ledger.turns, 3600)
+    started = time.monotonic()
+    for session in range(FORGOTTEN + 10):
+        book.forget(session)
+    assert book.has_forgotten(FORGOTTEN + 9, started)
+    assert not book.has_forgotten(FORGOTTEN + 9, time.monotonic())
+    assert not book.has_forgotten(0, started), "so many at once are not remembered"

@@ -12,13 +12,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from local_gpu.demo import MODEL_DIR, grammar, skills, verify
-from local_gpu.demo.data import training_dialogue
-from local_gpu.demo.evaluate import Rates, measure, sample
-from local_gpu.demo.grammar import HINTS_PLAIN, Line, Priors, Problem
-from local_gpu.demo.tokenizer import SPECIAL_TOKENS, STOP_ID
-from local_gpu.demo.train import encode_dialogue, encode_prompt
+from examples.demo.recipe import grammar, skills
+from examples.demo.recipe.data import training_dialogue
+from examples.demo.recipe.evaluate import Rates, measure, sample
+from examples.demo.recipe.grammar import HINTS_PLAIN, Line, Priors, Problem
+from examples.demo.recipe.tokenizer import SPECIAL_TOKENS, STOP_ID
+from examples.demo.recipe.train import encode_dialogue, encode_prompt
 from tinker_claw.errors import ModelFileError
+from tinker_claw.shipped import MODEL_DIR, verify
 from tinker_claw.types import HINT_TEMPLATE
 
 PROBLEM = Problem("Nora", "pears", "subtract", 7, 3)
@@ -62,7 +63,7 @@ def test_flipped_byte_is_reported_with_the_file_and_the_remedy(copied: Path, nam
     content = bytearray((copied / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copied / name).write_bytes(content)
-    with pytest.raises(ModelFileError, match=rf"{name} is corrupted.*git checkout.*demo\.build"):
+    with pytest.raises(ModelFileError, match=rf"{name} is corrupted.*git checkout.*recipe\.build"):
         verify(copied)
 
 

@@ -30,11 +30,11 @@ from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import conduct
 from examples.demo.options import ROOT, Options, parse
 from examples.demo.progress import Progress
+from examples.demo.recipe import grammar
+from examples.demo.recipe.grammar import Problem, first_message
+from examples.demo.recipe.skills import Shopping, Sum
 from examples.demo.scoring import Exam, Score, score_version
 from examples.demo.user import Outcome, hold_session, hold_sessions
-from local_gpu.demo import grammar
-from local_gpu.demo.grammar import Problem, first_message
-from local_gpu.demo.skills import Shopping, Sum
 
 PROBLEMS = {
     first_message(problem): problem

@@ -19,8 +19,10 @@ from openai.types.chat.completion_create_params import (
 )
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL, ChatRequest, parse_chat
-from tinker_claw.formats.chat_reply import sse
+from tinker_claw.formats.base import GenerationRequest, ReplyHead
+from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL, parse_chat
+from tinker_claw.formats.chat_reply import ChatReply
+from tinker_claw.types import Delta
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
@@ -35,7 +37,7 @@ MESSAGES: list[tuple[Any, str]] = [
 TOOL = {"type": "function", "function": {"name": "ls", "description": "d", "parameters": {}}}
 
 
-def parse(**fields: Any) -> ChatRequest:
+def parse(**fields: Any) -> GenerationRequest:
     return parse_chat(json.dumps({"model": "m", "messages": [USER]} | fields).encode())
 
 
@@ -59,7 +61,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def test_a_bare_request_gets_the_defaults() -> None:
-    assert parse() == ChatRequest(model="m", messages=(USER,))
+    assert parse() == GenerationRequest(model="m", messages=(USER,))
 
 
 def test_every_honoured_field_is_read() -> None:
@@ -79,12 +81,12 @@ def test_every_honoured_field_is_read() -> None:
         chat_template_kwargs={"enable_thinking": False},
         prompt_cache_key="k",
     )
-    assert request == ChatRequest(
+    assert request == GenerationRequest(
         model="m",
         messages=(USER,),
         tools=(TOOL,),
         stream=True,
-        include_usage=True,
+        wants_usage=True,
         max_tokens=7,
         temperature=0.0,
         top_p=0.5,
@@ -94,7 +96,7 @@ def test_every_honoured_field_is_read() -> None:
         one_call=True,
         reasoning_effort="low",
         template={"enable_thinking": False},
-        prompt_cache_key="k",
+        session=("k", "prompt_cache_key"),
     )
 
 
@@ -397,4 +399,7 @@ def test_whole_surrogate_pairs_are_text() -> None:
 
 
 def test_an_event_is_one_line_of_utf8() -> None:
-    assert sse({"a": "ü\n"}) == 'data: {"a":"ü\\n"}\n\n'.encode()
+    reply = ChatReply(parse(), ReplyHead(version=3, prompt_tokens=1, created=0))
+    begin, _, rest = reply.deltas([Delta("text", "ü\n")], 3).decode().partition('"delta":')
+    assert begin.startswith(f'data: {{"id":"{reply.id}","object":"chat.completion.chunk",')
+    assert rest == '{"content":"ü\\n"},"finish_reason":null}]}\n\n'

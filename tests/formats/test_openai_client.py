@@ -315,7 +315,7 @@ async def test_the_errors_of_the_client(tmp_path: Path, renderer: Renderer) -> N
 
 
 async def test_a_model_that_cannot_answer(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, outage_patience_s=0.1) as world:
+    async with gateway(tmp_path, renderer, patience_s=0.1) as world:
         world.sampler.away = UNTIL_TOLD
         create = world.openai.chat.completions.create
         with pytest.raises(openai.InternalServerError) as raised:

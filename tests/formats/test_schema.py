@@ -19,7 +19,7 @@ from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Training
 from tinker_claw.formats.schema import misfit
 from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.views import read_history
+from tinker_claw.ledger.views import read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry
 
@@ -66,10 +66,9 @@ async def test_a_strict_tool_is_served_and_a_call_that_breaks_it_is_noted(world:
     assert world.column("untrained_because") == [None] * 4, "it is trained like any other"
     assert world.next_states()[3] is not None, "by what follows it"
     with reading(world.ledger.path.parent / FILE) as ledger:
-        turn = read_history(ledger, 3)
+        turn, lines = read_turn(ledger, 3), tell(ledger, 3, Training(), text=True)
     assert turn is not None
     assert turn.misfit == noted
-    lines = tell(turn, Training(), text=True)
     assert "The call of GetWeather does not fit its schema: arguments has no field days." in lines
 
 

@@ -260,7 +260,7 @@ async def test_stand_ins_are_tried_once_and_shortly_when_the_service_is_away(
     learned(tmp_path, "p1")
     old = FakeSampler(Script(spell(renderer, "late"), first_after_s=30))
     base = FakeSampler(Script(spell(renderer, "the base, slowly"), gap_s=0.25))
-    settings: dict[str, Any] = {"outage_patience_s": 0.2, "stand_in_s": 0.6}
+    settings: dict[str, Any] = {"patience_s": 0.2, "stand_in_s": 0.6}
     async with gateway(tmp_path, renderer, versions={0: old}, base=base, **settings) as world:
         world.sampler.away = UNTIL_TOLD
         assert await text(world, stream=True) == "the base, slowly"

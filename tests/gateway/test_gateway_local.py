@@ -16,13 +16,13 @@ from backends import tiny_model
 from tokenizers import Tokenizer
 
 from local_gpu.config import LocalConfig
-from local_gpu.demo import MODEL_DIR
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
-from tinker_claw.backends.model_files import source
+from tinker_claw.backends.local import arrange
+from tinker_claw.backends.model_files import MODEL_DIR, source
 from tinker_claw.billing.budget import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger
@@ -161,15 +161,13 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    settings = load(
-        [*("--model-name", "demo", "--backend", "local", "--threads", "1"), "--data-dir", str(data)]
-    )
+    settings = load([*("--model-name", "demo", "--backend", "local"), "--data-dir", str(data)])
     ledger = Ledger(data)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         price = price_in_force(settings)
-        system = await wire(settings, source(settings), ledger, price, stack)
-        sampler: Any = system.policy.current.sampler
+        system = await wire(*(settings, source(settings), arrange(settings), ledger, price, stack))
+        sampler: Any = system.parts.policy.current.sampler
         sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(
             float("nan")
         )

@@ -13,7 +13,7 @@ from tests.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.gateways import MODEL, chat, gateway, spell, text_of
 from tests.learner.test_loop import world as loop
 from tinker_claw.errors import OutageError, SamplerError
-from tinker_claw.gateway.fallback import RETRY_WAITS_S, Retries
+from tinker_claw.gateway.fallback import RETRIES, Retries
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -53,7 +53,7 @@ async def test_failing_sampler_is_given_up_although_the_service_was_away_before(
 async def test_patience_ends_with_a_503_that_says_when_to_come_back(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, outage_patience_s=1) as world:
+    async with gateway(tmp_path, renderer, patience_s=1) as world:
         world.sampler.away = UNTIL_TOLD
         began = time.monotonic()
         response = await world.ask("hi")
@@ -76,7 +76,7 @@ async def test_patience_ends_with_a_503_that_says_when_to_come_back(
 async def test_streamed_patience_ends_with_an_error_and_no_finish_reason(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, outage_patience_s=1, keepalive_s=0.02) as world:
+    async with gateway(tmp_path, renderer, patience_s=1, keepalive_s=0.02) as world:
         world.sampler.away = UNTIL_TOLD
         events = await world.events("hi")
         assert events[-1]["error"]["type"] == "server_error"
@@ -109,7 +109,7 @@ async def test_outage_in_the_middle_of_a_reply_has_its_end_too(
 ) -> None:
     tokens = spell(renderer, "one two three four")
     broken = FakeSampler(Script(tokens, away_after=2), Script(tokens, away_after=0))
-    async with gateway(tmp_path, renderer, broken, outage_patience_s=1) as world:
+    async with gateway(tmp_path, renderer, broken, patience_s=1) as world:
         events = await world.events("hi")
         assert text_of(events), "the first tokens were out"
         assert events[-1]["error"]["type"] == "server_error"
@@ -124,7 +124,7 @@ async def test_reply_that_flows_for_longer_than_patience_has_all_of_it_left(
 ) -> None:
     tokens = spell(renderer, "one two three four")
     sampler = FakeSampler(Script(tokens, gap_s=0.2, away_after=3), Script(tokens[3:]))
-    async with gateway(tmp_path, renderer, sampler, outage_patience_s=0.3) as world:
+    async with gateway(tmp_path, renderer, sampler, patience_s=0.3) as world:
         assert text_of(await world.events("hi")) == "one two three four"
         assert len(sampler.prompts) == 2
 
@@ -166,7 +166,7 @@ def test_last_attempt_is_at_the_end_of_patience() -> None:
     patience = Retries(time.monotonic() - 100, 103, Backoff(2, 60))
     away, failed = OutageError("away"), SamplerError("failed")
     assert patience.wait_s(away) == 2
-    assert [patience.wait_s(failed) for _ in range(3)] == [*RETRY_WAITS_S, None]
+    assert [patience.wait_s(failed) for _ in range(3)] == [RETRIES.after(1), RETRIES.after(2), None]
     assert patience.wait_s(away) == pytest.approx(3, abs=0.5), "not four: patience is over by then"
     assert Retries(time.monotonic() - 100, 100, Backoff(2, 60)).wait_s(away) is None
 

@@ -10,8 +10,13 @@ import pytest
 
 from tests.gateways import MODEL, Observer, gateway
 from tinker_claw.errors import SamplerError
-from tinker_claw.gateway import errors
 from tinker_claw.render.renderer import Renderer
+
+WHAT = (
+    "This is tinker-claw, which speaks OpenAI's chat completions: POST /v1/chat/completions. In "
+    'OpenClaw set api to "openai-completions" and baseUrl to this address with /v1 at its end; '
+    "`python run.py openclaw-config` prints what belongs there."
+)
 
 
 def assert_error(response: Any, status: int, **fields: Any) -> None:
@@ -114,7 +119,7 @@ async def test_unknown_paths_and_methods(tmp_path: Path, renderer: Renderer) -> 
         wrong = await world.http.get("/chat/completions")
         assert_error(wrong, 405, code="unknown_url")
         assert wrong.headers["allow"] == "POST"
-        assert errors.WHAT in wrong.json()["error"]["message"]
+        assert WHAT in wrong.json()["error"]["message"]
 
 
 OTHER_DOORS = (
@@ -136,12 +141,12 @@ async def test_other_formats_and_addresses_are_told_what_to_set(
             else:  # to OpenClaw a 404 says that the model is not known
                 assert_error(told, 400, code="unknown_url")
             message = told.json()["error"]["message"]
-            assert errors.WHAT in message
+            assert WHAT in message
             assert len(message) < 600
-            assert MODEL not in message.replace(errors.WHAT, ""), "to strangers nothing of its own"
+            assert MODEL not in message.replace(WHAT, ""), "to strangers nothing of its own"
         what = await world.http.get(f"{root}/")
         assert what.status_code == 200
-        assert what.text == f"{errors.WHAT} How it is: /health.\n"
+        assert what.text == f"{WHAT} How it is: /health.\n"
         health = (await world.http.get(f"{root}/health")).json()
         assert health == (await world.http.get(f"{root}/healthz")).json()
         assert ("policy_version" in health) is (key is None), "as to strangers"

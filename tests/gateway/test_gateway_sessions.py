@@ -196,7 +196,7 @@ async def test_a_session_that_ends_is_closed_and_its_last_turn_says_why_it_is_no
 async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, session_idle_s=1e-9) as world:
+    async with gateway(tmp_path, renderer, idle_s=1e-9) as world:
         await world.reply(openclaw("hi"))
         await world.reply({"messages": chat("hello")}, **{"X-Session-Id": "other"})
         assert closed(world) == {"s": True, "other": False}
@@ -204,7 +204,7 @@ async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
         await world.reply(openclaw("hi", assistant("fine"), user("good morning")))
         assert closed(world) == {"s": False, "other": True}
         assert world.next_states()[1] == NextState("user", "good morning")
-    async with gateway(tmp_path, renderer, session_idle_s=1e-9) as world:
+    async with gateway(tmp_path, renderer, idle_s=1e-9) as world:
         assert closed(world) == {"s": True, "other": True}
 
 

@@ -209,9 +209,7 @@ async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() ->
 async def test_a_body_that_does_not_come_is_a_408(
     chunked: bool, tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with gateway(
-        tmp_path, renderer, body_timeout_s=0.5, max_concurrent=1, max_queue=0
-    ) as world:
+    async with gateway(tmp_path, renderer, body_s=0.5, max_concurrent=1, max_queue=0) as world:
         length = "transfer-encoding: chunked" if chunked else "content-length: 500"
         piece = b"1\r\n{\r\n" if chunked else b"{"
         reader, writer = await _connect(world)

@@ -21,7 +21,7 @@ from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe, read_overview
 from tinker_claw.conversation import history as histories
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.privacy.marker import NEAR_MISS
@@ -226,10 +226,10 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
     assert not any(MARK in text for text in texts)
     await world.ask(f"I am {MARK}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT._entries)]
+    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
     assert any(MARK in text for text in texts), "where it would be"
 
 
@@ -308,22 +308,22 @@ def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> Non
     )
     assert len(captured.encoded()) > 40_000
     ledger, redactor = Ledger(tmp_path), Counting(["secrets"])
-    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
-    assert discretion.holds(parse_chat(captured.encoded())) is None
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
+    assert sessions.holds(parse_chat(captured.encoded())) is None
     before = redactor.searched
     assert before > len(captured.body["messages"])
-    assert discretion.holds(parse_chat(captured.encoded())) is None  # strings of its own
+    assert sessions.holds(parse_chat(captured.encoded())) is None  # strings of its own
     assert redactor.searched == before
     ledger.close()
 
 
 def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
     ledger, redactor = Ledger(tmp_path), Counting([])
-    discretion = SessionPrivacy(ledger.turns, redactor, ComputeLock())
+    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
     texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
     for text in (*texts, *texts):
         said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
         request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
-        assert discretion.holds(request) is None
+        assert sessions.holds(request) is None
     assert redactor.searched == len(texts) + 1
     ledger.close()

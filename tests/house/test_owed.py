@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_day, serving, training
-from tinker_claw.cli import doctor
-from tinker_claw.config.load import load
+from tinker_claw.cli import main
+from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -39,15 +39,18 @@ def parse(command: str) -> None:
     elif program == "benchmarks.gpu_day":
         gpu_day.parser().parse_args(rest)
     elif program == "run.py":
-        _run(rest)
+        run_py(rest)
     else:
         assert program in OTHERS, command
 
 
-def _run(words: Sequence[str]) -> None:
-    if words[0] == "doctor":
-        _, words = doctor.parser().parse_known_args(words[1:])
-    load(list(words))
+def run_py(words: Sequence[str]) -> None:
+    """Raises where run.py would not take these words."""
+    if words[0] not in main.COMMANDS:
+        load(words)
+        return
+    with main.Command(words[0]).make_context(words[0], list(words[1:])) as context:
+        load_given(context.params)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -51,7 +51,7 @@ def everything(telemetry: Telemetry) -> None:
 
 def test_events_are_json_lines_where_nobody_watches() -> None:
     stream = io.StringIO()
-    configure("auto", stream)
+    configure(stream)
     everything(Telemetry(None))
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == [
@@ -69,7 +69,7 @@ def test_events_are_json_lines_where_nobody_watches() -> None:
 
 def test_events_are_readable_on_a_terminal() -> None:
     stream = Terminal()
-    configure("auto", stream)
+    configure(stream)
     everything(Telemetry(None))
     first = stream.getvalue().splitlines()[0]
     assert "turn.captured" in first
@@ -77,7 +77,7 @@ def test_events_are_readable_on_a_terminal() -> None:
 
 
 def test_metrics_file_gets_one_line_per_step(tmp_path: Path) -> None:
-    configure("json", io.StringIO())
+    configure(io.StringIO())
     telemetry = Telemetry(tmp_path / "metrics.jsonl")
     everything(telemetry)
     everything(telemetry)
@@ -89,7 +89,7 @@ def test_metrics_file_gets_one_line_per_step(tmp_path: Path) -> None:
 
 
 def test_figures_for_prometheus() -> None:
-    configure("json", io.StringIO())
+    configure(io.StringIO())
     telemetry = Telemetry(None)
     everything(telemetry)
     text = telemetry.exposition().decode()
@@ -110,7 +110,7 @@ def test_figures_for_prometheus() -> None:
 
 def test_what_libraries_log_of_an_error_has_its_place_and_not_its_words() -> None:
     stream = io.StringIO()
-    configure("json", stream)
+    configure(stream)
 
     words = "my secret plan"
 
@@ -134,7 +134,7 @@ def test_what_libraries_log_of_an_error_has_its_place_and_not_its_words() -> Non
 def test_errors_that_come_from_one_another_are_told_once() -> None:
     """The first error of a group, raised from the group, is its own cause's part."""
     stream = io.StringIO()
-    configure("json", stream)
+    configure(stream)
     first = ValueError("my secret plan")
     try:
         raise first from ExceptionGroup("several", [first, KeyError("another")])

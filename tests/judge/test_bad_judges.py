@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.stories import run
 from tests.talk import ask, rows
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
-from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.ledger.turns import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 
@@ -31,8 +32,9 @@ NEVER = Backoff(1e6, 1e6)
 
 
 def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
-    settings = JudgeSettings(judge_timeout_s=timeout_s, prm_max_tokens=tokens)
-    return HttpEndpoint(judge.url, settings, longest_wait_s=0.01)
+    settings = JudgeSettings(prm_max_tokens=tokens)
+    retries = replace(RETRIES, longest_s=0.01)
+    return HttpEndpoint(judge.url, settings, retries=retries, answer_s=timeout_s)
 
 
 async def sampled(w: World) -> None:
@@ -77,7 +79,7 @@ async def test_an_odd_answer_that_holds_votes_is_read(tmp_path: Path, how: str) 
 async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:
     async with bad_judge() as judge, endpoint(judge, timeout_s=0.3) as http:
         judge.spoilt = SLOW
-        with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s \(--judge-timeout-s\)"):
+        with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s"):
             await http.answers([{"role": "system", "content": ""}], 1)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, JudgeError, OutageError
-from tinker_claw.judge.endpoints import HttpEndpoint, SamplerEndpoint
+from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
     MAX_CHARS,
@@ -131,7 +132,7 @@ def endpoint(answer: Callable[[httpx.Request], httpx.Response]) -> HttpEndpoint:
         "http://judge/v1",
         SETTINGS,
         transport=httpx.MockTransport(streamed),
-        longest_wait_s=0.01,
+        retries=replace(RETRIES, longest_s=0.01),
     )
 
 

@@ -7,8 +7,8 @@ import random
 import httpx
 import pytest
 
-from local_gpu.demo import grammar
-from local_gpu.demo.judge import create_app, verdict
+from examples.demo.judge import create_app, verdict
+from examples.demo.recipe import grammar
 from tinker_claw.app.server import in_background
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError

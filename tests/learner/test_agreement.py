@@ -33,7 +33,8 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import DisagreementError, OutageError
 from tinker_claw.learner.diagnostics import agreement, compare, figures
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner, LearnerDeps
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.ledger import Ledger
@@ -481,11 +482,11 @@ async def small(folder: Path, fault: Fault) -> AsyncGenerator[Small]:
         telemetry, health = Telemetry(folder / "metrics.jsonl"), Health()
         spending = Spending(Price(), ledger.spend, telemetry)
         learner = Learner(
-            LearnerDeps(
+            LoopParts(
                 *(ledger, trainer, await trainer.base(), build("binary"), policy, telemetry),
                 *(health, spending, Training(batch_size=4)),
-                learning_rate=0.02,
-            )
+            ),
+            learning_rate=0.02,
         )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(learner.run())

@@ -42,7 +42,7 @@ def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> N
 
 
 def test_the_rule_of_a_step_makes_the_same_settings_again() -> None:
-    cfg = Training(baseline="none", w_opd=0.5, opd_mode="token", learning_rate=3e-4)
+    cfg = Training(baseline="none", w_opd=0.5, opd_topk=0, learning_rate=3e-4)
     rule = step_rule("combine", cfg)
     assert rule.pop("method") == "combine"
     assert "learning_rate" not in rule

@@ -203,9 +203,7 @@ async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: 
     ) as w:
         bad = [w.turn("MUMBLE YES"), w.turn("MUMBLE YES")]
         await judge_others_until(w, lambda: set_aside(w) == bad)
-        undoing = Rollback(
-            *(w.ledger, w.trainer, w.policy, w.learner), lambda session: None, w.judging.wake
-        )
+        undoing = Rollback(w.parts, w.learner, lambda session: None, w.judging.wake)
         w.ledger._db._connection.execute("UPDATE next_states SET text = 'YES'")  # it can be read
         before = w.ledger.samples.waiting()
         assert undoing.judge_again([bad[1], 999]) == [bad[1]]

@@ -24,8 +24,9 @@ from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner import judging
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps, Observing
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
@@ -96,6 +97,7 @@ class Says:
 
 @dataclass
 class World:
+    parts: LoopParts
     ledger: Ledger
     trainer: FakeTrainer
     policy: PolicyHolder
@@ -190,37 +192,30 @@ async def world(
     telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
     base = await trainer.base()
     paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
+    parts = LoopParts(*(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg))
     learner = Learner(
-        LearnerDeps(
-            *(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg),
-            learning_rate=1e-3,
-            waits=waits,
-            observing=Observing(ledger.samples, cfg.batch_size, lambda: 0.25)
-            if cfg.observe
-            else None,
-            score_fresh=score_fresh,
-        )
+        parts,
+        learning_rate=1e-3,
+        score_fresh=score_fresh,
+        step_usd=lambda: 0.25,
+        waits=waits,
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    teacher = base if cfg.teacher == "base" else None
-    scorer = HintScorer(teacher, Splicer(), build(method), cfg)  # type: ignore[arg-type]
+    scorer = HintScorer(parts, Splicer())  # type: ignore[arg-type]
     judged = Judging(
-        JudgingDeps(
-            *(ledger, judge, scorer, build(method), policy, telemetry, health, paid),
-            on_sample=learner.wake,
-            concurrency=4,
-            redact=redact,
-            waits=judge_waits,
-            rests=rests,
-        )
+        *(parts, judge, scorer, learner.wake),
+        concurrency=4,
+        redact=redact,
+        waits=judge_waits,
+        rests=rests,
     )
     assert isinstance(base, FakeSampler)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judged, learner) if running]
             yield World(
-                ledger, trainer, policy, judged, learner, says, health, path / "metrics.jsonl",
-                paid, telemetry, base=base,
+                parts, ledger, trainer, policy, judged, learner, says, health,
+                path / "metrics.jsonl", paid, telemetry, base=base,
             )  # fmt: skip
             for task in tasks:
                 task.cancel()
@@ -535,17 +530,6 @@ async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> Non
         await w.version(1)
         await w.until(lambda: w.ledger.samples.counts()["expired"] == 1)
         assert w.ledger.samples.waiting() == 0
-
-
-async def test_max_steps_ends_learning_not_judging(tmp_path: Path) -> None:
-    async with world(tmp_path, max_steps=1) as w:
-        for _ in range(8):
-            w.turn("YES")
-        await w.version(1)
-        await w.settled()
-        await w.until(lambda: w.health.learner.state == "finished")
-        assert w.ledger.samples.waiting() == 4
-        assert len(w.trainer.steps) == 1
 
 
 async def test_steps_that_were_not_saved_are_void_after_a_restart(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
             return [f"he said {secret} \\boxed{{-1}}"] * n
 
     async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
-        w.judging._deps.judge._endpoint = Leaks()
+        w.judging._judge._endpoint = Leaks()
         turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
         await w.judging._one(turn)
         assert len(asked) == 2

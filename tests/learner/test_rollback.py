@@ -23,7 +23,7 @@ from tinker_claw.types import Adam, LossPass, StepReport
 
 
 def undoing(w: World) -> Rollback:
-    return Rollback(w.ledger, w.trainer, w.policy, w.learner, lambda session: None, w.judging.wake)
+    return Rollback(w.parts, w.learner, lambda session: None, w.judging.wake)
 
 
 async def learn(w: World, to: int) -> None:

@@ -125,6 +125,6 @@ async def test_an_example_is_forgotten_with_the_turn_that_it_was(
         state = "trained" if batch == 2 else "queued"
         await w.until(lambda: w.ledger.samples.counts()[state] == 2)
         w.ledger.forget(from_turn(secret))
-        rows = w.ledger.turns._db.rows("SELECT hint FROM samples WHERE hint IS NOT NULL")
-        assert [row["hint"] for row in rows] == []
+        rows = w.ledger.turns._db.rows("SELECT hint, teacher_logprobs FROM samples")
+        assert {(row["hint"] or "", row["teacher_logprobs"]) for row in rows} <= {("", None)}
         assert w.why_refused(kept) == "no demonstration"

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.ledger import SYSTEM, Result, measure
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import trim
 
 TURNS = int(os.environ.get("LEDGER_TURNS", "2400"))
 MEANT = 100_000
@@ -38,7 +39,7 @@ def test_prompts_come_back_and_old_turns_go_a_few_at_a_time(
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET settled = 1, untrained_because = 'side turn: test'")
     size = ledger.live_bytes()
-    per_transaction = list(ledger.retention.round(None, size // 2))
+    per_transaction = list(trim(ledger._db, None, size // 2))
     dropped = sum(per_transaction)
     assert max(per_transaction) <= 25
     assert TURNS // 4 < dropped < TURNS

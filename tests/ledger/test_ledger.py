@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -14,13 +16,24 @@ from pathlib import Path
 import pytest
 
 from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.codec import (
+    pack_floats,
+    pack_id_rows,
+    pack_ids,
+    unpack_floats,
+    unpack_id_rows,
+    unpack_ids,
+)
+from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import Ballot, NewTurn
+from tinker_claw.ledger.versions import read_line, read_versions
 from tinker_claw.types import (
     Completion,
     HintScores,
     Kind,
     NextState,
+    PolicyVersion,
     SamplingParams,
     StopReason,
     Verdict,
@@ -294,7 +307,7 @@ _ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     Ledger(Path(sys.argv[1]))
@@ -317,7 +330,7 @@ def test_second_process_on_the_same_directory_is_refused(ledger: Ledger) -> None
 
 def test_lock_of_a_killed_process_does_not_hold(tmp_path: Path) -> None:
     script = (
-        "import os, signal, pathlib; from tinker_claw.ledger import Ledger\n"
+        "import os, signal, pathlib; from tinker_claw.ledger.ledger import Ledger\n"
         f"ledger = Ledger(pathlib.Path({str(tmp_path)!r}))\n"
         "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -348,13 +361,23 @@ def test_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> Non
     assert file.read_bytes() == before
 
 
-def test_later_schema_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 99, -1])
+def test_schema_of_another_release_is_refused_and_left_alone(tmp_path: Path, version: int) -> None:
     Ledger(tmp_path).close()
-    connection = sqlite3.connect(tmp_path / "ledger.sqlite3")
-    connection.execute("PRAGMA user_version = 99")
+    file = tmp_path / "ledger.sqlite3"
+    connection = sqlite3.connect(file)
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    with pytest.raises(LedgerError, match="schema is version 99"):
+    before = file.read_bytes()
+    said = (
+        rf"was written by another release \(its schema is version {version}, this program knows "
+        rf"{SCHEMA_VERSION}\); use that release, or another --data-dir"
+    )
+    with pytest.raises(LedgerError, match=said):
         Ledger(tmp_path)
+    with pytest.raises(LedgerError, match=said), reading(file):
+        pass
+    assert file.read_bytes() == before
 
 
 def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:
@@ -401,3 +424,68 @@ def test_committed_turn_survives_sigkill(tmp_path: Path) -> None:
     connection.close()
     ledger.close()
     assert turns >= seen >= 20
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 1000])
+@pytest.mark.parametrize("top", [7, 150_000, 2**31 - 1])
+def test_ids_come_back_exactly(length: int, top: int) -> None:
+    rng = random.Random(length)
+    ids = tuple(rng.randrange(-top - 1, top) for _ in range(length))
+    assert unpack_ids(pack_ids(ids)) == ids
+    rows = tuple(ids[at : at + 4] for at in range(0, length - length % 4, 4))
+    assert unpack_id_rows(pack_id_rows(rows), 4) == rows
+
+
+def test_ids_of_a_vocabulary_take_less_than_three_bytes_each() -> None:
+    ids = [int(151_936 ** random.Random(n).random()) for n in range(1024)]
+    assert len(pack_ids(ids)) < 3 * 1024
+
+
+@pytest.mark.parametrize(
+    ("floats", "width"),
+    [
+        ((0.0, -0.0, -1.5, float("-inf")), 4),
+        ((-0.1, -1e300), 8),  # beyond float32
+        ((-0.1,), 8),
+        ((), 4),
+        (tuple(-n / 7 for n in range(300)), 8),
+    ],
+)
+def test_floats_come_back_exactly_in_half_the_room_where_that_is_enough(
+    floats: tuple[float, ...], width: int
+) -> None:
+    packed = pack_floats(floats)
+    assert list(map(repr, unpack_floats(packed))) == list(map(repr, floats))
+    assert len(packed) <= 1 + width * len(floats)
+    assert math.isnan(unpack_floats(pack_floats((math.nan,)))[0])
+
+
+def test_one_line_says_what_a_rollback_left_behind_and_what_a_crash_did_not(
+    ledger: Ledger,
+) -> None:
+    """v0 - v1 - v2, back to v1 as v3, v4 lost in a crash, which v5 takes up at v3."""
+    base = ledger.steps.newest_version()
+    assert base is not None
+
+    def step(parent: PolicyVersion, state_ref: str | None) -> PolicyVersion:
+        (sample,) = queue(ledger, 1, parent.id)
+        number = ledger.steps.begin(parent.id, [sample])
+        return ledger.steps.commit(number, parent, state_ref=state_ref, sampler_ref="p", metrics={})
+
+    first = step(base, "s1")
+    left = step(first, "s2")
+    back = ledger.steps.roll_back(first)
+    lost = step(back, None)
+    (by_lost,) = queue(ledger, 1, lost.id)
+    (by_left,) = queue(ledger, 1, left.id)
+    assert ledger.steps.restart_from(back).id == 5
+    line = read_line(ledger._db)
+    assert line.live == {0, 1, 3, 5}
+    assert line.lost == {4}
+    assert [line.leads_on(version) for version in range(6)] == [True, True, False, True, True, True]
+    assert [record.live for record in read_versions(ledger._db)] == [
+        *(True, True, False, True, False, True)
+    ]
+    assert ledger.samples.expire(2, 9) == 1
+    state = dict(map(tuple, ledger._db.rows("SELECT id, state FROM samples")))
+    assert (state[by_lost], state[by_left]) == ("queued", "expired")

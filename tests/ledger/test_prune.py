@@ -18,11 +18,12 @@ from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Keeping, Training
+from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
 from tinker_claw.ledger.turns import Ballot
-from tinker_claw.ledger.views import read_history
+from tinker_claw.ledger.views import read_contents, read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, NextState, PolicyVersion
 
@@ -70,7 +71,7 @@ def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersi
 
 
 def trim(ledger: Ledger, before: float | None = None, most: int | None = None) -> int:
-    return sum(ledger.retention.round(before, most))
+    return sum(prune.trim(ledger._db, before, most))
 
 
 def full(ledger: Ledger) -> set[int]:
@@ -118,17 +119,17 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     figures = (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts())
     assert trim(ledger, before=time.time() + 1) == 1
     assert (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts()) == figures
-    with reading(ledger.path) as rows:
-        told = read_history(rows, turn)
-    assert told is not None
-    assert told.prompt_tokens == 5000
-    assert (told.request_text, told.reply_text, told.hints) == ("", "", ("",))
-    assert told.verdict is not None
-    assert told.verdict.votes == (-1, -1, -1)
-    assert told.sample is not None
-    assert (told.sample.state, told.sample.reward, told.sample.teacher) == ("trained", -1, None)
-    assert (told.completion_tokens, told.completion.tokens) == (3, ())
-    text = "\n".join(tell(told, Training(), text=True)).replace("\n", " ")
+    with reading(ledger.path) as rows, rows.moment():
+        view, known = read_turn(rows, turn), read_contents(rows, turn)
+        text = " ".join(tell(rows, turn, Training(), text=True))
+    assert view is not None
+    assert known is not None
+    assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")
+    assert (known.request_text, known.reply_text, known.hints) == ("", "", ("",))
+    assert (view.verdict, view.votes) == (-1, (-1, -1, -1))
+    assert view.sample is not None
+    assert (view.sample.state, view.sample.reward, known.teacher) == ("trained", -1, None)
+    assert known.completion.tokens == ()
     assert "answered with 3 tokens" in text
     assert "Its tokens are not in the ledger" in text
     assert "It was trained in step 1" in text
@@ -159,7 +160,7 @@ def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
         add(ledger, f"x{n}", untrained_because="side")
     add(ledger, "shared", untrained_because="side", prompt=shared)
     new = 0
-    for at, _ in enumerate(ledger.retention.round(time.time() + 1, None)):
+    for at, _ in enumerate(prune.trim(ledger._db, time.time() + 1, None)):
         if at == when:
             new = add(ledger, "new", prompt=(*shared, 7))
     new = new or add(ledger, "new", prompt=(*shared, 7))
@@ -204,13 +205,68 @@ def test_rows_of_emptied_turns_share_pages(ledger: Ledger) -> None:
     assert ledger.live_bytes() < size / 2
 
 
+def test_a_size_out_of_reach_takes_one_pass(ledger: Ledger) -> None:
+    """Most of what is there may still be trained, and nothing makes the file small enough."""
+    for n in range(600):
+        add(ledger, f"x{n}", prompt=(1,), **({"untrained_because": "side"} if n % 10 == 0 else {}))
+    transactions = list(prune.trim(ledger._db, most_bytes=1))
+    assert sum(transactions) == 60
+    assert len(full(ledger)) == 540
+    sweeps = 2 * (2 + 600 // 50)
+    assert len(transactions) < 60 + sweeps + 10, "what stays is not looked at again and again"
+    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert list(prune.trim(ledger._db, most_bytes=1)) == []
+
+
+def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) -> None:
+    turns = [add(ledger, f"x{n}", untrained_because="side") for n in range(60)]
+    dropping = prune.trim(ledger._db, before=time.time() + 1)
+    gone = next(dropping)
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET settled = 0 WHERE id = ?", (turns[-1],))
+    assert gone + sum(dropping) == 59
+    assert full(ledger) == {turns[-1]}
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_was_said_of_trained_turns_gives_its_room_back(
+    ledger: Ledger, forgotten: bool
+) -> None:
+    parent = ledger.steps.newest_version()
+    assert parent is not None
+    turns = list[int]()
+    for n in range(150):
+        turn = add(ledger, f"x{n}", prompt=(1,))
+        ledger.turns.add_next_state(turn, NextState("user", WORDS * 60))
+        ballots = [Ballot(WORDS * 20, -1)] * 3
+        ledger.judgements.add(
+            turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[WORDS * 20]
+        )
+        ledger.samples.add(turn, -1, TEACHER)
+        turns.append(turn)
+    parent = step(ledger, parent, turns)
+    for n in range(SAFE_STATES):
+        parent = step(ledger, parent, [sampled(ledger, f"u{n}")])
+    size = ledger.live_bytes()
+    if forgotten:
+        for turn in turns:
+            ledger.begin_to_forget(prune.from_turn(turn))
+        asyncio.run(ledger.finish_forgetting())
+    else:
+        assert trim(ledger, before=time.time() + 1) == 151
+    assert ledger.live_bytes() < size / 2
+    blanked = ledger._db.rows("SELECT DISTINCT blanked FROM turns WHERE id <= 150")
+    assert [row["blanked"] for row in blanked] == ["forgotten" if forgotten else "dropped"]
+    assert ledger._db.one("PRAGMA foreign_key_check") is None
+
+
 def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(300):
         add(ledger, f"x{n}", untrained_because="side")
     monkeypatch.setattr("tinker_claw.ledger.prune.SLICE_S", -1)  # each row takes all of it
-    dropped = list(ledger.retention.round(time.time() + 1, None))
+    dropped = list(prune.trim(ledger._db, time.time() + 1, None))
     assert sum(dropped) == 300
     assert max(dropped) == 1
 

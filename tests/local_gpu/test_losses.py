@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 
-from local_gpu.learn.losses import LOSSES, LossInputs
+from local_gpu.learn.losses import LOSSES, LossInputs, check_loss
 from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.types import Datum, LossName
 
 
 def value_and_gradient(
-    name: LossName, logprobs: torch.Tensor, inputs: LossInputs, **config: float
+    name: LossName | Literal["gspo"], logprobs: torch.Tensor, inputs: LossInputs, **config: float
 ) -> tuple[float, torch.Tensor]:
     leaf = logprobs.clone().requires_grad_(True)
     loss = LOSSES[name].compute(leaf, inputs, config)
@@ -80,6 +81,65 @@ def test_cross_entropy_of_signed_weights() -> None:
     assert torch.equal(gradient, -weights)
 
 
+MARKED = torch.tensor([0.0, 1.0, 1.0, 0.0])
+
+
+def of_sequence(ratio: float, advantages: list[float]) -> tuple[torch.Tensor, LossInputs]:
+    """Four tokens; the two that are MARKED have `ratio` as their geometric mean."""
+    ratios = torch.tensor([9.0, ratio * 1.25, ratio / 1.25, 5.0])
+    behaviour = torch.tensor([-1.0, -2.0, -0.5, -3.0])
+    inputs = LossInputs(behaviour, torch.tensor(advantages), None, MARKED)
+    return behaviour + ratios.log(), inputs
+
+
+# Every token's ratio is s, with d s_t / d z_t = s and no other derivative.
+@pytest.mark.parametrize(
+    ("ratio", "advantages", "loss", "gradient"),
+    [
+        (1.0, [0.0, 1.0, 1.0, 0.0], -2.0, [0.0, -1.0, -1.0, 0.0]),
+        # A token's own ratio, 1.25 times s, is not clipped: s is what counts.
+        (1.0003, [0.0, 1.0, -2.0, 0.0], 1.0003, [0.0, -1.0003, 2.0006, 0.0]),
+        (1.1, [0.0, 1.0, 2.0, 0.0], -3 * 1.0004, [0.0, 0.0, 0.0, 0.0]),
+        (1.1, [0.0, 1.0, -2.0, 0.0], -1.0004 + 2.2, [0.0, 0.0, 2.2, 0.0]),
+        (0.9, [0.0, 1.0, -2.0, 0.0], -0.9 + 2 * 0.9997, [0.0, -0.9, 0.0, 0.0]),
+        # An advantage on a token that the ratio leaves out has the sequence's ratio all the same.
+        (1.0, [0.0, 0.0, 0.0, 3.0], -3.0, [0.0, 0.0, 0.0, -3.0]),
+    ],
+)
+def test_gspo(ratio: float, advantages: list[float], loss: float, gradient: list[float]) -> None:
+    got = value_and_gradient("gspo", *of_sequence(ratio, advantages))
+    assert got[0] == pytest.approx(loss, abs=1e-5)
+    assert got[1].tolist() == pytest.approx(gradient, abs=1e-5)
+
+
+def test_gspo_takes_its_bounds_as_absolute_ratios() -> None:
+    bounds = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.05}
+    given = of_sequence(1.1, [0.0, 1.0, 1.0, 0.0])
+    assert value_and_gradient("gspo", *given, **bounds)[0] == pytest.approx(-2.1)
+    given = of_sequence(1.04, [0.0, 1.0, 1.0, 0.0])
+    assert value_and_gradient("gspo", *given, **bounds)[0] == pytest.approx(-2.08)
+
+
+def test_gspo_with_equal_advantages_is_the_papers_sequence_loss() -> None:
+    """Equation 5, spelled out: |y| times min(s A, clamp(s) A), s with its own gradient."""
+    behaviour = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
+    z = torch.tensor([-1.1, -1.8, -0.55], dtype=torch.float64, requires_grad=True)
+    sequence = (z - behaviour).mean().exp()
+    wide = {"clip_low_threshold": 0.5, "clip_high_threshold": 2.0}
+    whole = -3 * 0.7 * sequence
+    whole.backward()
+    inputs = LossInputs(behaviour, torch.full((3,), 0.7).double(), None, torch.ones(3))
+    loss, gradient = value_and_gradient("gspo", z.detach(), inputs, **wide)
+    assert loss == pytest.approx(whole.item())
+    assert z.grad is not None
+    torch.testing.assert_close(gradient, z.grad)
+
+
+def test_what_is_not_published_is_not_guessed() -> None:
+    with pytest.raises(StepError, match=r"stable_reinforce.*not published.*gspo"):
+        check_loss("stable_reinforce")
+
+
 def test_losses_are_sums_over_tokens() -> None:
     logprobs = torch.tensor([-1.0, -0.5, -2.0])
     inputs = LossInputs(torch.tensor([-1.2, -0.4, -2.5]), torch.tensor([1.0, -1.0, 0.5]), None)
@@ -120,6 +180,7 @@ def test_bounds_that_cross_are_refused() -> None:
         ("ppo", Datum((1, 2), 1, logprobs=(-1.0,)), "advantages"),
         ("cispo", Datum((1, 2), 1, advantages=(1.0,)), "logprobs"),
         ("cross_entropy", Datum((1, 2), 1), "weights"),
+        ("gspo", RL, "sequence_ratio_mask"),
     ],
 )
 def test_a_missing_array_is_named(name: LossName, datum: Datum, missing: str) -> None:

@@ -61,7 +61,7 @@ def four_bits_of(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def test_four_bits_are_not_split_over_gpus(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not split over GPUs.*or --shard on"):
+    with pytest.raises(ConfigError, match=r"not split over GPUs.*or the split"):
         LocalConfig(model="m", root=tmp_path, quantization="4bit", shard="on")
 
 

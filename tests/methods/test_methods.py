@@ -213,7 +213,7 @@ class TestPasses:
 
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
-        cfg = CFG.model_copy(update={"opd_mode": "token", "baseline": "none"})
+        cfg = CFG.model_copy(update={"opd_topk": 0, "baseline": "none"})
         (ppo,) = build("combine").passes([BatchItem(sample(reward=-1, teacher=teacher))], cfg)
         assert ppo.datums[0].advantages == (pytest.approx(-0.25), pytest.approx(-1.0))
 
@@ -361,10 +361,10 @@ class TestNeeds:
     def test_candidates_are_captured_only_where_they_are_used(self) -> None:
         assert student_topk(build("combine"), CFG) == 4
         assert student_topk(build("binary"), CFG) == 0
-        token = CFG.model_copy(update={"opd_mode": "token"})
+        token = CFG.model_copy(update={"opd_topk": 0})
         assert student_topk(build("opd"), token) == 0
 
     def test_what_is_missing_is_named_with_the_setting_that_works(self) -> None:
         require(build("combine"), CFG, self.FULL)
-        with pytest.raises(ConfigError, match=r"\[N, K\] targets.*--opd-mode token"):
+        with pytest.raises(ConfigError, match=r"\[N, K\] targets.*--opd-topk 0"):
             require(build("combine"), CFG, replace(self.FULL, two_d_targets=False))

@@ -337,7 +337,7 @@ def test_setting_names_what_is_redacted() -> None:
 
 def test_errors_that_quote_a_key_are_logged_without_it() -> None:
     out = io.StringIO()
-    configure("json", out, redact=SECRETS.redact)
+    configure(out, redact=SECRETS.redact)
     try:
         log.error("spend.failed", error=f"401: no such key sk-{LETTERS}", code=401)
         try:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from local_gpu.demo import MODEL_DIR
 from tests.agents import assistant, tool, user
 from tests.fakes import FakeSampler
 from tests.gateways import OFF, chat, gateway, spell
@@ -26,6 +25,7 @@ from tinker_claw.judge.prompts import verdict_messages
 from tinker_claw.render.outside_text import CUT, Guard
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message, NextState
 
 FORGED = (

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests.agents import assistant, openclaw, tool, user
 from tests.captures import load
 from tinker_claw.conversation.openclaw import last_user_index
@@ -25,6 +24,7 @@ from tinker_claw.render.format import Format
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import Encoder, Prompt, unpack
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message
 
 FAMILIES = (

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.render.stream import Delta
-from tinker_claw.types import HINT_TEMPLATE, Reply
+from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.types import HINT_TEMPLATE, Delta, Reply
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>")
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"path": "ü"}}\n</tool_call>'

@@ -8,11 +8,11 @@ import pytest
 import renderers
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
 from tests.gateways import chat
 from tinker_claw.errors import RequestError
 from tinker_claw.render.format import Switches, switches
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 
 
 def of(family: str, effort: str | None = None, **template: Any) -> Switches:

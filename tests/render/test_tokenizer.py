@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from local_gpu.demo import MODEL_DIR
+from tests import captures
 from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
-from tinker_claw.render.tokenizer import FileTokenizer, load
+from tinker_claw.render.outside_text import CutTokenizer
+from tinker_claw.render.prompt_cache import Encoder
+from tinker_claw.render.tokenizer import FileTokenizer, load, load_fast
+from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
 TOOLS = [
@@ -39,6 +45,59 @@ def both() -> tuple[FileTokenizer, Any]:
     ours = load(str(MODEL_DIR))
     assert isinstance(ours, FileTokenizer)
     return ours, load_tokenizer(str(MODEL_DIR))
+
+
+@pytest.fixture(scope="module")
+def fast(both: tuple[FileTokenizer, Any]) -> Callable[[str], list[int]]:
+    found = load_fast(both[0])
+    assert found is not None, "it passes the try-out"
+    return found
+
+
+@given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
+def test_the_fast_way_gives_the_same_ids(
+    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]], pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    assert fast(text) == both[0].encode(text, add_special_tokens=False)
+
+
+def test_the_fast_way_gives_the_same_ids_on_what_agents_send(
+    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]]
+) -> None:
+    texts = [str(m.get("content")) for c in captures.load(None) for m in c.body.get("messages", ())]
+    assert max(map(len, texts)) > 8_000
+    for text in texts:
+        assert fast(text) == both[0].encode(text, add_special_tokens=False)
+
+
+def test_a_fast_way_to_other_ids_is_not_gone(
+    both: tuple[FileTokenizer, Any], tmp_path: Path
+) -> None:
+    """Its file is another one than that which was read: merges are missing."""
+    ours = both[0]
+    shutil.copytree(MODEL_DIR, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    del content["model"]["merges"][:100]
+    file.write_text(json.dumps(content))
+    other = load(str(tmp_path / "model"))
+    other.backend_tokenizer = ours.backend_tokenizer
+    assert load_fast(other) is None
+    file.write_text("{}")
+    assert load_fast(other) is None
+
+
+async def test_after_the_first_long_text_the_fast_way_is_gone() -> None:
+    tokenizer = CutTokenizer(load(str(MODEL_DIR)))
+    encoder = Encoder(tokenizer)
+    long = "What is long, and said once, is said again. " * 300
+    ready = await encoder.prepare([long])
+    for thread in threading.enumerate():
+        if thread.name == "fast tokenizer":
+            await asyncio.to_thread(thread.join)
+    assert tokenizer._fast is not None
+    assert encoder._encode(long) == ready[long]
 
 
 @given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
@@ -152,7 +211,7 @@ NOT_THERE = "assert not {'torch', 'transformers'} & sys.modules.keys(), 'importe
 
 def test_loading_a_renderer_imports_neither_torch_nor_transformers() -> None:
     run(
-        "import sys\nfrom tinker_claw.render import Renderer\n"
+        "import sys\nfrom tinker_claw.render.renderer import Renderer\n"
         f"for family in ('qwen3', 'auto'):\n"
         f"    renderer = Renderer.load({str(MODEL_DIR)!r}, family)\n"
         "    renderer.prompt([{'role': 'user', 'content': 'hi'}])\n" + NOT_THERE
@@ -163,8 +222,9 @@ def test_a_gateway_over_tinker_imports_neither_and_may_import_them_later() -> No
     run(
         "import sys\n"
         "import tinker_claw.backends.tinker, tinker_claw.cli.main, tinker_claw.app.wiring\n"
-        "from tinker_claw import config\nfrom tinker_claw.backends.open import learning_rate\n"
-        f"learning_rate(config.load(['--learning-rate', 'auto']), {str(MODEL_DIR)!r})\n"
+        "from tinker_claw.config.load import load\n"
+        "from tinker_claw.backends.open import learning_rate\n"
+        f"learning_rate(load(['--learning-rate', 'auto']), {str(MODEL_DIR)!r})\n"
         + NOT_THERE
         + "import torch\nassert torch.zeros(1).sum() == 0\n"
     )

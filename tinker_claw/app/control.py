@@ -15,11 +15,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tinker_claw.errors import ClawError, UndoError
-from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.prune import from_turn, in_session
+
+if TYPE_CHECKING:
+    from tinker_claw.learner.rollback import Rollback  # commands need this file's name, no learner
 
 CONTROL_FILE = "control.json"
 _ASKED_WITHIN_S = 10.0

@@ -1,8 +1,11 @@
-"""Now and then, what the user does not want kept any longer goes: what is too old or too much, and
-what somebody began to forget and did not finish.
+"""Run the system: start, serve, stop, in order. Whoever reads the program begins here.
 
-Rule: beside the gateway, which never waits for more than a few milliseconds of it; a ledger that
-cannot be written is no reason to stop.
+`serve` is the whole of it. It checks what can be checked for nothing, opens what the run needs
+(`wiring` makes the parts), serves until it is told to stop, and ends what runs in an order in which
+nothing is lost.
+
+Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part that
+ends by accident is recorded in the health, starts again, and leaves the gateway answering.
 """
 
 from __future__ import annotations
@@ -12,18 +15,19 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from socket import socket
 from typing import Final
 
 from tinker_claw.app.control import control
 from tinker_claw.app.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
-from tinker_claw.app.wiring import wire
+from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import check_fit
 from tinker_claw.backends.model_files import source
 from tinker_claw.backends.open import check_backend
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import announce
 from tinker_claw.config.settings import Keeping, Settings
-from tinker_claw.errors import ClawError, ConfigError, LearningEndedError, LedgerError, first_cause
+from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.loop import Learner
@@ -34,44 +38,13 @@ from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import configure, log
 
-EVERY_S = 600.0
-DAY_S = 86_400.0
-
-
-async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
-    """Keep the ledger as young and as small as it was asked to be, until cancelled."""
-    while True:
-        try:
-            await ledger.finish_forgetting()
-            await once(ledger, cfg)
-        except LedgerError as error:
-            log.warning("ledger.untrimmed", error=str(error))
-        await asyncio.sleep(EVERY_S)
-
-
-async def once(ledger: Ledger, cfg: Keeping) -> int:
-    """One pass; returns how many turns were emptied."""
-    if cfg.keep_days is None and cfg.keep_gb is None:
-        return 0
-    before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
-    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
-    dropped = await ledger.trim(before, most)
-    if dropped:
-        log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
-    return dropped
-
-
-# Run the system: start, serve, stop in order.
-#
-# Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part
-# that
-# ends by accident is recorded in the health, starts again, and leaves the gateway answering.
-
-
 RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
 """Between the ends of a part and its next start."""
 RAN_WELL_S: Final = 600.0
 """After so long without an accident the next one is taken for the first."""
+UPKEEP_S: Final = 600.0
+"""Between two looks for what is not to be kept any longer."""
+DAY_S: Final = 86_400.0
 
 
 async def serve(settings: Settings) -> None:
@@ -82,58 +55,65 @@ async def serve(settings: Settings) -> None:
     """
     redactor = Redactor([SECRETS])
     redactor.load()
-    configure(settings.run.log_format, redact=redactor.redact)
-    stop = Stop()
+    configure(redact=redactor.redact)
+    this, stop = asyncio.current_task(), Stop()
+    assert this is not None
     try:
         async with AsyncExitStack() as stack:
-            await _run(settings, stop, stack)
+            with stop.calls(this.cancel, within_s=CLOSE_S):
+                system, listening = await _start(settings, stack)
+            await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:
         if not stop.asked:
             raise
     log.info("stopped")
 
 
-async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
+async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, socket]:
+    """Refuse what cannot work, the cheapest first; then open what is needed."""
     run = settings.run
-    this = asyncio.current_task()
-    assert this is not None
-    with stop.calls(this.cancel, within_s=CLOSE_S):
-        build(run.method)  # before anything is written under a name that no method has
-        price = price_in_force(settings)
-        check_budget(settings, price)
-        await check_backend(settings)
-        if run.backend == "local":
-            check_fit(settings)
-        listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
-        model = source(settings)
-        ledger = _open_ledger(settings)
-        _close_to_others(run.directory)
-        stack.callback(ledger.close)
-        announce(settings, price, ledger)
-        system = await wire(settings, model, ledger, price, stack)
-    server = Server(system.app)
+    build(run.method)  # before anything is written under a name that no method has
+    price = price_in_force(settings)
+    check_budget(settings, price)
+    await check_backend(settings)
+    arranged = check_fit(settings) if run.backend == "local" else None
+    listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+    model = source(settings)
+    ledger = _open_ledger(settings)
+    _close_to_others(run.directory)
+    stack.callback(ledger.close)
+    announce(settings, price, ledger)
+    return await wire(settings, model, arranged, ledger, price, stack), listening
+
+
+async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
+    """Everything that runs, until the gateway has ended; the step in hand may end, too."""
+    server, parts, health = Server(system.app), system.parts, system.parts.health
 
     def end() -> None:
         server.should_exit = True
-        system.health.backend.give_up()
+        health.backend.give_up()
         system.learner.finish()
 
+    def trim() -> Awaitable[None]:
+        return upkeep(parts.ledger, settings.privacy)
+
     with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
-        async with asyncio.TaskGroup() as group, control(run.directory, system.undoing):
-            health = system.health
+        async with (
+            asyncio.TaskGroup() as group,
+            control(settings.run.directory, system.rollback),
+        ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))
-            trimming = group.create_task(
-                guarded("upkeep", lambda: upkeep(ledger, settings.privacy), health.upkeep)
-            )
+            trimming = group.create_task(guarded("upkeep", trim, health.upkeep))
             log.info(
                 "serving",
                 url=url_of(listening),
                 model=settings.served_name,
-                method=run.method,
-                backend=run.backend,
-                version=system.policy.current.version.id,
-                data_dir=str(run.directory),
+                method=settings.run.method,
+                backend=settings.run.backend,
+                version=parts.policy.current.version.id,
+                data_dir=str(settings.run.directory),
             )
             await server.serve(sockets=[listening])
             judging.cancel()
@@ -142,14 +122,6 @@ async def _run(settings: Settings, stop: Stop, stack: AsyncExitStack) -> None:
                 await asyncio.wait({learning}, timeout=STEP_S)
             learning.cancel()
         await _save(system.learner)
-
-
-async def _save(learner: Learner) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await learner.save()
-    except (ClawError, TimeoutError) as error:
-        log.warning("state.unsaved", error=str(error) or "it took too long")
 
 
 async def guarded(
@@ -178,19 +150,46 @@ async def guarded(
         part.enter(begins)
 
 
-def _close_to_others(directory: Path) -> None:
-    """A directory of before may be open to all who use this machine."""
-    closed, left = close_to_others(directory)
-    if closed:
-        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
-    if left:
-        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
+async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
+    """Keep the ledger as young and as small as it was asked to be, until cancelled.
+
+    What somebody began to forget and did not finish goes, too. Beside the gateway, which never
+    waits for more than a few milliseconds of it; a ledger that cannot be written is no reason to
+    stop.
+    """
+    while True:
+        try:
+            await ledger.finish_forgetting()
+            await once(ledger, cfg)
+        except LedgerError as error:
+            log.warning("ledger.untrimmed", error=str(error))
+        await asyncio.sleep(UPKEEP_S)
+
+
+async def once(ledger: Ledger, cfg: Keeping) -> int:
+    """One pass; returns how many turns were emptied."""
+    if cfg.keep_days is None and cfg.keep_gb is None:
+        return 0
+    before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
+    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
+    dropped = await ledger.trim(before, most)
+    if dropped:
+        log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
+    return dropped
+
+
+async def _save(learner: Learner) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await learner.save()
+    except (ClawError, TimeoutError) as error:
+        log.warning("state.unsaved", error=str(error) or "it took too long")
 
 
 def _open_ledger(settings: Settings) -> Ledger:
     ledger = Ledger(settings.run.directory)
     try:
-        held = ledger.bind(
+        ledger.bind(
             {
                 "model": settings.run.model_name,
                 "method": settings.run.method,
@@ -198,12 +197,16 @@ def _open_ledger(settings: Settings) -> Ledger:
                 "lora_rank": str(settings.training.lora_rank),
             }
         )
-        if held and not settings.run.resume:
-            raise ConfigError(
-                f"{settings.run.directory} holds a run already; choose another --data-dir, or "
-                "leave --no-resume out to go on with it"
-            )
     except BaseException:
         ledger.close()
         raise
     return ledger
+
+
+def _close_to_others(directory: Path) -> None:
+    """A directory of before may be open to all who use this machine."""
+    closed, left = close_to_others(directory)
+    if closed:
+        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
+    if left:
+        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")

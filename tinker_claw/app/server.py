@@ -1,4 +1,4 @@
-"""Connections: too many of them, those that never become a request, and clients that do not read.
+"""HTTP servers inside our own TaskGroup: their connections, and the signals that end them.
 
 Rule: a connection is kept for a request that is being answered, and otherwise not for long. Where
 there are too many, the one that has been silent longest makes room, at once and in constant time,
@@ -25,8 +25,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tinker_claw.errors import ConfigError
-from tinker_claw.formats.chat_reply import error_body
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.formats.chat import Chat
 from tinker_claw.telemetry import log
 
 HEAD_S = 30.0
@@ -40,6 +40,18 @@ MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at the same time; files and other sockets need descriptors, too."""
 ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
 """In one round of the event loop: a flood leaves room for those who are there."""
+EXIT_INTERRUPTED = 130
+DRAIN_S = 30
+"""How long replies in flight may go on after the first signal."""
+STEP_S = 10
+"""How long a step in hand may go on after that."""
+CLOSE_S = 15
+"""How long saving and closing may take after that."""
+QUEUED = 2048
+"""Connections that the kernel holds until they are accepted."""
+SEND_BYTES = 131_072
+"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
+a reply to nobody would be sampled to its end."""
 
 
 class Connections(ServerState):
@@ -157,32 +169,16 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer in place of the application, which has seen nothing of it."""
+        """Answer in place of the application, which has seen nothing of it: in the shape that most
+        clients read, because nobody knows who this one is."""
         if not self.busy and not self.transport.is_closing():
-            body = json.dumps(error_body(message, status)).encode()
+            body = json.dumps(Chat().error(RequestError(message, status=status))).encode()
             self.transport.write(
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
                 + body
             )
         self.transport.close()
-
-
-# HTTP servers inside our own TaskGroup, and the signals that end them.
-
-
-EXIT_INTERRUPTED = 130
-DRAIN_S = 30
-"""How long replies in flight may go on after the first signal."""
-STEP_S = 10
-"""How long a step in hand may go on after that."""
-CLOSE_S = 15
-"""How long saving and closing may take after that."""
-QUEUED = 2048
-"""Connections that the kernel holds until they are accepted."""
-SEND_BYTES = 131_072
-"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
-a reply to nobody would be sampled to its end."""
 
 
 class Server(uvicorn.Server):

@@ -1,53 +1,209 @@
-"""Samplers of explicitly named policy versions (`model@v8`), opened on demand."""
+"""Make every part of a running system and hand each what it needs. Nothing starts here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Final
 
+from cachetools import LRUCache
 from fastapi import FastAPI
 
 from tinker_claw.app.server import in_background
-from tinker_claw.backends.local import open_judge
+from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import lineage
+from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.judging import Judging, JudgingDeps
-from tinker_claw.learner.loop import Learner, LearnerDeps, Observing
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
-from tinker_claw.methods.base import Method, Signal, require, student_topk
+from tinker_claw.methods.base import Signal, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
 
-MOST_OPEN = 4
-"""Each holds an engine with its own KV cache; the one unused longest is closed."""
+UNKNOWN_FORMAT: Final = (
+    "no chat format is known by this model's name: hints teach nothing, and replies come when they "
+    "are complete; name the format with --renderer (qwen3, for example)"
+)
+MOST_OPEN: Final = 4
+"""Named versions. Each holds an engine with its own KV cache; the one unused longest is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What `serve` runs."""
+
+    app: FastAPI
+    parts: LoopParts
+    judging: Judging
+    learner: Learner
+    rollback: Rollback
+
+
+async def wire(
+    settings: Settings,
+    model: Source,
+    arranged: Arrangement | None,
+    ledger: Ledger,
+    price: Price,
+    stack: AsyncExitStack,
+) -> System:
+    """Open the backend, restore the run, and connect the parts.
+
+    Args:
+        arranged: who does what on this machine; None where a service trains and samples.
+
+    Raises:
+        ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
+    """
+    renderer = Renderer.load(model.tokenizer, model.family)
+    if settings.run.renderer == "auto" and renderer.family == "default":
+        log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
+    if settings.training.teacher == "policy":
+        log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
+    health = Health()
+    trainer = await stack.enter_async_context(
+        open_trainer(settings, model.weights, arranged, away=health.servers_away)
+    )
+    method, can = build(settings.run.method), await trainer.capabilities()
+    require(method, settings.training, can)
+    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
+    usd = settings.spend.budget_usd
+    budget = Budget(usd, lambda: forecast(settings, price, ledger)) if usd is not None else None
+    parts = LoopParts(
+        ledger=ledger,
+        trainer=trainer,
+        base=await trainer.base(),
+        method=method,
+        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
+        telemetry=telemetry,
+        health=health,
+        spending=Spending(price, ledger.spend, telemetry, budget),
+        training=settings.training,
+    )
+    learner = Learner(
+        parts,
+        learning_rate=learning_rate(settings, model.weights),
+        score_fresh=can.score_fresh,
+        step_usd=lambda: forecast(settings, price, ledger).step_usd,
+    )
+    redactor = Redactor(settings.privacy.kinds)
+    endpoint = await _endpoint(settings, arranged, parts.base, renderer, stack)
+    hints = settings.training.hint_candidates if Signal.HINT in method.needs else 0
+    judging = Judging(
+        parts,
+        Judge(endpoint, settings.judge, hint_candidates=hints),
+        HintScorer(parts, renderer),
+        learner.wake,
+        redact=redactor.redact,
+    )
+    versions = Versions(ledger, trainer)
+    stack.push_async_callback(versions.aclose)
+    index = ConversationIndex(ledger.turns, IDLE_S)
+    compute = ComputeRounds()
+    deps = GatewayDeps(
+        settings=settings.gateway,
+        served_name=settings.served_name,
+        policy=parts.policy,
+        open_version=versions.open,
+        turns=ledger.turns,
+        index=index,
+        privacy=SessionPrivacy(ledger.turns, redactor, compute),
+        compute=compute,
+        spending=parts.spending,
+        renderer=renderer,
+        context_tokens=can.context_tokens,
+        student_topk=student_topk(method, settings.training),
+        on_next_state=judging.wake,
+        health=lambda: _health(settings, parts),
+        telemetry=telemetry,
+        outages=health.backend,
+        stand_ins=lineage(ledger.steps.version, versions.open, parts.base),
+        users=settings.users,
+    )
+    app = create_app(deps, [Chat()])
+
+    def forget_session(session_id: int) -> None:
+        index.forget(session_id)
+        renderer.forget()
+
+    rollback = Rollback(parts, learner, forget_session, judging.wake)
+    return System(app, parts, judging, learner, rollback)
+
+
+async def _endpoint(
+    settings: Settings,
+    arranged: Arrangement | None,
+    base: Sampler,
+    renderer: Renderer,
+    stack: AsyncExitStack,
+) -> Endpoint:
+    """Who judges: a model on its own GPUs, the endpoint that was named, rules, or the base."""
+    url = settings.judge.judge_url
+    if arranged is not None and settings.local.prm_gpus:
+        url = await stack.enter_async_context(open_judge(settings, arranged))
+    if url is None and settings.run.model_name == DEMO:
+        url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
+        log.info("judge.rules", url=url)
+    if url is None:
+        return SamplerEndpoint(base, renderer, settings.judge)
+    return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
+
+
+def _rule_judge(seed: int) -> FastAPI:
+    """The demo's judge. It is shipped beside its model, and no part of an installed package."""
+    spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
+    assert spec is not None  # of a .py file there always are
+    assert spec.loader is not None
+    rules = module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    return rules.create_app(seed)
+
+
+def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
+    """What /healthz says."""
+    snapshot = parts.health.snapshot(
+        version=parts.policy.current.version.id,
+        waiting=parts.ledger.samples.waiting(),
+        batch_size=settings.training.batch_size,
+    )
+    where = {
+        "pinned": parts.policy.pinned is not None,
+        "data_dir": str(settings.run.directory.absolute()),
+    }
+    return parts.spending.shown_in(snapshot | where)
 
 
 class Versions:
-    """Opens a version's sampler once, and keeps a few."""
+    """Samplers of explicitly named policy versions (`model@v8`): opened on demand, a few kept."""
 
     def __init__(self, ledger: Ledger, trainer: Trainer) -> None:
         self._ledger = ledger
         self._trainer = trainer
-        self._open: OrderedDict[int, Sampler] = OrderedDict()
+        self._open = LRUCache[int, Sampler](MOST_OPEN)
         self._opening = asyncio.Lock()
 
     async def open(self, version_id: int) -> Sampler:
@@ -63,10 +219,10 @@ class Versions:
                 version = self._ledger.steps.version(version_id)
                 if version is None:
                     raise KeyError(version_id)
-                self._open[version_id] = await self._trainer.open(version.sampler_ref)
-                if len(self._open) > MOST_OPEN:
-                    _, unused = self._open.popitem(last=False)
-            self._open.move_to_end(version_id)
+                sampler = await self._trainer.open(version.sampler_ref)
+                if len(self._open) == MOST_OPEN:
+                    _, unused = self._open.popitem()
+                self._open[version_id] = sampler
             sampler = self._open[version_id]
         if unused is not None:
             await unused.aclose()  # when its last reply has ended; others open theirs meanwhile
@@ -76,193 +232,3 @@ class Versions:
         for sampler in self._open.values():
             await sampler.aclose()
         self._open.clear()
-
-
-# Make every part of a running system and hand each what it needs. Nothing starts here.
-
-
-UNKNOWN_FORMAT: Final = (
-    "no chat format is known by this model's name: hints teach nothing, and replies come when they "
-    "are complete; name the format with --renderer (qwen3, for example)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class System:
-    """What `serve` runs."""
-
-    app: FastAPI
-    judging: Judging
-    learner: Learner
-    health: Health
-    policy: PolicyHolder
-    undoing: Rollback
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What several parts share."""
-
-    settings: Settings
-    ledger: Ledger
-    trainer: Trainer
-    base: Sampler
-    renderer: Renderer
-    method: Method
-    policy: PolicyHolder
-    telemetry: Telemetry
-    health: Health
-    spending: Spending
-    redactor: Redactor
-
-
-async def wire(
-    settings: Settings, model: Source, ledger: Ledger, price: Price, stack: AsyncExitStack
-) -> System:
-    """Open the backend, restore the run, and connect the parts.
-
-    Raises:
-        ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
-    """
-    renderer = Renderer.load(model.tokenizer, model.family)
-    if settings.run.renderer == "auto" and renderer.family == "default":
-        log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
-    health = Health()
-    trainer = await stack.enter_async_context(
-        open_trainer(settings, model.weights, health.servers_away)
-    )
-    capabilities = await trainer.capabilities()
-    method = build(settings.run.method)
-    require(method, settings.training, capabilities)
-    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
-    parts = _Parts(
-        settings=settings,
-        ledger=ledger,
-        trainer=trainer,
-        base=await trainer.base(),
-        renderer=renderer,
-        method=method,
-        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
-        telemetry=telemetry,
-        health=health,
-        spending=_spending(settings, ledger, price, telemetry),
-        redactor=Redactor(settings.privacy.kinds),
-    )
-    rate = learning_rate(settings, model.weights)
-    learner = _learner(parts, rate, price, score_fresh=capabilities.score_fresh)
-    judging = _judging(parts, await _endpoint(parts, stack), learner)
-    versions = Versions(ledger, trainer)
-    stack.push_async_callback(versions.aclose)
-    app = _gateway(parts, judging, versions, capabilities.context_tokens)
-
-    def forget_session(session_id: int) -> None:
-        app.state.book.forget(session_id)
-        renderer.forget()
-
-    undoing = Rollback(*(ledger, trainer, parts.policy, learner), forget_session, judging.wake)
-    return System(app, judging, learner, parts.health, parts.policy, undoing)
-
-
-def _spending(settings: Settings, ledger: Ledger, price: Price, telemetry: Telemetry) -> Spending:
-    usd = settings.spend.budget_usd
-    budget = Budget(usd, lambda: forecast(settings, price, ledger)) if usd is not None else None
-    return Spending(price, ledger.spend, telemetry, budget)
-
-
-def _learner(parts: _Parts, rate: float, price: Price, *, score_fresh: bool) -> Learner:
-    training = parts.settings.training
-    looking = Observing(
-        parts.ledger.samples,
-        training.batch_size,
-        lambda: forecast(parts.settings, price, parts.ledger).step_usd,
-    )
-    return Learner(
-        LearnerDeps(
-            ledger=parts.ledger,
-            trainer=parts.trainer,
-            base=parts.base,
-            method=parts.method,
-            policy=parts.policy,
-            telemetry=parts.telemetry,
-            health=parts.health,
-            spending=parts.spending,
-            cfg=training,
-            learning_rate=rate,
-            observing=looking if training.observe else None,
-            score_fresh=score_fresh,
-        )
-    )
-
-
-def _judging(parts: _Parts, endpoint: Endpoint, learner: Learner) -> Judging:
-    training, judge = parts.settings.training, parts.settings.judge
-    if training.teacher == "policy":
-        log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
-    candidates = training.hint_candidates if Signal.HINT in parts.method.needs else 0
-    teacher = parts.base if training.teacher == "base" else None
-    return Judging(
-        JudgingDeps(
-            ledger=parts.ledger,
-            judge=Judge(endpoint, judge, hint_candidates=candidates),
-            scorer=HintScorer(teacher, parts.renderer, parts.method, training),
-            method=parts.method,
-            policy=parts.policy,
-            telemetry=parts.telemetry,
-            health=parts.health,
-            spending=parts.spending,
-            on_sample=learner.wake,
-            concurrency=judge.judge_concurrency,
-            redact=parts.redactor.redact,
-        )
-    )
-
-
-def _gateway(parts: _Parts, judging: Judging, versions: Versions, context_tokens: int) -> FastAPI:
-    settings, policy = parts.settings, parts.policy
-    return create_app(
-        GatewayDeps(
-            settings=settings.gateway,
-            served_name=settings.served_name,
-            policy=policy,
-            open_version=versions.open,
-            turns=parts.ledger.turns,
-            spending=parts.spending,
-            renderer=parts.renderer,
-            context_tokens=context_tokens,
-            student_topk=student_topk(parts.method, settings.training),
-            on_next_state=judging.wake,
-            health=lambda: parts.spending.shown_in(
-                parts.health.snapshot(
-                    version=policy.current.version.id,
-                    waiting=parts.ledger.samples.waiting(),
-                    batch_size=settings.training.batch_size,
-                )
-                | {
-                    "pinned": policy.pinned is not None,
-                    "data_dir": str(settings.run.directory.absolute()),
-                }
-            ),
-            metrics=parts.telemetry.exposition,
-            observer=parts.telemetry,
-            outages=parts.health.backend,
-            stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
-            users=settings.users,
-            redactor=parts.redactor,
-        )
-    )
-
-
-async def _endpoint(parts: _Parts, stack: AsyncExitStack) -> Endpoint:
-    """Who judges: a model on its own GPUs, the endpoint that was named, rules, or the base."""
-    settings = parts.settings
-    url = settings.judge.judge_url
-    if settings.local.prm_gpus and settings.run.backend == "local":
-        url = await stack.enter_async_context(open_judge(settings))
-    if url is None and settings.run.model_name == DEMO:
-        from local_gpu.demo.judge import create_app as create_rule_judge
-
-        url = await stack.enter_async_context(in_background(create_rule_judge(settings.run.seed)))
-        log.info("judge.rules", url=url)
-    if url is None:
-        return SamplerEndpoint(parts.base, parts.renderer, settings.judge)
-    return await stack.enter_async_context(HttpEndpoint(url, settings.judge))

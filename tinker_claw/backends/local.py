@@ -1,7 +1,10 @@
-"""Who does what on this machine: GPUs shared out, and whether that fits.
+"""The local backend: who does what on this machine, whether that fits, and the servers and trainer.
 
-Rule: counts and memory are reckoned before anything is loaded. What the settings leave open is
-decided here, and nothing is started.
+`arrange` is asked once a start. It decides what the settings leave open and starts nothing; what it
+found is handed to `open_local` and `open_judge`.
+
+Rule: counts and memory are reckoned before anything is loaded. Samplers start first, because they
+measure what is free; whatever was started ends with its context, the trainer before them.
 """
 
 from __future__ import annotations
@@ -35,14 +38,12 @@ if TYPE_CHECKING:
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 _UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
+LORA_ALPHA: Final = 32
 _EMBEDDED_CONTEXTS: Final = 1.5
-"""Contexts of KV cache per version in the embedded sampler, where no setting says how many."""
+"""Contexts of KV cache per version in the embedded sampler."""
 GET_VLLM: Final = (
     "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm==0.32.0"
-)
-_ALONE: Final = (
-    "--shard on splits the base over the ranks that learn, and there is one: --actor-gpus 2"
 )
 
 
@@ -77,10 +78,8 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
 
     local = settings.local
     gpus, first = _gpus(settings, only_reckon=only_reckon)
-    vllm = find_vllm(settings)
+    vllm = find_vllm()
     if not gpus:
-        if local.shard == "on" and (local.actor_gpus or 1) * nodes(settings) == 1:
-            raise ConfigError(_ALONE)
         return Arrangement(Layout((), ()), (), 0, None, None, None, local.actor_gpus or 1)
     started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
@@ -98,8 +97,6 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
         )
     )
     ranks = len(layout.train)
-    if local.shard == "on" and ranks * nodes(settings) == 1:
-        raise ConfigError(_ALONE)
     demand = _demand(settings, embedded=not started and not local.urls)
     return Arrangement(layout, gpus, first, vllm, demand, reckon(layout, gpus, demand), ranks)
 
@@ -116,20 +113,10 @@ def why_not(arranged: Arrangement) -> str | None:
     return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {best}"
 
 
-def find_vllm(settings: Settings) -> Path | None:
-    """The executable of vLLM: what was named, else the usual places.
-
-    Raises:
-        ConfigError: what was named is not there.
-    """
-    named = settings.local.vllm
-    if named is None:
-        usual = shutil.which(_VLLM) or shutil.which("vllm")
-        return Path(usual).absolute() if usual else None
-    found = shutil.which(Path(named).expanduser())
-    if found is None:
-        raise ConfigError(f"--vllm {named} is no executable; {GET_VLLM}")
-    return Path(found).absolute()
+def find_vllm() -> Path | None:
+    """The executable of vLLM: in an environment of its own here, else on PATH."""
+    found = shutil.which(_VLLM) or shutil.which("vllm")
+    return Path(found).absolute() if found else None
 
 
 def check_quantization(settings: Settings, vllm: Path) -> None:
@@ -156,13 +143,11 @@ def _refuse_without_vllm(settings: Settings) -> None:
         "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
         "--rollout-tp": local.rollout_tp > 1,
         "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
-        "--sampler-memory": local.sampler_memory is not None,
         "--sampler-quantization": local.sampler_quantization is not None,
     }
     if named := [flag for flag, given in needs.items() if given]:
         raise ConfigError(
-            f"{', '.join(named)} needs vLLM, and there is none in {_VLLM} or on PATH: "
-            f"name it with --vllm. {GET_VLLM}"
+            f"{', '.join(named)} needs vLLM, and there is none in {_VLLM} or on PATH. {GET_VLLM}"
         )
 
 
@@ -211,23 +196,17 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
 
     local = settings.local
     model = model_size(config_folder(settings.run.model_name, "--model-name"))
-    judging = local.prm_model_name
+    judging = settings.judge.judge_model if local.prm_gpus else None
     context = min(model.context_tokens, settings.run.context_tokens or model.context_tokens)
-    cache = local.kv_cache_tokens or int(context * _EMBEDDED_CONTEXTS)
     return Demand(
         model=model,
         rank=settings.training.lora_rank,
         context_tokens=context,
         quantization=local.base_quantization,
-        width=4 if local.dtype == "float32" else 2,
-        checkpointing=local.checkpointing != "off",
-        shard=local.shard,
         nodes=nodes(settings),
-        micro_batch_tokens=local.micro_batch_tokens,
-        sampler_memory=local.sampler_memory,
         sampler_quantization=local.sampler_quantization,
-        embedded_tokens=cache if embedded else 0,
-        judge=model_size(config_folder(judging, "--prm-model-name")) if judging else None,
+        embedded_tokens=int(context * _EMBEDDED_CONTEXTS) if embedded else 0,
+        judge=model_size(config_folder(judging, "--judge-model")) if judging else None,
     )
 
 
@@ -243,18 +222,8 @@ def nodes(settings: Settings) -> int:
     return 1
 
 
-# The local backend at work: servers, then a trainer on the memory that they leave.
-#
-# Rule: samplers start first, because they measure what is free; whatever was started ends with
-# its
-# context, the trainer before them.
-
-
-LORA_ALPHA: Final = 32
-
-
-def check_fit(settings: Settings) -> None:
-    """Say who does what, and refuse what does not fit, before anything is loaded.
+def check_fit(settings: Settings) -> Arrangement:
+    """Who does what, said once; refuses what does not fit, before anything is loaded.
 
     Raises:
         ConfigError: says what would fit.
@@ -273,11 +242,15 @@ def check_fit(settings: Settings) -> None:
     )
     if fit is not None and not arranged.layout.serve and not settings.local.urls:
         log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
+    return arranged
 
 
 @asynccontextmanager
 async def open_local(
-    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+    settings: Settings,
+    arranged: Arrangement,
+    folder: str,
+    away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
     """Servers first, then the trainer on the memory that they leave; ended in the other order.
 
@@ -286,7 +259,6 @@ async def open_local(
     Raises:
         ConfigError, BackendError: something does not start.
     """
-    arranged = arrange(settings)
     async with AsyncExitStack() as stack:
         urls = settings.local.urls
         if arranged.layout.serve:
@@ -313,7 +285,7 @@ async def open_local(
 
 
 @asynccontextmanager
-async def open_judge(settings: Settings) -> AsyncGenerator[str]:
+async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[str]:
     """The judge's own server, on its own GPUs; its address, as `--judge-url` would give it.
 
     Raises:
@@ -321,7 +293,6 @@ async def open_judge(settings: Settings) -> AsyncGenerator[str]:
     """
     from local_gpu.plan import commands
 
-    arranged = arrange(settings)
     assert arranged.vllm is not None  # arrange has refused it
     assert arranged.demand is not None
     assert arranged.demand.judge is not None
@@ -332,7 +303,7 @@ async def open_judge(settings: Settings) -> AsyncGenerator[str]:
         arranged.gpus,
         vllm=arranged.vllm,
         model=judge_folder(settings),
-        name=settings.judge.judge_model,
+        name=settings.judge.asked_model,
         context_tokens=arranged.demand.judge.context_tokens,
         memory=arranged.fit.judge_memory,
         logs=_logs(settings),
@@ -372,21 +343,14 @@ def local_config(
         alpha=LORA_ALPHA,
         seed=settings.run.seed,
         device=local.device,
-        dtype=local.dtype,
         quantization=local.base_quantization,
-        checkpointing=local.checkpointing,
-        attention=local.attention,
-        micro_batch_tokens=local.micro_batch_tokens,
         ranks=arranged.ranks,
-        shard=local.shard,
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
         sampler_api_key=key.get_secret_value() if (key := local.sampler_api_key) else None,
-        sampler_kind=local.sampler_kind if local.urls else "vllm" if urls else "auto",
+        sampler_kind="vllm" if urls and not local.urls else "auto",
         student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,
-        kv_cache_tokens=local.kv_cache_tokens,
-        threads=local.threads,
     )
     if fit is None:
         return config

@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import family_of
+from tinker_claw.shipped import MODEL_DIR, verify
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
@@ -86,12 +87,12 @@ def config_folder(name: str, flag: str) -> str:
 
 
 def judge_folder(settings: Settings) -> str:
-    """The folder of `--prm-model-name`, which is set.
+    """The folder of `--judge-model`, which is set.
 
     Raises:
         ConfigError: as `source`.
     """
-    return _model(settings.local.prm_model_name or "", "--prm-model-name", _MODEL_FILES)
+    return _model(settings.judge.judge_model or "", "--judge-model", _MODEL_FILES)
 
 
 def _model(name: str, flag: str, files: list[str]) -> str:
@@ -110,10 +111,8 @@ def _model(name: str, flag: str, files: list[str]) -> str:
 
 def _folder(name: str, flag: str, files: list[str]) -> str:
     if name == DEMO:
-        from local_gpu import demo  # the shipped model's files; imports no torch
-
-        demo.verify()
-        return str(demo.MODEL_DIR)
+        verify()
+        return str(MODEL_DIR)
     if Path(name).is_dir():
         return name
     if Path(name).is_file():

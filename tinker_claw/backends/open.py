@@ -1,4 +1,4 @@
-"""The learning rate that `--learning-rate auto` stands for."""
+"""From settings to a trainer: what can run here, who is opened, and at which rate it learns."""
 
 from __future__ import annotations
 
@@ -7,35 +7,19 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tinker_claw.backends.local import open_local
-from tinker_claw.backends.tinker.sdk import check_sdk
+from tinker_claw.backends.local import Arrangement, arrange, open_local
+from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
-
-if TYPE_CHECKING:
-    from tinker_claw.backends.tinker.trainer import TinkerConfig
-
 
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
 _REFERENCE_HIDDEN = 2000
 _EXPONENTS = {"llama": 0.781}
 _EXPONENT = 0.0775
-
-
-def lora_learning_rate(hidden_size: int, model_type: str) -> float:
-    """5e-5 * 10 * (2000 / hidden_size) ** e, with e = 0.781 for Llama and 0.0775 otherwise.
-
-    Source: the LoRA rate of tinker-cookbook (hyperparam_utils), fitted on Llama and Qwen models.
-    """
-    exponent = _EXPONENTS.get(model_type, _EXPONENT)
-    return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent
-
-
-# From settings to a trainer.
 
 
 async def check_backend(settings: Settings) -> None:
@@ -48,7 +32,7 @@ async def check_backend(settings: Settings) -> None:
         check_sdk()  # before the adapter, which another release could not import
         from tinker_claw.backends.tinker.trainer import offered  # its SDK takes a second
 
-        await offered(tinker_config(settings))
+        await offered(settings)
         return
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]
     if missing:
@@ -63,43 +47,30 @@ async def check_backend(settings: Settings) -> None:
         )
 
 
-def tinker_config(settings: Settings) -> TinkerConfig:
-    """The adapter's part of the settings."""
-    from tinker_claw.backends.tinker.trainer import TinkerConfig
-
-    return TinkerConfig(
-        model=settings.run.model_name,
-        name=settings.served_name,
-        base_url=settings.run.base_url,
-        rank=settings.training.lora_rank,
-        seed=settings.run.seed,
-        context_tokens=settings.run.context_tokens,
-        sample_timeout_s=settings.tinker.sample_timeout_s,
-        step_timeout_s=settings.tinker.step_timeout_s,
-        save_timeout_s=settings.tinker.save_timeout_s,
-        start_timeout_s=settings.tinker.start_timeout_s,
-    )
-
-
 @asynccontextmanager
 async def open_trainer(
-    settings: Settings, folder: str, away: Callable[[Sequence[str]], object] = len
+    settings: Settings,
+    folder: str,
+    arranged: Arrangement | None = None,
+    away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
     """The trainer that the settings ask for, closed at the end.
 
-    `away` hears which of the local backend's inference servers are out of the rotation, and why,
-    whenever that changes.
+    Args:
+        arranged: who does what on this machine; None: it is asked anew where that matters.
+        away: hears which of the local backend's inference servers are out of the rotation, and
+            why, whenever that changes.
 
     Raises:
         ConfigError, BackendError: it cannot be opened.
     """
     if settings.run.backend == "local":
-        async with open_local(settings, folder, away) as local:
+        async with open_local(settings, arranged or arrange(settings), folder, away) as local:
             yield local
         return
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
 
-    trainer = await TinkerTrainer.start(tinker_config(settings))
+    trainer = await TinkerTrainer.start(settings)
     try:
         yield trainer
     finally:
@@ -119,3 +90,12 @@ def learning_rate(settings: Settings, folder: str) -> float:
 
     known = AutoConfig.from_pretrained(folder).get_text_config()
     return lora_learning_rate(known.hidden_size, known.model_type)
+
+
+def lora_learning_rate(hidden_size: int, model_type: str) -> float:
+    """5e-5 * 10 * (2000 / hidden_size) ** e, with e = 0.781 for Llama and 0.0775 otherwise.
+
+    Source: the LoRA rate of tinker-cookbook (hyperparam_utils), fitted on Llama and Qwen models.
+    """
+    exponent = _EXPONENTS.get(model_type, _EXPONENT)
+    return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent

@@ -212,9 +212,6 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
     )
 
 
-# What learning will cost, said before the first dollar is spent.
-
-
 def forecast(settings: Settings, price: Price, ledger: Ledger | None) -> Estimate:
     """A step's cost, from this ledger's means; None: nothing has been measured."""
     base_judges = settings.judge.judge_url is None and settings.run.model_name != DEMO

@@ -16,12 +16,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import PRICES
 from tinker_claw.types import Usage
 
-_SHIPPED = (
-    Path(__file__).parents[1] / "prices.toml",  # in a wheel
-    Path(__file__).parents[2] / "configs" / "prices.toml",
-)
 _MILLION = 1_000_000
 
 
@@ -98,7 +95,7 @@ def load(path: Path | None = None) -> PriceTable:
     Raises:
         ConfigError: the file cannot be read, or an entry is unknown or out of range, by name.
     """
-    path = path or _shipped()
+    path = path or PRICES
     try:
         content = _File.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
@@ -124,10 +121,6 @@ def _price(row: _Row, content: _File) -> Price:
         as_of=row.as_of or content.as_of,
         storage=content.storage_usd_per_gb_month,
     )
-
-
-def _shipped() -> Path:
-    return next((path for path in _SHIPPED if path.is_file()), _SHIPPED[-1])
 
 
 def _problem(error: Mapping[str, Any]) -> str:

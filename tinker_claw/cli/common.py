@@ -1,32 +1,230 @@
-"""To whom a command speaks: the gateway that runs on the data directory, or nobody, and then the
-command has the ledger to itself.
+"""What the commands share: flags, the way to the gateway that runs, lines and tables.
 
-Rule: the directory's lock decides, and nothing is done by both.
+Rule: a command reads the ledger itself, and changes it only where no gateway has the directory;
+else the gateway is told to. A line or cell holds nothing that would steer a terminal: clients
+choose parts of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
 import socket
 import sys
-import time
+import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, cast
+from urllib.parse import urlsplit
 
-from tinker_claw.app.control import CONTROL_FILE
-from tinker_claw.config.load import load_known
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+
+from tinker_claw.config.flags import WORD
+from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import LedgerError, UndoError
-from tinker_claw.ledger.database import FILE
+from tinker_claw.errors import ConfigError, LedgerError, UndoError
+from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.ledger.outcome import RunView, read_run, run_of
+from tinker_claw.ledger.views import TurnView
+from tinker_claw.methods import METHODS
+from tinker_claw.methods.base import Evidence
+from tinker_claw.types import NextState, Verdict
 
+# Flags
+
+
+class Flags(BaseModel):
+    """A command's own flags.
+
+    The docstring is the command's help, and the title of a field stands for its value there.
+    """
+
+    model_config = ConfigDict(frozen=True, validate_by_name=True, hide_input_in_errors=True)
+
+    MORE: ClassVar[str] = ""
+    """What the help ends with."""
+    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From what stands on a command line, the flags of run.py included; None: not given.
+
+        Raises:
+            ConfigError: a value is none of its kind, or out of bounds; names the flag.
+        """
+        own = {k: v for k, v in given.items() if k in cls.model_fields and v is not None}
+        try:
+            flags = cls.model_validate(own)
+        except ValidationError as error:
+            wrong = (f"{_shown(cls, e['loc'][0])}: {e['msg']}" for e in error.errors())
+            raise ConfigError("; ".join(wrong)) from error
+        flags._given = given
+        return flags
+
+    @cached_property
+    def settings(self) -> Settings:
+        """As run.py would have them with the same flags.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+        return load_given(self._given)
+
+
+def _shown(model: type[BaseModel], name: str | int) -> str:
+    field = model.model_fields[str(name)]
+    return (
+        field.title or str(name).upper()
+        if WORD in field.metadata
+        else f"--{name}".replace("_", "-")
+    )
+
+
+class LedgerFlags(Flags):
+    """Flags of a command about one data directory."""
+
+    MORE: ClassVar[str] = (
+        "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
+        "that run.py would use with the same flags, all of which can be given."
+    )
+
+    @cached_property
+    def settings(self) -> Settings:
+        """With the data directory of the gateway that runs, where none is named."""
+        settings = super().settings
+        if settings.run.data_dir is not None or settings.gateway.port == 0:
+            return settings
+        try:
+            named = ask(url_of(settings), key_of(settings)).get("data_dir")
+        except GatewayUnreachable:
+            return settings
+        found = Path(named) if isinstance(named, str) else None
+        if found is None or not found.is_dir() or found == settings.run.directory.absolute():
+            return settings
+        note(f"of the gateway that runs, in {found} (else name --data-dir).")
+        run = settings.run.model_copy(update={"data_dir": found})
+        return settings.model_copy(update={"run": run})
+
+    @property
+    def directory(self) -> Path:
+        """The data directory in force."""
+        return self.settings.run.directory
+
+    @cached_property
+    def ledger(self) -> Path:
+        """The ledger's file.
+
+        Raises:
+            LedgerError: there is none.
+        """
+        file = self.directory / FILE
+        if not file.is_file():
+            raise LedgerError(
+                f"{self.directory} holds no ledger; name the directory with --data-dir, or give "
+                "the flags that run.py was started with (--config, --model-name, --method)"
+            )
+        return file
+
+
+def read_run_view(rows: Rows, batch_size: int) -> RunView:
+    """What the outcomes of a ledger's turns depend on, its method's teacher included.
+
+    Args:
+        batch_size: samples of a step, where none was taken yet.
+    """
+    method = METHODS.get(run_of(rows).get("method", ""))
+
+    def told(turn: TurnView) -> str | None:
+        if method is None or method.teaching is None or not turn.has_hint_place:
+            return None
+        known = Evidence(
+            Verdict(turn.votes, turn.verdict),
+            # Whether there is something to tell, not what it says.
+            ("hint",) * turn.hints,
+            NextState("user" if turn.next_role == "user" else "tool", "said"),
+            "shown" if turn.demonstrated else None,
+        )
+        return method.teaching.what if method.tells(known) else None
+
+    return read_run(rows, batch_size, told)
+
+
+# The gateway that runs
+
+TIMEOUT_S = 5.0
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a gateway that listens everywhere is asked from its own machine."""
 _CONNECT_S = 10.0
+
+
+class GatewayUnreachable(Exception):
+    """Nobody to ask; says why."""
+
+
+def url_of(settings: Settings, host: str | None = None, port: int | None = None) -> str:
+    """Where a gateway is asked from its own machine, without /v1.
+
+    Raises:
+        ConfigError: the port is not known.
+    """
+    port = settings.gateway.port if port is None else port
+    if port == 0:
+        raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
+    host = host or settings.gateway.host
+    host = ANYWHERE.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def key_of(settings: Settings) -> str | None:
+    """One that the gateway takes, an admin's where there is one."""
+    admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
+    keys = [settings.gateway.api_key, *(user.key for user in admins_first)]
+    return next((key.get_secret_value() for key in keys if key is not None), None)
+
+
+def ask(url: str, key: str | None = None) -> dict[str, Any]:
+    """What the gateway at `url` (without /v1) says of itself; to strangers, `status` alone.
+
+    Raises:
+        GatewayUnreachable: there is none.
+    """
+    health = _get(f"{url}/healthz", key)
+    if not isinstance(health, dict) or "status" not in health:
+        raise GatewayUnreachable("what answers there is no tinker-claw")
+    return cast("dict[str, Any]", health)
+
+
+def served_models(url: str, key: str | None) -> list[str] | None:
+    """The names under which a gateway offers its models; None: it does not tell us."""
+    try:
+        return [str(model["id"]) for model in _get(f"{url}/v1/models", key)["data"]]
+    except (GatewayUnreachable, KeyError, TypeError):
+        return None
+
+
+def _get(url: str, key: str | None) -> Any:
+    """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
+    from http.client import HTTPConnection, HTTPException  # most commands ask nobody
+
+    place = urlsplit(url)
+    try:
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)
+        try:
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            connection.request("GET", place.path, headers=headers)
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+    except TimeoutError as error:
+        raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
+    except (OSError, UnicodeError) as error:
+        raise GatewayUnreachable(str(error) or type(error).__name__) from error
+    except (HTTPException, ValueError) as error:
+        raise GatewayUnreachable("what answers there is no tinker-claw") from error
 
 
 def is_running(directory: Path) -> bool:
@@ -53,6 +251,8 @@ def tell(directory: Path, order: Mapping[str, Any]) -> Any:
     Raises:
         UndoError: it says why it cannot be done, or does not answer.
     """
+    from tinker_claw.app.control import CONTROL_FILE
+
     try:
         known = json.loads((directory / CONTROL_FILE).read_text())
         with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
@@ -73,45 +273,55 @@ def tell(directory: Path, order: Mapping[str, Any]) -> Any:
     return answer["done"]
 
 
-# What the commands that read a ledger share: their flags, their lines, their ends.
-#
-# Rule: a reader who leaves early, by Ctrl-C or by closing the pipe, is no error.
+# Lines and tables
+
+WIDTH = 100
+"""Of sentences."""
+_UNBOUND = 100_000
+"""Wider than any table: lines are the reader's to cut."""
 
 
-FLAGS_FROM_RUN = (
-    "The data directory is that of --data-dir, or the one that run.py would use with the same "
-    "flags, all of which can be given."
-)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its heading, and what it shows of a record."""
+
+    name: str
+    show: Callable[[Any], str]
+    right: bool = False
+    least: int = 0
+    """Least width, so that lines that come later fit."""
+    wraps: bool = False
+    """Over several lines, where the table has a width."""
 
 
-def parse(
-    own: argparse.ArgumentParser, arguments: Sequence[str]
-) -> tuple[argparse.Namespace, Settings]:
-    """The command's own flags and, of the others, the settings.
+def table(
+    columns: Sequence[Column],
+    records: Iterable[Any],
+    *,
+    heading: bool = True,
+    width: int = _UNBOUND,
+) -> list[str]:
+    """The heading, bold on a terminal, and one line a record, or more where a column wraps."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    Raises:
-        ConfigError: a setting is wrong.
-        SystemExit: argparse's.
-    """
-    if {"-h", "--help"} & set(arguments):
-        own.parse_args(["--help"])
-    settings, rest = load_known(arguments)
-    return own.parse_args(rest), settings
-
-
-def ledger_file(settings: Settings) -> Path:
-    """The ledger of the data directory in force.
-
-    Raises:
-        LedgerError: there is none.
-    """
-    file = settings.run.directory / FILE
-    if not file.is_file():
-        raise LedgerError(
-            f"{settings.run.directory} holds no ledger; name the directory with --data-dir, or "
-            "give the flags that run.py was started with (--config, --model-name, --method)"
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
+    for column in columns:
+        grid.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            min_width=max(column.least, len(column.name)),
+            no_wrap=not column.wraps,
+            ratio=1 if column.wraps else None,
         )
-    return file
+    for record in records:
+        grid.add_row(*(Text(printable(column.show(record))) for column in columns))
+    terminal = sys.stdout.isatty()
+    console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
+    with console.capture() as printed:
+        console.print(grid)
+    return [line.rstrip() for line in printed.get().splitlines()]
 
 
 def write(lines: Iterable[str]) -> None:
@@ -121,55 +331,37 @@ def write(lines: Iterable[str]) -> None:
     sys.stdout.flush()
 
 
+def write_json(records: Iterable[Any]) -> None:
+    """One JSON object a line."""
+    write(json.dumps(record) for record in records)
+
+
+def note(told: str) -> None:
+    """What is not the output itself, to standard error."""
+    sys.stderr.write(f"tinker-claw: {told}\n")
+
+
+def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
+    """A sentence over lines."""
+    return textwrap.wrap(
+        printable(sentence), width, initial_indent=indent, subsequent_indent=indent
+    )
+
+
 @contextmanager
 def until_left() -> Generator[None]:
-    """The reader may leave at any time."""
+    """The reader may leave at any time, by Ctrl-C or by closing the pipe: that is no error."""
     try:
         yield
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
-        # Else Python writes the rest once more at its end, and says that it could not.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_output()
 
 
-# Records as an aligned table, and single values as people write them. Pure.
-#
-# Rule: a cell holds one line, without what would steer a terminal: clients choose parts of it.
-
-
-GAP = "  "
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its heading, and what it shows of a record."""
-
-    name: str
-    show: Callable[[Mapping[str, Any]], str]
-    right: bool = False
-    least: int = 0
-    """Least width, so that lines that come later fit."""
-
-
-def table(columns: Sequence[Column], records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The heading, and one line a record."""
-    rows = [[column.name for column in columns], *cells(columns, records)]
-    widths = [max(column.least, *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
-    return [_line(columns, row, widths) for row in rows]
-
-
-def cells(columns: Sequence[Column], records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """What stands in the columns for each record."""
-    return [[printable(column.show(record)) for column in columns] for record in records]
-
-
-def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
-    fitted = [
-        cell.rjust(width) if column.right else cell.ljust(width)
-        for column, cell, width in zip(columns, row, widths, strict=True)
-    ]
-    return GAP.join(fitted).rstrip()
+def abandon_output() -> None:
+    """Else Python writes the rest once more at its end, and says that it could not."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:
@@ -182,11 +374,17 @@ def short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def moment(at: float, now: float | None = None) -> str:
-    """Local time, with the day where it is another one than today."""
-    then = datetime.fromtimestamp(at)
-    today = datetime.fromtimestamp(time.time() if now is None else now).date()
-    return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M:%S")
+def plural(count: int, noun: str) -> str:
+    """3 samples, 1 sample."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def span(seconds: float) -> str:
+    """A time span in words: 12 s, 4 min, 3 h, 2 d."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= 2 * size:
+            return f"{abs(seconds) / size:.0f} {unit}"
+    return f"{abs(seconds):.0f} s"
 
 
 def vote(value: int | None) -> str:

@@ -1,17 +1,17 @@
-"""What the last requests mean together, where they mean that little or nothing is learned.
+"""`run.py doctor`: is all there that this command line needs, and what came of the last requests?
 
-Rule: pure. Each sentence says what was seen, what that means, and what to do about it.
+Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
+run.py from starting is raised, what it can live with is a warning. Checks that stand on a failed
+one are left out. Nothing is started or changed, and no secret is repeated; against Tinker about
+fifty tokens are spent, and one state and one sampler are saved and deleted again.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import shutil
 import ssl
-import sys
-import textwrap
 import time
 import urllib.request
 from collections import Counter
@@ -23,21 +23,40 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.error import HTTPError
+
+from pydantic import Field
 
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, source
 from tinker_claw.backends.open import check_backend, open_trainer
-from tinker_claw.backends.tinker.sdk import SDK_VERSION
+from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
-from tinker_claw.cli import openclaw_file, status
-from tinker_claw.cli.common import apart, printable, short, vote
+from tinker_claw.cli import common, openclaw_file
+from tinker_claw.cli.common import (
+    Column,
+    Flags,
+    GatewayUnreachable,
+    apart,
+    ask,
+    key_of,
+    printable,
+    read_run_view,
+    served_models,
+    short,
+    span,
+    url_of,
+    vote,
+    wrapped,
+    write,
+)
 from tinker_claw.cli.openclaw import (
     PROVIDER,
     SMALLEST_CONTEXT,
+    TOO_FEW,
     Context,
     Use,
     base_url,
@@ -47,14 +66,15 @@ from tinker_claw.cli.openclaw import (
     uses,
 )
 from tinker_claw.cli.status import lost
-from tinker_claw.config.load import Flags, load, others_help
 from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
+from tinker_claw.ledger.outcome import RunView, outcome
 from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import RecentTurn, lost_of, newest_steps, read_recent
+from tinker_claw.ledger.views import TurnView, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -62,245 +82,460 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.types import Kind
 
-_MOST = 0.75
-_FEWEST = 3
-"""Fewer turns are no pattern."""
+EXIT_WELL = 0
+EXIT_FAILED = 1
 
 
-def advice(turns: Sequence[RecentTurn]) -> list[str]:
-    """Sentences on these turns, oldest first; none where learning goes its way."""
-    main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    return [
-        *_sides(turns, main),
-        *_followed(main),
-        *_judging(main),
-        *_unfit(main),
-        *_stood_in(turns),
-    ]
+class DoctorFlags(Flags):
+    """Say what is there, what is missing and what to do, for the flags that you would give run.py;
+    then what came of the last requests, also while the gateway runs.
 
+    Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint is saved
+    and deleted.
+    """
 
-def _sides(turns: Sequence[RecentTurn], main: Sequence[RecentTurn]) -> Iterator[str]:
-    side = [turn for turn in turns if turn.kind is Kind.SIDE]
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    told = f"{len(side)} of {len(turns)} requests are side turns, which are never trained"
-    yield (
-        f"{told}; the reason of {times}: {printable(reason)}. Recaps, titles, compaction, "
-        "heartbeat and cron are meant to be side turns. If these were your own messages, the "
-        "client sends something that marks them: look for a header X-Turn-Type, for a model name "
-        "with @v, and for another proxy in between; --reasons shows the reason of each."
+    MORE: ClassVar[str] = (
+        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong. "
+        "All flags of run.py can be given, too."
     )
-    if not main:
-        yield "There is no main turn among them: nothing can be learned from these requests."
+
+    last: int = Field(10, title="N", description="requests to show (default 10; 0 for none)", ge=0)
+    reasons: bool = Field(
+        False,
+        description="with each request its session's name, why it was taken for main or side, and "
+        "its outcome in a sentence",
+    )
+    no_checks: bool = Field(False, description="show the requests only; nothing is asked or spent")
 
 
-def _followed(main: Sequence[RecentTurn]) -> Iterator[str]:
-    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
+def doctor(given: DoctorFlags) -> int:
+    """Check the set-up that `run.py` with these flags would use; 0: all is well."""
+    try:
+        settings = given.settings
+    except ConfigError as error:
+        _line("FAIL", "settings", str(error))
+        return EXIT_FAILED
+    run = settings.run
+    _line("ok", "settings", f"{run.method} on {run.model_name}, backend {run.backend}")
+    well = True if given.no_checks else asyncio.run(_examine(settings))
+    if given.last:
+        _show_recent(settings, given.last, reasons=given.reasons)
+    return EXIT_WELL if well else EXIT_FAILED
+
+
+async def _examine(settings: Settings) -> bool:
+    async with AsyncExitStack() as stack:
+        seen = CheckContext(settings, stack)
+        for name, check, needs in _CHECKS:
+            if any(other in seen.failed for other in needs):
+                seen.failed.append(name)
+                first = next(other for other in needs if other in seen.failed)
+                _line("-", name, f"not looked at: first mend {first}")
+                continue
+            try:
+                found = await check(seen)
+                _line(found.state, name, found.told)
+            except ClawError as error:
+                seen.failed.append(name)
+                _line("FAIL", name, str(error))
+    return not seen.failed
+
+
+def _line(state: str, name: str, told: str) -> None:
+    more = ("\n" + " " * 16).join(told.splitlines())
+    write([f"{state:<5}{name:<11}{more}"])
+
+
+def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
+    ledger = settings.run.directory / FILE
+    if not ledger.exists():
+        _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
         return
-    sessions = len({turn.session_id for turn in main})
-    none = f"None of the {len(main)} main turns has a next state, so there is nothing to judge"
-    if sessions == len(main):
-        yield (
-            f"{none}: every one stands alone in its session. Go on in the same conversation; if "
-            "you did, the client sends neither its earlier messages back nor a name for the "
-            "session (X-Session-Id)."
-        )
-    else:
-        yield (
-            f"{none}, although sessions go on. The replies do not come back in the client's "
-            "history as they were sent: something between rewrites or drops them."
-        )
+    try:
+        with reading(ledger) as rows, rows.moment():
+            turns = read_turns(rows, count)
+            run = read_run_view(rows, settings.training.batch_size)
+    except LedgerError as error:
+        _line("warn", "requests", str(error))
+        return
+    if not turns:
+        _line("-", "requests", f"none yet in {ledger}")
+        return
+    write(["", f"The last requests in {ledger}:", ""])
+    write(table(turns, run, time.time(), reasons=reasons))
+    for sentence in advice(turns):
+        write(["", *wrapped(sentence, width=WIDTH)])
+    if not reasons:
+        more = "--reasons shows why each was taken for main or side, and more of its outcome."
+        write(["", more])
 
 
-def _judging(main: Sequence[RecentTurn]) -> Iterator[str]:
-    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
-    if aside:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
-            "takes them up again."
-        )
-    waiting = [
-        turn
-        for turn in main
-        if turn.next_role is not None and not turn.judged and turn.untrained_because is None
-    ]
-    if _most(waiting, [turn for turn in main if turn.next_role is not None]):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
+# What run.py itself needs
 
-
-def _unfit(main: Sequence[RecentTurn]) -> Iterator[str]:
-    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
-    if _most(unfit, main):
-        yield (
-            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
-            f"{unfit[-1].untrained_because}. "
-            "The client sets it; take temperature, top_p and top_k out of its settings for this "
-            "model."
-        )
-
-
-def _stood_in(turns: Sequence[RecentTurn]) -> Iterator[str]:
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; --reasons says why."
-        )
-
-
-def _most(part: Sequence[RecentTurn], whole: Sequence[RecentTurn]) -> bool:
-    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
-
-
-# The last requests as a table: what each was, what came of it, and why.
-#
-# Rule: pure. Everything comes from the ledger, nothing of it is a user's words, and nothing is
-# cut
-# off that explains something.
-
-
-WIDTH = 110
-_GAP = "  "
-_NARROWEST = 24
-"""The last column gets what the others leave, and at least this."""
-_KEY_LENGTH = 14
-_CALL_LENGTH = 16
+_LOW_DISK_GB = 2.0
+_LAST_STEPS = 16
+_MANY_LOST = 0.05
+"""Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-    cells: Sequence[str]
-    right: bool = False
+class Finding:
+    """What a check has to say. `-`: there was nothing to look at."""
+
+    told: str
+    state: Literal["ok", "warn", "-"] = "ok"
+
+
+@dataclass(slots=True)
+class CheckContext:
+    """The settings, and what earlier checks have found."""
+
+    settings: Settings
+    stack: AsyncExitStack
+    source: Source | None = None
+    offers: Context | None = None
+    """How many tokens."""
+    failed: list[str] = field(default_factory=list[str])
+    """Names of the checks that failed, or stand on one that did."""
 
     @property
-    def width(self) -> int:
-        return max(len(self.name), *(len(cell) for cell in self.cells))
+    def remote(self) -> bool:
+        return self.settings.run.backend == "tinker"
 
-    def fit(self, cell: str) -> str:
-        return cell.rjust(self.width) if self.right else cell.ljust(self.width)
-
-
-def table(turns: Sequence[RecentTurn], now: float, *, reasons: bool = False) -> list[str]:
-    """The lines of the table, oldest turn first.
-
-    Args:
-        turns: at least one.
-        now: seconds since 1970; turns of another day show it.
-        reasons: a further line per turn with its session's name and the reason of its kind.
-    """
-    columns = list(_columns(turns, now))
-    begin = sum(column.width + len(_GAP) for column in columns)
-    room = max(_NARROWEST, WIDTH - begin)
-    lines = [_GAP.join([*(column.fit(column.name) for column in columns), "training"]).rstrip()]
-    for at, turn in enumerate(turns):
-        told = textwrap.wrap(printable(training(turn)), room)
-        cells = [column.fit(column.cells[at]) for column in columns]
-        lines.append(_GAP.join([*cells, told[0]]))
-        lines += [" " * begin + more for more in told[1:]]
-        if reasons:
-            lines += _because(turn, columns[0].width + len(_GAP))
-    return lines
+    @property
+    def ledger(self) -> Path:
+        return self.settings.run.directory / FILE
 
 
-def training(turn: RecentTurn) -> str:
-    """Why this turn was trained, was not, or is not yet."""
-    if turn.sample is not None:
-        return _sampled(turn)
-    if turn.untrained_because is not None:
-        side = turn.kind is Kind.SIDE and turn.untrained_because.startswith("side turn")
-        return "never: a side turn" if side else f"no: {turn.untrained_because}"
-    if turn.kind is Kind.SIDE:
-        return "never: a side turn"
-    if turn.next_role is None:
-        if turn.session_closed:
-            return "waits for a next state; its session is idle"
-        if turn.passed_over:
-            return "waits for a next state; its session has gone on without it"
-        return "waits for a next state"
-    if not turn.judged:
-        return "waits for the judge"
-    return "judged; waits for the teacher" if turn.hints else "judged; waits to be queued"
+Check = Callable[[CheckContext], Awaitable[Finding]]
 
 
-def _sampled(turn: RecentTurn) -> str:
-    if turn.sample == "trained":
-        made = "" if turn.step_version is None else f", which made v{turn.step_version}"
-        return f"trained in step {turn.step_id}{made}"
-    if turn.sample == "expired":
-        return "no: its sample expired: too many steps since, or a rollback"
-    if turn.sample == "quarantined":
-        return "no: set aside, steps with it failed"
-    return "queued: waits for its batch"
+async def backend(seen: CheckContext) -> Finding:
+    await check_backend(seen.settings)
+    if seen.remote:
+        from tinker_claw.backends.tinker.access import address
+
+        where = address(seen.settings.run.base_url)
+        return Finding(f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model")
+    return Finding("torch, peft and safetensors are installed")
 
 
-def verdict(turn: RecentTurn) -> str:
-    """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
-    if not turn.judged:
-        return "-"
-    value = vote(turn.verdict)
-    return f"{value} hint" if turn.hints else value
+async def memory(seen: CheckContext) -> Finding:
+    if seen.remote:
+        return Finding("the service's affair", "-")
+    if seen.settings.run.model_name == DEMO:
+        return Finding("the demo's model takes next to none")
+    arranged = local.arrange(seen.settings, only_reckon=True)
+    told = arranged.layout.told()
+    if arranged.fit is None or arranged.demand is None:
+        return Finding(told)
+    table = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+    if (wrong := local.why_not(arranged)) is not None:
+        raise ConfigError(f"{table}\n{wrong}")
+    return Finding(table)
 
 
-def _columns(turns: Sequence[RecentTurn], now: float) -> Iterator[_Column]:
-    yield _Column("turn", [str(turn.id) for turn in turns], right=True)
-    yield _Column("when", [_when(turn.created_at, now) for turn in turns])
-    if len({turn.user for turn in turns}) > 1:
-        yield _Column("user", [short(printable(turn.user), _KEY_LENGTH) for turn in turns])
-    yield _Column("session", [_session(turn) for turn in turns])
-    yield _Column("kind", [turn.kind for turn in turns])
-    if any(turn.call for turn in turns):
-        yield _Column("for", [short(printable(turn.call) or "-", _CALL_LENGTH) for turn in turns])
-    yield _Column("by", [_by(turn) for turn in turns])
-    yield _Column(
-        "tokens", [f"{turn.prompt_tokens}+{turn.completion_tokens}" for turn in turns], right=True
+async def samplers(seen: CheckContext) -> Finding:
+    settings = seen.settings
+    if seen.remote:
+        return Finding("the service samples", "-")
+    if settings.local.urls:
+        return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
+    vllm = local.find_vllm()
+    arranged = local.arrange(settings, only_reckon=True)
+    if not arranged.gpus:
+        return Finding("the gateway's process samples")
+    if vllm is None:
+        slow = "the gateway's process samples, many times slower, with a base of its own"
+        return Finding(f"no vLLM: {slow}. {local.GET_VLLM}", "warn")
+    local.check_quantization(settings, vllm)
+    return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
+
+
+async def _served_at(url: str, settings: Settings) -> str:
+    from local_gpu.sample.connect import connect
+    from local_gpu.sample.server import NEVER_LOADED
+
+    try:
+        key = settings.local.sampler_api_key
+        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
+        try:
+            info = await server.info()
+            await server.unload(NEVER_LOADED)
+        finally:
+            await server.aclose()
+    except (BackendError, ConfigError) as error:
+        raise ConfigError(f"--sampler-urls: {error}") from error
+    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
+
+
+async def tokenizer(seen: CheckContext) -> Finding:
+    seen.source = source(seen.settings, weights=False)
+    renderer = Renderer.load(seen.source.tokenizer, seen.source.family)
+    prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
+    buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)
+    abilities = [
+        f"chat format {renderer.family}, from {seen.source.tokenizer}",
+        "thinking can be switched by the request"
+        if _thinking_can_be_switched(renderer)
+        else "thinking cannot be switched",
+        "replies are parsed when they are complete, so agents see them late"
+        if buffered
+        else "text and tool calls are streamed",
+    ]
+    if prompt.hint_at is not None:
+        return Finding("; ".join([*abilities, "hints have their place"]))
+    lost = "no place for a hint is known: hints teach nothing here, verdicts still do"
+    wants = build(seen.settings.run.method).teaching is not None
+    return Finding("; ".join([*abilities, lost]), "warn" if wants else "ok")
+
+
+def _thinking_can_be_switched(renderer: Renderer) -> bool:
+    try:
+        switches(renderer.config, {}, "none")
+    except RequestError:
+        return False
+    return True
+
+
+async def method(seen: CheckContext) -> Finding:
+    settings = seen.settings
+    method = build(settings.run.method)
+    if not seen.remote:
+        return Finding(f"the local backend can do all of {method.name}")
+    assert seen.source is not None
+    trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
+    has = await trainer.capabilities()
+    require(method, settings.training, has)
+    seen.offers = Context(has.context_tokens, "the service says so")
+    from tinker_claw.backends.tinker.trainer import TinkerTrainer
+
+    assert isinstance(trainer, TinkerTrainer)
+    left = await trainer.rehearse(student_topk(method, settings.training))
+    told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
+    if left:
+        return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
+    return Finding(told)
+
+
+async def price(seen: CheckContext) -> Finding:
+    settings = seen.settings
+    if not seen.remote:
+        return Finding("nothing is billed: it runs on this machine")
+    found = price_in_force(settings)
+    check_budget(settings, found)
+    told = forecast(settings, found, None)
+    if told.step_usd is None or told.serve_usd is None:
+        return Finding(unknown(settings, found) or "not known")
+    return Finding(
+        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
+        f"{told.words} Prices as of {found.as_of}."
     )
-    yield _Column("next", [turn.next_role or "-" for turn in turns])
-    yield _Column("verdict", [verdict(turn) for turn in turns])
 
 
-def _because(turn: RecentTurn, indent: int) -> Iterator[str]:
-    told = [f"session {turn.session_id} is {turn.session_key!r} of {turn.user!r}"]
-    told.append(f"{turn.kind} because: {turn.kind_reason}")
-    if turn.fallback is not None:
-        told.append(f"answered by another version because: {turn.fallback}")
-    for line in told:
-        yield from textwrap.wrap(
-            printable(line),
-            WIDTH,
-            initial_indent=" " * indent,
-            subsequent_indent=" " * (indent + 2),
+async def judge(seen: CheckContext) -> Finding:
+    settings = seen.settings
+    if settings.judge.judge_url is None:
+        demo = settings.run.model_name == DEMO
+        return Finding(
+            "the rules that come with the demo judge" if demo else "the base model judges"
         )
+    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
+        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
+    return Finding(f"{settings.judge.judge_url} answers")
 
 
-def _by(turn: RecentTurn) -> str:
-    return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
+async def data(seen: CheckContext) -> Finding:
+    directory = seen.settings.run.directory
+    there = directory
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
+    free_gb = shutil.disk_usage(there).free / 1e9
+    if free_gb < _LOW_DISK_GB:
+        raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
+    if bare := open_to_others(directory):
+        return Finding(
+            f"others on this machine may read {len(bare)} of its files ({bare[0]}); the next start "
+            f"closes them, or you do: chmod -R go= {directory}",
+            "warn",
+        )
+    held = "holds a run to go on with" if seen.ledger.exists() else "is new"
+    return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
 
 
-def _session(turn: RecentTurn) -> str:
-    """The ledger's number, and the end of the client's name, which tells sessions apart."""
-    key = printable(turn.session_key)
-    if len(key) > _KEY_LENGTH:
-        key = "…" + key[1 - _KEY_LENGTH :]
-    return f"{turn.session_id}:{key}"
+async def answers(seen: CheckContext) -> Finding:
+    """Whether what users say finds the replies that they say it about."""
+    if not seen.ledger.exists():
+        return Finding("no request came yet", "-")
+    with reading(seen.ledger) as ledger, ledger.moment():
+        causes, main = lost_of(ledger), ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
+    if not causes:
+        return Finding("none was lost: what follows a reply is known to follow it")
+    told = f"{lost(causes)}; of {main} main turns. `python run.py explain TURN` says more of each"
+    return Finding(told, "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok")
 
 
-def _when(at: float, now: float) -> str:
-    then = datetime.fromtimestamp(at)
-    today = then.date() == datetime.fromtimestamp(now).date()
-    return then.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+async def agreement(seen: CheckContext) -> Finding:
+    """Of sampler and trainer, when a step last compared them."""
+    if not seen.ledger.exists():
+        return Finding("no step was taken yet", "-")
+    with reading(seen.ledger) as ledger, ledger.moment():
+        steps = newest_steps(ledger, _LAST_STEPS)
+    compared = [step for step in steps if step.metrics.get("agrees") is not None]
+    if not compared:
+        return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
+    step = compared[-1]
+    told = f"step {step.id}: sampler and trainer were {apart(step.metrics)} nats apart"
+    if step.metrics["agrees"]:
+        return Finding(f"{told}, which is rounding")
+    return Finding(
+        f"{told}, which is no rounding: `python run.py status` says what to look at", "warn"
+    )
 
 
-# How far this machine's clock is off, by the answer of a server that is asked anyway.
-#
-# Rule: certificates are not checked, because a wrong clock is what makes them look wrong; so no
-# key
-# is sent, and nothing is believed but the time.
+# What is around it
+
+_CLOCK_WARNS_S = 10.0
+_CLOCK_FAILS_S = 300.0
+"""From about here on short-lived keys are refused, and certificates that are new."""
+_PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
+
+
+async def port(seen: CheckContext) -> Finding:
+    gateway = seen.settings.gateway
+    try:
+        with listen(gateway.host, gateway.port):
+            return Finding(f"{gateway.host}:{gateway.port} is free")
+    except ConfigError as taken:
+        url, key = url_of(seen.settings), key_of(seen.settings)
+        try:
+            health = await asyncio.to_thread(ask, url, key)
+        except GatewayUnreachable:
+            raise taken from None
+    if "user" in health:  # not an admin's key: it tells no more than that
+        return Finding(f"a gateway of this project answers at {url}. It is {health['status']}")
+    if "policy_version" not in health:  # it tells strangers no more than whether all is well
+        raise ConfigError(
+            f"a gateway of this project runs at {url}, and takes another key than these flags "
+            "give; give one of its keys, or choose another --port"
+        )
+    name = seen.settings.served_name
+    served = await asyncio.to_thread(served_models, url, key)
+    if served is not None and name not in served:
+        raise ConfigError(
+            f"a gateway of this project runs at {url}, but it serves {', '.join(served)}, not "
+            f"{name}; stop it, or choose another --port"
+        )
+    told = f"a gateway of this project answers at {url}. {health['meaning']}"
+    its_own = Path(health["data_dir"])
+    if its_own != seen.ledger.parent.absolute():
+        elsewhere = f"It keeps its records elsewhere, in {its_own}; see --data-dir."
+        return Finding(f"{told} {elsewhere}", "warn")
+    if health["status"] != "ok":
+        return Finding(f"{told} It is {health['status']}: `python run.py status` says why.", "warn")
+    return Finding(told)
+
+
+async def model(seen: CheckContext) -> Finding:
+    context = seen.offers = seen.offers or await context_of(seen.settings)
+    told = (
+        f"served as {seen.settings.served_name}; context {context.tokens} tokens: {context.source}"
+    )
+    if context.tokens >= SMALLEST_CONTEXT:
+        return Finding(told)
+    return Finding(f"{told}. {TOO_FEW}", "warn")
+
+
+async def openclaw(seen: CheckContext) -> Finding:
+    """Whether OpenClaw's configuration, where there is one, points here."""
+    path = openclaw_file.usual_path()
+    try:
+        found = openclaw_file.read(path)
+    except ConfigError as error:  # OpenClaw's trouble, not the gateway's
+        return Finding(str(error), "warn")
+    if found is None:
+        return Finding(f"no configuration at {path}: {_PRINTS}", "-")
+    if seen.settings.gateway.port == 0:
+        return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
+    name = provider_for(found.data, seen.settings)
+    if name is None:
+        return Finding(
+            f"no provider in {path} points at {base_url(seen.settings)}: {_PRINTS}, --write "
+            "puts it there",
+            "warn",
+        )
+    assert seen.offers is not None
+    wrong = list(differences(found.data, name, seen.settings, seen.offers))
+    if wrong:
+        mends = f"{_PRINTS}, --write puts it there" + (
+            f" as {PROVIDER}" if name != PROVIDER else ""
+        )
+        return Finding("\n".join([f"the provider {name} in {path}:", *wrong, mends]), "warn")
+    used = uses(found.data, seen.settings)
+    lines = [f"the provider {name} in {path} fits; {_users(used)}"]
+    if other := [str(use) for use in used if not use.here]:
+        lines += ["what is said elsewhere is neither recorded nor learned from:", *other]
+    return Finding("\n".join(lines))
+
+
+def _users(used: list[Use]) -> str:
+    """Which agents use the gateway's model, in words."""
+    agents = [use.agent for use in used if use.agent is not None]
+    ours = [use.agent for use in used if use.agent is not None and use.here]
+    if len(ours) == len(agents):
+        return "agents use it"
+    return f"agents that use it: {', '.join(ours) or 'none'}"
+
+
+async def clock(seen: CheckContext) -> Finding:
+    told, worst = list[str](), 0.0
+    for url in _servers(seen):
+        ahead = await asyncio.to_thread(ahead_of, url)
+        if ahead is None:
+            continue
+        worst = max(worst, abs(ahead))
+        way = "ahead of" if ahead > 0 else "behind"
+        close = abs(ahead) < _CLOCK_WARNS_S
+        told.append(f"agrees with {url}" if close else f"is {span(ahead)} {way} that of {url}")
+    if worst >= _CLOCK_FAILS_S:
+        raise ConfigError(
+            f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
+            "wrong clock; set it (with NTP)"
+        )
+    future = _from_the_future(seen.ledger)
+    if future >= _CLOCK_WARNS_S:
+        told.append(
+            f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
+            f"written in {span(future)}. Nothing is lost, rows are ordered by number; the times "
+            "that are shown are wrong"
+        )
+        return Finding("; ".join(told), "warn")
+    if not told:
+        return Finding("no server to compare it with; no row of the ledger is from the future")
+    return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
+
+
+def _servers(seen: CheckContext) -> Iterator[str]:
+    """Servers that run.py asks anyway."""
+    settings = seen.settings
+    if seen.remote and "backend" not in seen.failed:
+        from tinker_claw.backends.tinker.access import address
+
+        yield address(settings.run.base_url).base_url
+    if settings.judge.judge_url is not None:
+        yield settings.judge.judge_url
+
+
+def _from_the_future(ledger: Path) -> float:
+    """By how many seconds the newest row is ahead of this clock; 0 where it is not."""
+    try:
+        with reading(ledger) as rows, rows.moment():
+            newest = newest_at(rows)
+    except LedgerError:
+        return 0.0
+    return max(0.0, (newest or 0.0) - time.time())
 
 
 _PATIENCE_S = 5.0
@@ -330,502 +565,6 @@ def ahead_of(url: str) -> float | None:
     return middle - theirs
 
 
-def span(seconds: float) -> str:
-    """A time span in words: 12 s, 4 min, 3 h, 2 d."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= 2 * size:
-            return f"{abs(seconds) / size:.0f} {unit}"
-    return f"{abs(seconds):.0f} s"
-
-
-# The doctor's checks of what is around the gateway: its port, the clock, OpenClaw.
-#
-# Rule: as in `checks`; nobody's files are changed, and no secret is repeated.
-
-
-_CLOCK_WARNS_S = 10.0
-_CLOCK_FAILS_S = 300.0
-"""From about here on short-lived keys are refused, and certificates that are new."""
-_PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
-
-
-async def port(patient: CheckContext) -> Finding:
-    gateway = patient.settings.gateway
-    try:
-        with listen(gateway.host, gateway.port):
-            return Finding(f"{gateway.host}:{gateway.port} is free")
-    except ConfigError as taken:
-        url = status.url_of(gateway.host, gateway.port)
-        key = status.key_of(patient.settings)
-        try:
-            health = await asyncio.to_thread(status.ask, url, key)
-        except status.GatewayUnreachable:
-            raise taken from None
-    if "user" in health:  # not an admin's key: it tells no more than that
-        return Finding(f"a gateway of this project answers at {url}. It is {health['status']}")
-    if "policy_version" not in health:  # it tells strangers no more than whether all is well
-        raise ConfigError(
-            f"a gateway of this project runs at {url}, and takes another key than these flags "
-            "give; give one of its keys, or choose another --port"
-        )
-    name = patient.settings.served_name
-    served = await asyncio.to_thread(status.served_models, url, key)
-    if served is not None and name not in served:
-        raise ConfigError(
-            f"a gateway of this project runs at {url}, but it serves {', '.join(served)}, not "
-            f"{name}; stop it, or choose another --port"
-        )
-    told = f"a gateway of this project answers at {url}. {health['meaning']}"
-    its_own = Path(health["data_dir"])
-    if its_own != patient.ledger.parent.absolute():
-        elsewhere = f"It keeps its records elsewhere, in {its_own}; see --data-dir."
-        return Finding(f"{told} {elsewhere}", "warn")
-    if health["status"] != "ok":
-        return Finding(f"{told} It is {health['status']}: `python run.py status` says why.", "warn")
-    return Finding(told)
-
-
-async def model(patient: CheckContext) -> Finding:
-    context = patient.context = patient.context or await context_of(patient.settings)
-    told = (
-        f"served as {patient.settings.served_name}; context {context.tokens} tokens: "
-        f"{context.source}"
-    )
-    if context.tokens >= SMALLEST_CONTEXT:
-        return Finding(told)
-    return Finding(f"{told}. OpenClaw's system prompt and tools alone take about 11,000", "warn")
-
-
-async def openclaw(patient: CheckContext) -> Finding:
-    """Whether OpenClaw's configuration, where there is one, points here."""
-    path = openclaw_file.usual_path()
-    try:
-        found = openclaw_file.read(path)
-    except ConfigError as error:  # OpenClaw's trouble, not the gateway's
-        return Finding(str(error), "warn")
-    if found is None:
-        return Finding(f"no configuration at {path}: {_PRINTS}", "-")
-    if patient.settings.gateway.port == 0:
-        return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
-    name = provider_for(found.data, patient.settings)
-    if name is None:
-        return Finding(
-            f"no provider in {path} points at {base_url(patient.settings)}: {_PRINTS}, --write "
-            "puts it there",
-            "warn",
-        )
-    assert patient.context is not None
-    wrong = list(differences(found.data, name, patient.settings, patient.context))
-    if wrong:
-        mends = f"{_PRINTS}, --write puts it there" + (
-            f" as {PROVIDER}" if name != PROVIDER else ""
-        )
-        return Finding("\n".join([f"the provider {name} in {path}:", *wrong, mends]), "warn")
-    used = uses(found.data, patient.settings)
-    lines = [f"the provider {name} in {path} fits; {_users(used)}"]
-    if other := [str(use) for use in used if not use.here]:
-        lines += ["what is said elsewhere is neither recorded nor learned from:", *other]
-    return Finding("\n".join(lines))
-
-
-def _users(used: list[Use]) -> str:
-    """Which agents use the gateway's model, in words."""
-    agents = [use.agent for use in used if use.agent is not None]
-    ours = [use.agent for use in used if use.agent is not None and use.here]
-    if len(ours) == len(agents):
-        return "agents use it"
-    return f"agents that use it: {', '.join(ours) or 'none'}"
-
-
-async def clock(patient: CheckContext) -> Finding:
-    told, worst = list[str](), 0.0
-    for url in _servers(patient):
-        ahead = await asyncio.to_thread(ahead_of, url)
-        if ahead is None:
-            continue
-        worst = max(worst, abs(ahead))
-        way = "ahead of" if ahead > 0 else "behind"
-        close = abs(ahead) < _CLOCK_WARNS_S
-        told.append(f"agrees with {url}" if close else f"is {span(ahead)} {way} that of {url}")
-    if worst >= _CLOCK_FAILS_S:
-        raise ConfigError(
-            f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
-            "wrong clock; set it (with NTP)"
-        )
-    future = _from_the_future(patient.ledger)
-    if future >= _CLOCK_WARNS_S:
-        told.append(
-            f"was set back, or was wrong before: the newest row of {patient.ledger} will be "
-            f"written in {span(future)}. Nothing is lost, rows are ordered by number; the times "
-            "that are shown are wrong"
-        )
-        return Finding("; ".join(told), "warn")
-    if not told:
-        return Finding("no server to compare it with; no row of the ledger is from the future")
-    return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
-
-
-def _servers(patient: CheckContext) -> Iterator[str]:
-    """Servers that run.py asks anyway."""
-    settings = patient.settings
-    if patient.remote and "backend" not in patient.failed:
-        from tinker_claw.backends.tinker.access import address
-
-        yield address(settings.run.base_url).base_url
-    if settings.judge.judge_url is not None:
-        yield settings.judge.judge_url
-
-
-def _from_the_future(ledger: Path) -> float:
-    """By how many seconds the newest row is ahead of this clock; 0 where it is not."""
-    try:
-        newest = read_recent(ledger, 0).newest_at
-    except LedgerError:
-        return 0.0
-    return max(0.0, (newest or 0.0) - time.time())
-
-
-# The doctor's checks of what run.py itself needs.
-#
-# Rule: each looks at one thing and says one thing; what keeps run.py from starting is raised,
-# what
-# it can live with is a warning.
-
-
-_LOW_DISK_GB = 2.0
-_LAST_STEPS = 16
-_MANY_LOST = 0.05
-"""Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check has to say. `-`: there was nothing to look at."""
-
-    told: str
-    state: Literal["ok", "warn", "-"] = "ok"
-
-
-@dataclass(slots=True)
-class CheckContext:
-    """The settings, and what earlier checks have found."""
-
-    settings: Settings
-    stack: AsyncExitStack
-    source: Source | None = None
-    context: Context | None = None
-    failed: list[str] = field(default_factory=list[str])
-    """Names of the checks that failed, or stand on one that did."""
-
-    @property
-    def remote(self) -> bool:
-        return self.settings.run.backend == "tinker"
-
-    @property
-    def ledger(self) -> Path:
-        return self.settings.run.directory / FILE
-
-
-Check = Callable[[CheckContext], Awaitable[Finding]]
-
-
-async def backend(patient: CheckContext) -> Finding:
-    await check_backend(patient.settings)
-    if patient.remote:
-        from tinker_claw.backends.tinker.access import address
-
-        where = address(patient.settings.run.base_url)
-        return Finding(f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model")
-    return Finding("torch, peft and safetensors are installed")
-
-
-async def memory(patient: CheckContext) -> Finding:
-    if patient.remote:
-        return Finding("the service's affair", "-")
-    if patient.settings.run.model_name == DEMO:
-        return Finding("the demo's model takes next to none")
-    arranged = local.arrange(patient.settings, only_reckon=True)
-    told = arranged.layout.told()
-    if arranged.fit is None or arranged.demand is None:
-        return Finding(told)
-    table = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
-    if (wrong := local.why_not(arranged)) is not None:
-        raise ConfigError(f"{table}\n{wrong}")
-    return Finding(table)
-
-
-async def samplers(patient: CheckContext) -> Finding:
-    settings = patient.settings
-    if patient.remote:
-        return Finding("the service samples", "-")
-    if settings.local.urls:
-        return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
-    vllm = local.find_vllm(settings)
-    arranged = local.arrange(settings, only_reckon=True)
-    if not arranged.gpus:
-        return Finding("the gateway's process samples")
-    if vllm is None:
-        slow = "the gateway's process samples, many times slower, with a base of its own"
-        return Finding(f"no vLLM: {slow}. {local.GET_VLLM}", "warn")
-    local.check_quantization(settings, vllm)
-    return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
-
-
-async def _served_at(url: str, settings: Settings) -> str:
-    from local_gpu.sample.connect import connect
-    from local_gpu.sample.server import NEVER_LOADED
-
-    try:
-        key = settings.local.sampler_api_key
-        server = await connect(
-            url, settings.local.sampler_kind, api_key=key.get_secret_value() if key else None
-        )
-        try:
-            info = await server.info()
-            await server.unload(NEVER_LOADED)
-        finally:
-            await server.aclose()
-    except (BackendError, ConfigError) as error:
-        raise ConfigError(f"--sampler-urls: {error}") from error
-    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
-
-
-async def tokenizer(patient: CheckContext) -> Finding:
-    patient.source = source(patient.settings, weights=False)
-    renderer = Renderer.load(patient.source.tokenizer, patient.source.family)
-    prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
-    buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)
-    abilities = [
-        f"chat format {renderer.family}, from {patient.source.tokenizer}",
-        "thinking can be switched by the request"
-        if _thinking_can_be_switched(renderer)
-        else "thinking cannot be switched",
-        "replies are parsed when they are complete, so agents see them late"
-        if buffered
-        else "text and tool calls are streamed",
-    ]
-    if prompt.hint_at is not None:
-        return Finding("; ".join([*abilities, "hints have their place"]))
-    lost = "no place for a hint is known: hints teach nothing here, verdicts still do"
-    wants = build(patient.settings.run.method).teaching is not None
-    return Finding("; ".join([*abilities, lost]), "warn" if wants else "ok")
-
-
-def _thinking_can_be_switched(renderer: Renderer) -> bool:
-    try:
-        switches(renderer.config, {}, "none")
-    except RequestError:
-        return False
-    return True
-
-
-async def method(patient: CheckContext) -> Finding:
-    settings = patient.settings
-    method = build(settings.run.method)
-    if not patient.remote:
-        return Finding(f"the local backend can do all of {method.name}")
-    assert patient.source is not None
-    trainer = await patient.stack.enter_async_context(
-        open_trainer(settings, patient.source.weights)
-    )
-    has = await trainer.capabilities()
-    require(method, settings.training, has)
-    patient.context = Context(has.context_tokens, "the service says so")
-    from tinker_claw.backends.tinker.trainer import TinkerTrainer
-
-    assert isinstance(trainer, TinkerTrainer)
-    left = await trainer.rehearse(student_topk(method, settings.training))
-    told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
-    if left:
-        return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
-    return Finding(told)
-
-
-async def price(patient: CheckContext) -> Finding:
-    settings = patient.settings
-    if not patient.remote:
-        return Finding("nothing is billed: it runs on this machine")
-    found = price_in_force(settings)
-    check_budget(settings, found)
-    told = forecast(settings, found, None)
-    if told.step_usd is None or told.serve_usd is None:
-        return Finding(unknown(settings, found) or "not known")
-    return Finding(
-        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
-        f"{told.words} Prices as of {found.as_of}."
-    )
-
-
-async def judge(patient: CheckContext) -> Finding:
-    settings = patient.settings
-    if settings.judge.judge_url is None:
-        demo = settings.run.model_name == DEMO
-        return Finding(
-            "the rules that come with the demo judge" if demo else "the base model judges"
-        )
-    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
-        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
-    return Finding(f"{settings.judge.judge_url} answers")
-
-
-async def data(patient: CheckContext) -> Finding:
-    directory = patient.settings.run.directory
-    there = directory
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
-    free_gb = shutil.disk_usage(there).free / 1e9
-    if free_gb < _LOW_DISK_GB:
-        raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
-    if bare := open_to_others(directory):
-        return Finding(
-            f"others on this machine may read {len(bare)} of its files ({bare[0]}); the next start "
-            f"closes them, or you do: chmod -R go= {directory}",
-            "warn",
-        )
-    held = "holds a run to go on with" if patient.ledger.exists() else "is new"
-    return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
-
-
-async def answers(patient: CheckContext) -> Finding:
-    """Whether what users say finds the replies that they say it about."""
-    if not patient.ledger.exists():
-        return Finding("no request came yet", "-")
-    with reading(patient.ledger) as ledger, ledger.moment():
-        causes, main = lost_of(ledger), ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
-    if not causes:
-        return Finding("none was lost: what follows a reply is known to follow it")
-    told = f"{lost(causes)}; of {main} main turns. `python run.py explain TURN` says more of each"
-    return Finding(told, "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok")
-
-
-async def agreement(patient: CheckContext) -> Finding:
-    """Of sampler and trainer, when a step last compared them."""
-    if not patient.ledger.exists():
-        return Finding("no step was taken yet", "-")
-    with reading(patient.ledger) as ledger, ledger.moment():
-        steps = newest_steps(ledger, _LAST_STEPS)
-    compared = [step for step in steps if step.metrics.get("agrees") is not None]
-    if not compared:
-        return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
-    step = compared[-1]
-    told = f"step {step.id}: sampler and trainer were {apart(step.metrics)} nats apart"
-    if step.metrics["agrees"]:
-        return Finding(f"{told}, which is rounding")
-    return Finding(
-        f"{told}, which is no rounding: `python run.py status` says what to look at", "warn"
-    )
-
-
-# `tinker-claw doctor`: is all there that this command line needs, and what came of the last
-# requests?
-#
-# Rule: each check says one thing, in a line, and what to do where it fails. Checks that stand on
-# a
-# failed one are left out. Nothing is started or changed; against Tinker about fifty tokens are
-# spent, and one state and one sampler are saved and deleted again, as a start would save them.
-
-
-EXIT_WELL = 0
-EXIT_FAILED = 1
-_INDENT = 16
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Check the set-up that `run.py` with these flags would use; 0: all is well."""
-    if {"-h", "--help", "--help-all"} & set(arguments):
-        whole = "--help-all" in arguments
-        sys.stdout.write(parser().format_help() + others_help(whole=whole))
-        return EXIT_WELL
-    given, rest = parser().parse_known_args(arguments)
-    if given.last < 0:
-        raise ConfigError(f"--last {given.last}: give a number of requests, or 0 for none")
-    try:
-        settings = load(rest)
-    except ConfigError as error:
-        _line("FAIL", "settings", str(error))
-        return EXIT_FAILED
-    run = settings.run
-    _line("ok", "settings", f"{run.method} on {run.model_name}, backend {run.backend}")
-    well = True if given.no_checks else asyncio.run(_examine(settings))
-    if given.last:
-        _show_recent(settings, given.last, reasons=given.reasons)
-    return EXIT_WELL if well else EXIT_FAILED
-
-
-async def _examine(settings: Settings) -> bool:
-    async with AsyncExitStack() as stack:
-        patient = CheckContext(settings, stack)
-        for name, check, needs in _CHECKS:
-            if any(other in patient.failed for other in needs):
-                patient.failed.append(name)
-                first = next(other for other in needs if other in patient.failed)
-                _line("-", name, f"not looked at: first mend {first}")
-                continue
-            try:
-                found = await check(patient)
-                _line(found.state, name, found.told)
-            except ClawError as error:
-                patient.failed.append(name)
-                _line("FAIL", name, str(error))
-    return not patient.failed
-
-
-def _line(state: str, name: str, told: str) -> None:
-    more = ("\n" + " " * _INDENT).join(told.splitlines())
-    sys.stdout.write(f"{state:<5}{name:<11}{more}\n")
-    sys.stdout.flush()
-
-
-def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
-    ledger = settings.run.directory / FILE
-    if not ledger.exists():
-        _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
-        return
-    try:
-        turns = read_recent(ledger, count).turns
-    except LedgerError as error:
-        _line("warn", "requests", str(error))
-        return
-    if not turns:
-        _line("-", "requests", f"none yet in {ledger}")
-        return
-    lines = ["", f"The last requests in {ledger}:", ""]
-    lines += table(turns, time.time(), reasons=reasons)
-    for sentence in advice(turns):
-        lines += ["", *textwrap.wrap(sentence, WIDTH)]
-    if not reasons:
-        lines += ["", "--reasons shows why each was taken for main or side."]
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags of this command; all others are those of run.py."""
-    top = Flags(
-        prog="run.py doctor",
-        description="Say what is there, what is missing and what to do, for the flags that you "
-        "would give run.py; then what came of the last requests, also while the gateway runs. "
-        "Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint "
-        "is saved and deleted.",
-        epilog="Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is "
-        "wrong. All flags of run.py can be given, too:",
-        allow_abbrev=False,
-    )
-    top.add_argument(
-        "--last", type=int, default=10, metavar="N", help="requests to show (default 10; 0: none)"
-    )
-    top.add_argument(
-        "--reasons",
-        action="store_true",
-        help="with each request its session's name, and why it was taken for main or side",
-    )
-    top.add_argument(
-        "--no-checks", action="store_true", help="show the requests only; nothing is asked or spent"
-    )
-    return top
-
-
 _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("backend", backend, ()),
     ("memory", memory, ("backend",)),
@@ -842,3 +581,177 @@ _CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("model", model, ("backend",)),
     ("openclaw", openclaw, ("model",)),
 )
+
+
+# What the last requests mean together
+
+_MOST = 0.75
+_FEWEST = 3
+"""Fewer turns are no pattern."""
+
+
+def advice(turns: Sequence[TurnView]) -> list[str]:
+    """Sentences on these turns, oldest first; none where learning goes its way."""
+    main = [turn for turn in turns if turn.kind is Kind.MAIN]
+    return [
+        *_sides(turns, main),
+        *_followed(main),
+        *_judging(main),
+        *_unfit(main),
+        *_stood_in(turns),
+    ]
+
+
+def _sides(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
+    side = [turn for turn in turns if turn.kind is Kind.SIDE]
+    if not _most(side, turns):
+        return
+    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+    told = f"{len(side)} of {len(turns)} requests are side turns, which are never trained"
+    yield (
+        f"{told}; the reason of {times}: {printable(reason)}. Recaps, titles, compaction, "
+        "heartbeat and cron are meant to be side turns. If these were your own messages, the "
+        "client sends something that marks them: look for a header X-Turn-Type, for a model name "
+        "with @v, and for another proxy in between; --reasons shows the reason of each."
+    )
+    if not main:
+        yield "There is no main turn among them: nothing can be learned from these requests."
+
+
+def _followed(main: Sequence[TurnView]) -> Iterator[str]:
+    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
+        return
+    sessions = len({turn.session_id for turn in main})
+    none = f"None of the {len(main)} main turns has a next state, so there is nothing to judge"
+    if sessions == len(main):
+        yield (
+            f"{none}: every one stands alone in its session. Go on in the same conversation; if "
+            "you did, the client sends neither its earlier messages back nor a name for the "
+            "session (X-Session-Id)."
+        )
+    else:
+        yield (
+            f"{none}, although sessions go on. The replies do not come back in the client's "
+            "history as they were sent: something between rewrites or drops them."
+        )
+
+
+def _judging(main: Sequence[TurnView]) -> Iterator[str]:
+    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
+    if aside:
+        yield (
+            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
+            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
+            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
+            "takes them up again."
+        )
+    waiting = [
+        turn
+        for turn in main
+        if turn.next_role is not None and not turn.judged and turn.untrained_because is None
+    ]
+    if _most(waiting, [turn for turn in main if turn.next_role is not None]):
+        yield (
+            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
+            "fails, waits for the service, or is paused by the budget."
+        )
+
+
+def _unfit(main: Sequence[TurnView]) -> Iterator[str]:
+    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
+    if _most(unfit, main):
+        yield (
+            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
+            f"{unfit[-1].untrained_because}. "
+            "The client sets it; take temperature, top_p and top_k out of its settings for this "
+            "model."
+        )
+
+
+def _stood_in(turns: Sequence[TurnView]) -> Iterator[str]:
+    if count := sum(turn.fallback is not None for turn in turns):
+        yield (
+            f"{count} of {len(turns)} replies (marked *) came from another version than the "
+            "current one, because that one failed; --reasons says why."
+        )
+
+
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
+    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
+
+
+# The last requests as a table: what each was, what came of it, and why; no user's words
+
+WIDTH = 110
+_KEY_LENGTH = 14
+
+
+def table(
+    turns: Sequence[TurnView], run: RunView, now: float, *, reasons: bool = False
+) -> list[str]:
+    """The lines of the table, oldest turn first.
+
+    Args:
+        turns: at least one.
+        now: seconds since 1970; turns of another day show it.
+        reasons: further lines, for each turn its session's name, the reason of its kind, and its
+            outcome in a sentence.
+    """
+    lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
+    return [*lines, *(line for turn in turns for line in _because(turn, run) if reasons)]
+
+
+def verdict(turn: TurnView) -> str:
+    """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
+    if not turn.judged:
+        return "-"
+    value = vote(turn.verdict)
+    return f"{value} hint" if turn.hints else value
+
+
+def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Column]:
+    yield Column("turn", lambda turn: str(turn.id), right=True)
+    yield Column("when", lambda turn: _when(turn.created_at, now))
+    if len({turn.user for turn in turns}) > 1:
+        yield Column("user", lambda turn: short(turn.user, _KEY_LENGTH))
+    yield Column("session", _session)
+    yield Column("kind", lambda turn: turn.kind)
+    if any(turn.call for turn in turns):
+        yield Column("for", lambda turn: short(turn.call, 16) or "-")
+    yield Column("by", _by)
+    yield Column(
+        "tokens", lambda turn: f"{turn.prompt_tokens}+{turn.completion_tokens}", right=True
+    )
+    yield Column("next", lambda turn: turn.next_role or "-")
+    yield Column("verdict", verdict)
+    yield Column("outcome", lambda turn: outcome(turn, run).word, least=24, wraps=True)
+
+
+def _because(turn: TurnView, run: RunView) -> Iterator[str]:
+    yield from wrapped(
+        f"{turn.id}  session {turn.session_id} is {turn.session_key!r} of {turn.user!r}",
+        width=WIDTH,
+    )
+    yield from wrapped(f"{turn.kind} because: {turn.kind_reason}", "   ", WIDTH)
+    if turn.fallback is not None:
+        told = f"answered by another version because: {turn.fallback}"
+        yield from wrapped(told, "   ", WIDTH)
+    yield from wrapped(outcome(turn, run).sentence, "   ", WIDTH)
+
+
+def _by(turn: TurnView) -> str:
+    return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
+
+
+def _session(turn: TurnView) -> str:
+    """The ledger's number, and the end of the client's name, which tells sessions apart."""
+    key = printable(turn.session_key)
+    if len(key) > _KEY_LENGTH:
+        key = "…" + key[1 - _KEY_LENGTH :]
+    return f"{turn.session_id}:{key}"
+
+
+def _when(at: float, now: float) -> str:
+    then = datetime.fromtimestamp(at)
+    today = then.date() == datetime.fromtimestamp(now).date()
+    return then.strftime("%H:%M:%S" if today else "%m-%d %H:%M")

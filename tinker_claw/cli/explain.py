@@ -1,161 +1,225 @@
-"""What became of a turn, or what it waits for: one sentence for every state that it can be in.
-Pure."""
+"""`run.py explain TURN`: one turn from its request to the version that it helped to make.
+
+Rule: the user's words are shown here, on their own terminal, unless they say --no-text. The
+advantages with which a step trained a sample are told again from what the step recorded, by the
+functions that the methods use, so this cannot say anything else than they did. What hangs on the
+weights of that time (the correction of a stale sample, the pull towards the base) is not known any
+more, and is left out.
+"""
 
 from __future__ import annotations
 
-import argparse
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from tinker_claw.cli.common import (
-    FLAGS_FROM_RUN,
-    ledger_file,
-    moment,
+    LedgerFlags,
     number,
-    parse,
-    printable,
+    plural,
+    read_run_view,
     until_left,
     vote,
+    wrapped,
     write,
 )
-from tinker_claw.config.load import Flags
+from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.turns import TRIES
-from tinker_claw.ledger.views import History, SampleHistory, read_history
+from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.figures import StepFigures, read_step, rewards_of
+from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
+from tinker_claw.ledger.versions import read_version
+from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
-from tinker_claw.methods.base import Evidence, Method, Signal
-from tinker_claw.types import Completion, HintScores, Kind, Lost, Verdict
+from tinker_claw.methods.base import Method, Signal
+from tinker_claw.types import Completion, HintScores, Vote
 
-LOST = {
-    Lost.COMPACTED: "a summary stands for the history, and none of the session's replies behind it",
-    Lost.EDITED: "what leads to that reply was changed",
-    Lost.UNKNOWN: "that reply is, to the letter, none of the last that were given here",
-}
-"""Why a request could not be tied to the turn whose reply it answers."""
+LONGEST = 1500
+"""Characters of a text that are shown."""
+_MEANS = {1: "good", 0: "neutral", -1: "bad"}
 
 
-def fate(turn: History, batch_size: int) -> str:
-    """Whether it is trained, and why. `batch_size`: samples of a step, where none was taken yet."""
-    if turn.sample is not None:
-        return _sampled(turn, turn.sample, turn.batch or batch_size)
-    if turn.kind is Kind.SIDE:
-        return "It is never trained: it is a side turn."
-    if turn.untrained_because is not None:
-        return f"It is not trained: {turn.untrained_because}."
-    if turn.next_state is None:
-        return _unfollowed(turn)
-    if turn.verdict is None and turn.in_vain:
-        return (
-            f"It waits for the judge, and is tried again, at most {TRIES} times; "
-            f"{len(turn.in_vain)} came to nothing."
+class ExplainFlags(LedgerFlags):
+    """Tell what came of one turn, and why, also while the gateway runs."""
+
+    turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
+    no_text: bool = Field(False, description="without what user, model and tools wrote")
+
+
+def explain(given: ExplainFlags) -> int:
+    """Tell a turn in words.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        LedgerError: there is no ledger, or no such turn.
+    """
+    with until_left(), reading(given.ledger) as ledger:
+        with ledger.moment():
+            lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)
+        write(lines)
+    return 0
+
+
+def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
+    """The lines. `training`: settings, for what the ledger does not say.
+
+    Raises:
+        LedgerError: there is no such turn.
+    """
+    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    if turn is None or known is None:
+        raise LedgerError(
+            f"{rows.path} has no turn {turn_id}; `python run.py log turns` lists them"
         )
-    if turn.verdict is None:
-        return (
-            "It waits for the judge. `python run.py status` says whether the judge works, waits "
-            "for the service, or is paused by the budget."
-        )
-    if told := _told(turn, turn.verdict):
-        return f"It was judged, and waits for the teacher, who scores the reply under the {told}."
-    return "It was judged, and waits to be queued as a sample, which takes a moment."
+    run = read_run_view(rows, training.batch_size)
+    became = wrapped(outcome(turn, run).sentence)
+    if turn.blanked == "forgotten":
+        gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
+        return [*wrapped(gone), *became]
+    return [
+        *_request(turn, known, text=text),
+        *_answer(turn, known, text=text),
+        *_judged(turn, known, run, text=text),
+        *became,
+        *_trained(rows, turn, known, run, training),
+        *_cost(known),
+    ]
 
 
-def _unfollowed(turn: History) -> str:
-    if turn.session_closed:
-        return (
-            "It waits for a next state. Its session has been idle for long; whatever the user "
-            "still says in it counts."
+def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
+    purpose = f", for: {turn.call}" if turn.call else ""
+    yield from wrapped(
+        f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
+        f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+    )
+    yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
+    yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
+    yield from _quote(known.request_text, text=text)
+    if turn.lost is not None:
+        yield from wrapped(
+            "No turn got that as its next state, because it is not known what reply it answers: "
+            f"{LOST[turn.lost]}."
         )
-    if turn.passed_by is not None:
+
+
+def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
+    done, length = known.completion, turn.completion_tokens
+    yield f"Version v{turn.policy_version} answered with {length} tokens ({done.stop_reason}):"
+    yield from _quote(known.reply_text, text=text)
+    if length > len(done.tokens):
+        yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
+    if turn.fallback is not None:
+        yield from wrapped(f"It was not the current version that answered: {turn.fallback}.")
+    if turn.misfit is not None:
+        yield from wrapped(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
+
+
+def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
+    if known.next_state is None:
+        yield "Nothing has followed it so far."
+        return
+    who = "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
+    yield who
+    yield from _quote(known.next_state.text, text=text)
+    in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
+    for at, answer in enumerate(in_vain, 1):
+        yield f"Try {at} to judge it came to nothing:"
+        yield from _quote(answer["answer"] or "(an empty answer)", text=text)
+    if not turn.judged:
+        return
+    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
+    meaning = (
+        "no vote could be read, so there is no verdict"
+        if turn.verdict is None
+        else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
+    )
+    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
+    method = METHODS.get(run.names.get("method", ""))
+    if not known.hints and (method is None or Signal.HINT in method.needs):
+        yield "The judge found no hint in it."
+    used = known.teacher.hint if known.teacher else None
+    for hint in known.hints:
+        yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
+        yield from _quote(hint, text=text)
+    if used and used not in known.hints:
+        yield "The teacher was told:"
+        yield from _quote(used, text=text)
+    if known.hints and not turn.has_hint_place:
+        yield "The prompt has no place for a hint, so it was not used."
+
+
+def _trained(
+    rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
+) -> Iterator[str]:
+    sample = turn.sample
+    if sample is None or sample.state != "trained" or sample.step is None:
+        return
+    step = read_step(rows, sample.step)
+    if step is None:
+        return
+    rule = dict(step.metrics.get("rule") or {})
+    method = METHODS.get(rule.pop("method", run.names.get("method")))
+    if method is None:
+        return
+    rewards = rewards_of(rows, step.id)
+    cfg = Training(**rule) if rule else training
+    found = advantages(sample.reward, rewards, known, method, cfg)
+    if not rule:
+        yield "(By today's settings: the step did not record those of its time.)"
+    if found.reward is not None:
+        given = [reward for reward in rewards if reward is not None]
+        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
+        yield from wrapped(
+            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
+            f"--baseline {cfg.baseline})."
+        )
+    elif sample.reward is None and method.reward:
+        yield "It carried no verdict of +1 or -1, so only its hint counted."
+    if method.teaching and found.distill is not None and found.bounded is not None:
+        cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
+        cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
+        yield from wrapped(
+            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
+            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
+        )
+    parent = read_version(rows, step.parent)
+    yield from wrapped(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
+
+
+def _age(age: int, step: StepFigures, cfg: Training) -> str:
+    told = "It was fresh: the version that answered was the one that was trained on."
+    if age:
         told = (
-            "It waits for a next state, and may wait for ever: its session has gone on with turn "
-            f"{turn.passed_by}, "
+            f"It was {plural(age, 'step')} old by then; how the correction for "
+            "that changed its advantages is not recorded."
         )
-        if turn.passed_lost is None:
-            return f"{told}which does not answer this reply."
-        return f"{told}of which it is not known what reply it answers: {LOST[turn.passed_lost]}."
-    return "It waits for a next state: the user's next message, or the results of its tools."
+    if (clip_share := step.metrics.get("clip_share")) is not None:
+        told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
+    if cfg.kl_beta:
+        told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
+    return told
 
 
-def _told(turn: History, verdict: Verdict) -> str | None:
-    """What the teacher is told, in a word; None: it is not asked."""
-    method = METHODS.get(turn.run.get("method", ""))
-    if not turn.has_hint_place or method is None or method.teaching is None:
-        return None
-    known = Evidence(verdict, turn.hints, turn.next_state)
-    return method.teaching.what if method.tells(known) else None
+def _cost(known: Contents) -> Iterator[str]:
+    if known.usd:
+        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
 
 
-def _sampled(turn: History, sample: SampleHistory, batch: int) -> str:
-    failed = _failed(sample)
-    if sample.state == "trained" and (step := sample.trained_in) is not None:
-        others = len(sample.rewards) - 1
-        company = (
-            f"with {others} other {'sample' if others == 1 else 'samples'}" if others else "alone"
-        )
-        behind = " A rollback has left that version behind." if sample.left_behind else ""
-        return (
-            f"It was trained in step {step.id}, {company}, which made v{step.version}"
-            f"{_at(step.finished_at)}.{behind}{failed}"
-        )
-    if sample.state == "queued":
-        return _queued(turn, sample, batch) + failed
-    if sample.state == "expired" and turn.left_behind:
-        return (
-            f"It is not trained: its sample expired, because a rollback has left v{turn.version}, "
-            f"which answered, behind.{failed}"
-        )
-    if sample.state == "expired":
-        return (
-            "It is not trained: its sample expired, because too many steps had been taken since "
-            f"v{turn.version} answered (--max-staleness); by now they are "
-            f"{turn.newest_step - turn.version_step}.{failed}"
-        )
-    if sample.state == "quarantined":
-        return f"It is not trained: its sample was set aside, because steps with it failed.{failed}"
-    return f"It is not trained: its sample is {sample.state}.{failed}"
+def _quote(words: str, *, text: bool) -> Iterator[str]:
+    if not text:
+        yield f"    ({len(words)} characters)"
+        return
+    for line in words[:LONGEST].splitlines() or [""]:
+        yield from wrapped(line, "  | ") or ["  |"]
+    if len(words) > LONGEST:
+        yield f"  | … and {len(words) - LONGEST} more characters"
 
 
-def _queued(turn: History, sample: SampleHistory, batch: int) -> str:
-    if sample.tries and sample.tries[-1].status == "intent":
-        return f"It is being trained right now, in step {sample.tries[-1].id}."
-    place = sample.ahead + 1
-    if turn.queued < batch:
-        missing = batch - turn.queued
-        return (
-            f"It waits for its step as sample {place} of {turn.queued} in the queue; a step takes "
-            f"{batch}, so {missing} {'is' if missing == 1 else 'are'} missing."
-        )
-    return (
-        f"It waits for its step as sample {place} of {turn.queued} in the queue, from which "
-        f"steps take {batch} at a time, the oldest first."
-    )
-
-
-def _failed(sample: SampleHistory) -> str:
-    void = [step for step in sample.tries if step.status == "void"]
-    if not void:
-        return ""
-    numbers = ", ".join(str(step.id) for step in void)
-    return (
-        f" Step{'s' if len(void) > 1 else ''} {numbers} with it came to nothing: "
-        f"{(void[-1].error or 'no reason is known').rstrip('.')}."
-    )
-
-
-def _at(when: float | None) -> str:
-    return "" if when is None else f" at {moment(when)}"
-
-
-# The advantages with which a step trained a sample, told again from what the step recorded.
-#
-# Rule: computed by the functions that the methods use, so this cannot say anything else than they
-# did. What hangs on the weights of that time (the correction of a stale sample, the pull towards
-# the
-# base) is not known any more, and is left out. Pure.
+# Advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +235,30 @@ class Advantages:
 
 
 def advantages(
-    sample: SampleHistory, done: Completion, method: Method, cfg: Training
+    reward_of: Vote | None,
+    rewards: Sequence[Vote | None],
+    known: Contents,
+    method: Method,
+    cfg: Training,
 ) -> Advantages:
     """Those of a sample that a step has trained.
 
     Args:
-        sample: with the rewards of its step.
+        reward_of: the sample.
+        rewards: of all samples of its step.
+        known: what was sampled, and what the teacher said of that.
         cfg: the rule that the step recorded.
     """
+    teacher, done = known.teacher, known.completion
     weights = method.weights(cfg)
     reward = distill = bounded = None
-    if weights.reward and sample.reward is not None:
+    if weights.reward and reward_of is not None:
         # Samples of one batch with equal rewards have equal advantages.
-        at = sample.rewards.index(sample.reward)
-        reward = weights.reward * reward_advantages(sample.rewards, cfg.baseline)[at]
-    if weights.distill and sample.teacher is not None:
-        rows = _rows(sample.teacher, done, cfg, cfg.opd_clip)
-        free = _rows(sample.teacher, done, cfg, 0.0)
+        at = rewards.index(reward_of)
+        reward = weights.reward * reward_advantages(rewards, cfg.baseline)[at]
+    if weights.distill and teacher is not None:
+        rows = _rows(teacher, done, cfg, cfg.opd_clip)
+        free = _rows(teacher, done, cfg, 0.0)
         distill = weights.distill * sum(abs(a) for row in rows for a in row) / len(rows)
         cut = [a != b for x, y in zip(rows, free, strict=True) for a, b in zip(x, y, strict=True)]
         bounded = sum(cut) / len(cut)
@@ -204,199 +275,3 @@ def _rows(
         topk_advantages(scored, own, clip)
         for scored, own in zip(teacher.targets, done.topk_logprobs, strict=True)
     ]
-
-
-# `run.py explain TURN`: one turn from its request to the version that it helped to make.
-#
-# Rule: the user's words are shown here, on his own terminal, unless he says --no-text.
-
-
-WIDTH = 100
-LONGEST = 1500
-"""Characters of a text that are shown."""
-_MEANS = {1: "good", 0: "neutral", -1: "bad"}
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Tell a turn in words.
-
-    Raises:
-        ConfigError: a setting is wrong.
-        LedgerError: there is no ledger, or no such turn.
-    """
-    given, settings = parse(parser(), arguments)
-    file = ledger_file(settings)
-    with until_left(), reading(file) as ledger:
-        with ledger.moment():
-            turn = read_history(ledger, given.turn)
-        if turn is None:
-            raise LedgerError(
-                f"{file} has no turn {given.turn}; `python run.py log turns` lists them"
-            )
-        write(tell(turn, settings.training, text=not given.no_text))
-    return 0
-
-
-def tell(turn: History, training: Training, *, text: bool) -> list[str]:
-    """The lines. `training`: settings, for what the ledger does not say."""
-    if turn.forgotten:
-        return [
-            *_wrap(
-                f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
-            ),
-            *_wrap(fate(turn, training.batch_size)),
-        ]
-    return [
-        *_request(turn, text=text),
-        *_answer(turn, text=text),
-        *_judged(turn, text=text),
-        *_wrap(fate(turn, training.batch_size)),
-        *_trained(turn, training),
-        *_cost(turn),
-    ]
-
-
-def _request(turn: History, *, text: bool) -> Iterator[str]:
-    purpose = f", for: {turn.call}" if turn.call else ""
-    yield from _wrap(
-        f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
-        f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
-    )
-    yield from _wrap(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
-    yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
-    yield from _quote(turn.request_text, text=text)
-    if turn.lost is not None:
-        yield from _wrap(
-            "No turn got that as its next state, because it is not known what reply it answers: "
-            f"{LOST[turn.lost]}."
-        )
-
-
-def _answer(turn: History, *, text: bool) -> Iterator[str]:
-    done = turn.completion
-    length = turn.completion_tokens
-    yield f"Version v{turn.version} answered with {length} tokens ({done.stop_reason}):"
-    yield from _quote(turn.reply_text, text=text)
-    if length > len(done.tokens):
-        yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
-    if turn.fallback is not None:
-        yield from _wrap(f"It was not the current version that answered: {turn.fallback}.")
-    if turn.misfit is not None:
-        yield from _wrap(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
-
-
-def _judged(turn: History, *, text: bool) -> Iterator[str]:
-    if turn.next_state is None:
-        yield "Nothing has followed it so far."
-        return
-    who = "The user went on:" if turn.next_state.role == "user" else "Its tools returned:"
-    yield who
-    yield from _quote(turn.next_state.text, text=text)
-    for at, answer in enumerate(turn.in_vain, 1):
-        yield f"Try {at} to judge it came to nothing:"
-        yield from _quote(answer or "(an empty answer)", text=text)
-    verdict = turn.verdict
-    if verdict is None:
-        return
-    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in verdict.votes)
-    meaning = (
-        "no vote could be read, so there is no verdict"
-        if verdict.value is None
-        else f"the verdict is {vote(verdict.value)} ({_MEANS[verdict.value]})"
-    )
-    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
-    method = METHODS.get(turn.run.get("method", ""))
-    if not turn.hints and (method is None or Signal.HINT in method.needs):
-        yield "The judge found no hint in it."
-    used = turn.sample.teacher.hint if turn.sample and turn.sample.teacher else None
-    for hint in turn.hints:
-        yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
-        yield from _quote(hint, text=text)
-    if used and used not in turn.hints:
-        yield "The teacher was told:"
-        yield from _quote(used, text=text)
-    if turn.hints and not turn.has_hint_place:
-        yield "The prompt has no place for a hint, so it was not used."
-
-
-def _trained(turn: History, training: Training) -> Iterator[str]:
-    sample = turn.sample
-    if sample is None or sample.state != "trained" or sample.trained_in is None:
-        return
-    step = sample.trained_in
-    rule = dict(step.metrics.get("rule") or {})
-    method = METHODS.get(rule.pop("method", turn.run.get("method")))
-    if method is None:
-        return
-    cfg = Training(**rule) if rule else training
-    found = advantages(sample, turn.completion, method, cfg)
-    if not rule:
-        yield "(By today's settings: the step did not record those of its time.)"
-    if found.reward is not None:
-        given = [reward for reward in sample.rewards if reward is not None]
-        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
-        yield from _wrap(
-            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
-            f"--baseline {cfg.baseline})."
-        )
-    elif sample.reward is None and method.reward:
-        yield "It carried no verdict of +1 or -1, so only its hint counted."
-    if method.teaching and found.distill is not None and found.bounded is not None:
-        cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
-        cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
-        yield from _wrap(
-            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
-            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
-        )
-    yield from _wrap(_age(turn, sample.parent_step, step.metrics.get("clip_share"), cfg))
-
-
-def _age(turn: History, parent_step: int | None, clip_share: float | None, cfg: Training) -> str:
-    age = (parent_step or 0) - turn.version_step
-    told = "It was fresh: the version that answered was the one that was trained on."
-    if age:
-        told = (
-            f"It was {age} {'step' if age == 1 else 'steps'} old by then; how the correction for "
-            "that changed its advantages is not recorded."
-        )
-    if clip_share is not None:
-        told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
-    if cfg.kl_beta:
-        told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
-    return told
-
-
-def _cost(turn: History) -> Iterator[str]:
-    if turn.usd:
-        yield f"Serving, judging and teaching it cost ${turn.usd:.6f}; steps are not in that."
-
-
-def _quote(words: str, *, text: bool) -> Iterator[str]:
-    if not text:
-        yield f"    ({len(words)} characters)"
-        return
-    for line in words[:LONGEST].splitlines() or [""]:
-        yield from textwrap.wrap(
-            printable(line), WIDTH, initial_indent="  | ", subsequent_indent="  | "
-        ) or ["  |"]
-    if len(words) > LONGEST:
-        yield f"  | … and {len(words) - LONGEST} more characters"
-
-
-def _wrap(sentence: str) -> list[str]:
-    return textwrap.wrap(printable(sentence), WIDTH)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py explain",
-        description="Tell what came of one turn, and why, also while the gateway runs.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-    top.add_argument("turn", type=int, metavar="TURN", help="its id, as `run.py log turns` shows")
-    top.add_argument(
-        "--no-text", action="store_true", help="without what user, model and tools wrote"
-    )
-    return top

@@ -5,7 +5,6 @@ Rule: nothing that is there is written over, and what is written appears whole o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -17,25 +16,49 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from tinker_claw.backends.model_files import source
-from tinker_claw.backends.open import check_backend, open_trainer
-from tinker_claw.cli.common import FLAGS_FROM_RUN, ledger_file, parse, until_left, write
+from pydantic import Field
+
+from tinker_claw.cli.common import LedgerFlags, until_left, write
 from tinker_claw.cli.versions import Kept, backend_of, named, number, read_kept
-from tinker_claw.config.load import Flags
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.views import turns_in_full
 
 
-def main(arguments: Sequence[str]) -> int:
+class ExportFlags(LedgerFlags):
+    """Take along what was recorded or learned, also while the gateway runs."""
+
+    jsonl: Path | None = Field(
+        None,
+        title="FILE",
+        description="all turns, with texts, verdict and hints, one JSON object a line; - for the "
+        "terminal",
+    )
+    adapter: Path | None = Field(
+        None, title="DIR", description="a version's LoRA weights, in PEFT's format"
+    )
+    merged: Path | None = Field(
+        None,
+        title="DIR",
+        description="base model and adapter as one Hugging Face model, with its tokenizer "
+        "(--backend local)",
+    )
+    tokens: bool = Field(False, description="turns also with ids and logprobs")
+    version: str | None = Field(
+        None, title="vN", description="of this version, not of the one that serves"
+    )
+
+
+def export(given: ExportFlags) -> int:
     """Write what is asked for.
 
     Raises:
         ClawError: it cannot be written; the sentence says why.
     """
-    given, settings = parse(parser(), arguments)
-    file = ledger_file(settings)
+    if len(given.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
+        raise ConfigError("give one of --jsonl, --adapter and --merged")
+    settings, file = given.settings, given.ledger
     if given.jsonl is not None:
         if given.version is not None:
             raise ConfigError("--version goes with --adapter and --merged; turns are of all")
@@ -53,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.adapter is not None:
         _adapter(settings, version, given.adapter)
         write([f"The adapter of {version.name} is in {given.adapter}."])
-    else:
+    elif given.merged is not None:
         _merged(settings, version, given.merged)
         write([f"The model of {version.name} is in {given.merged}."])
     return 0
@@ -100,6 +123,8 @@ def _adapter(settings: Settings, version: Kept, target: Path) -> None:
 
 async def _from_service(settings: Settings, version: Kept, target: Path) -> None:
     """The service exports the weights of a training session, so one is begun with that state."""
+    from tinker_claw.backends.open import check_backend, open_trainer  # seconds: turns need neither
+
     assert version.record.version.state_ref is not None
     await check_backend(settings)
     try:
@@ -123,6 +148,7 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
             "pip install -c constraints.txt -e '.[local]'"
         )
     from local_gpu.model.export import export_merged  # torch
+    from tinker_claw.backends.model_files import source
 
     adapter = settings.run.directory / "adapters" / version.record.version.sampler_ref
     with _whole(_free(target)) as draft:
@@ -133,7 +159,7 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
             draft,
             tokenizer=model.tokenizer,
             device=settings.local.device,
-            dtype=settings.local.dtype,
+            dtype="auto",
         )
 
 
@@ -159,33 +185,3 @@ def _whole(target: Path) -> Generator[Path]:
             shutil.rmtree(room, ignore_errors=True)
     except OSError as error:
         raise UndoError(f"{target} cannot be written: {error.strerror or error}") from error
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py export",
-        description="Take along what was recorded or learned, also while the gateway runs.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-    what = top.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--jsonl",
-        type=Path,
-        metavar="FILE",
-        help="all turns, with texts, verdict and hints, one JSON object a line; - for the terminal",
-    )
-    what.add_argument(
-        "--adapter", type=Path, metavar="DIR", help="a version's LoRA weights, in PEFT's format"
-    )
-    what.add_argument(
-        "--merged",
-        type=Path,
-        metavar="DIR",
-        help="base model and adapter as one Hugging Face model, with its tokenizer (--backend "
-        "local)",
-    )
-    top.add_argument("--tokens", action="store_true", help="turns also with ids and logprobs")
-    top.add_argument("--version", metavar="vN", help="of this version, not of the one that serves")
-    return top

@@ -5,16 +5,16 @@ Rule: first it says what goes and what cannot be taken back that way: what was l
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from tinker_claw.cli.common import FLAGS_FROM_RUN, is_running, ledger_file, parse, tell, write
+from pydantic import Field
+
+from tinker_claw.cli.common import LedgerFlags, is_running, tell, write
 from tinker_claw.cli.versions import Kept, read_kept
-from tinker_claw.config.load import Flags
+from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
@@ -25,15 +25,34 @@ EXIT_LEFT = 1
 _NAMED = 20
 
 
-def main(arguments: Sequence[str]) -> int:
+class ForgetFlags(LedgerFlags):
+    """Forget a session, or a turn with all later ones of its session.
+
+    They go from the ledger, its free pages and its log, and from the memory of a gateway that runs,
+    which goes on answering. It takes seconds per gigabyte of the file, and is finished later where
+    it is cut short. Copies elsewhere are not found: in OpenClaw, in its memory files and so in
+    later sessions, at services that were asked, in backups.
+    """
+
+    what: Annotated[Literal["session", "turn"], WORD]
+    which: Annotated[str, WORD] = Field(
+        description="its number in the ledger; of a session also the client's name"
+    )
+    user: str | None = Field(
+        None, description="whose session it is, where several have one of that name"
+    )
+    dry_run: bool = Field(False, description="say what would go, and change nothing")
+    yes: bool = Field(False, description="do not ask")
+
+
+def forget(given: ForgetFlags) -> int:
     """Forget a session, or a turn and what comes after it.
 
     Raises:
         ClawError: there is none, or it cannot be forgotten.
     """
-    given, settings = parse(parser(), arguments)
-    directory, find = settings.run.directory, _find(given)
-    with reading(ledger_file(settings)) as ledger, ledger.moment():
+    find = _find(given)
+    with reading(given.ledger) as ledger, ledger.moment():
         forgetting, kept = find(ledger), read_kept(ledger)
     write(_told(forgetting, kept))
     if given.dry_run:
@@ -41,12 +60,12 @@ def main(arguments: Sequence[str]) -> int:
     if not given.yes and not _agrees():
         write(["Nothing was forgotten."])
         return EXIT_LEFT
-    forgotten = _forget(directory, given, find)
+    forgotten = _forget(given, find)
     write([f"Forgotten: {_turns(forgotten.turns)} of session {forgotten.session}."])
     return 0
 
 
-def _find(given: argparse.Namespace) -> Callable[[Rows], Forgetting]:
+def _find(given: ForgetFlags) -> Callable[[Rows], Forgetting]:
     if given.what == "session":
         return in_session(given.which, given.user)
     if given.user is not None:
@@ -56,18 +75,16 @@ def _find(given: argparse.Namespace) -> Callable[[Rows], Forgetting]:
     return from_turn(int(given.which))
 
 
-def _forget(
-    directory: Path, given: argparse.Namespace, find: Callable[[Rows], Forgetting]
-) -> Forgetting:
-    if is_running(directory):
+def _forget(given: ForgetFlags, find: Callable[[Rows], Forgetting]) -> Forgetting:
+    if is_running(given.directory):
         order: dict[str, Any] = {"do": f"forget {given.what}"}
         order |= (
             {"turn": int(given.which)}
             if given.what == "turn"
             else {"session": given.which, "user": given.user}
         )
-        return _forgetting(tell(directory, order))
-    with closing(Ledger(directory)) as ledger:
+        return _forgetting(tell(given.directory, order))
+    with closing(Ledger(given.directory)) as ledger:
         return ledger.forget(find)
 
 
@@ -132,23 +149,3 @@ def _turns(turns: Sequence[int]) -> str:
     named = ", ".join(str(turn) for turn in turns[:_NAMED])
     more = f" and {len(turns) - _NAMED} more" if len(turns) > _NAMED else ""
     return f"{len(turns)} turns ({named}{more})"
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py forget",
-        description="Forget a session, or a turn with all later ones of its session: from the "
-        "ledger, its free pages and its log, and from the memory of a gateway that runs, which "
-        "goes on answering. It takes seconds per gigabyte of the file, and is finished later where "
-        "it is cut short. Copies elsewhere are not found: in OpenClaw, in its memory files and so "
-        "in later sessions, at services that were asked, in backups.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-    top.add_argument("what", choices=("session", "turn"))
-    top.add_argument("which", help="its number in the ledger; of a session also the client's name")
-    top.add_argument("--user", help="whose session it is, where several have one of that name")
-    top.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
-    top.add_argument("--yes", action="store_true", help="do not ask")
-    return top

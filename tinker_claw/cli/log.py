@@ -1,35 +1,163 @@
-"""What the tables of `run.py log` show of their records."""
+"""`run.py log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
+
+Rule: no user's words without --full.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tinker_claw.cli.common import (
-    FLAGS_FROM_RUN,
     Column,
+    LedgerFlags,
     apart,
-    ledger_file,
-    moment,
+    note,
     number,
-    parse,
+    read_run_view,
     short,
     table,
     until_left,
     vote,
     write,
+    write_json,
 )
-from tinker_claw.config.load import Flags
+from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.outcome import moment, outcome
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
+
+ROWS = 50
+"""Rows of a table, unless --limit says otherwise."""
+FIRST_ROWS = 10
+"""Rows with which --follow begins."""
+_VERDICTS = {"good": "1", "+1": "1", "1": "1", "neutral": "0", "0": "0", "bad": "-1", "-1": "-1"}
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
+"""Filters that steps and versions know nothing of."""
+
+
+class LogFlags(LedgerFlags):
+    """Show rows of the ledger, the newest last, also while the gateway runs.
+
+    Texts are shown with --full only.
+    """
+
+    table: Annotated[Table, WORD] = Field(description="what to show")
+    session: str | None = Field(
+        None, title="S", description="of this session: its number, or the client's name"
+    )
+    user: str | None = Field(None, description="of this user")
+    kind: Literal["main", "side"] | None = Field(None, description="turns of this kind")
+    verdict: Literal["good", "+1", "1", "neutral", "0", "bad", "-1", "none"] | None = Field(
+        None, description="none: no vote was valid"
+    )
+    since: str | None = Field(
+        None, title="WHEN", description="from then on: 2026-03-05T14:00, or 2h, 3d"
+    )
+    trained: bool = Field(False, description="what a step has trained on")
+    untrained: bool = Field(False, description="the others")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        title="N",
+        description=f"the newest N rows (default {ROWS}; as JSON all; {FIRST_ROWS} before "
+        "--follow)",
+    )
+    as_json: bool = Field(False, alias="json", description="one JSON object a line")
+    full: bool = Field(False, description="with texts, ids and logprobs, as JSON lines")
+    follow: bool = Field(
+        False,
+        description="show new rows as they come, and a row again when something in it has changed, "
+        "as when a verdict arrives: the last line of a row is how it stands",
+    )
+
+    @property
+    def as_lines(self) -> bool:
+        return self.as_json or self.full
+
+    @property
+    def rows(self) -> int | None:
+        """How many at most."""
+        if self.limit is not None or self.follow:
+            return self.limit or FIRST_ROWS
+        return None if self.as_lines else ROWS
+
+
+def log(given: LogFlags) -> int:
+    """Print the rows that are asked for.
+
+    Raises:
+        ConfigError: a flag or setting is wrong.
+        LedgerError: there is no ledger, or it cannot be read.
+    """
+    batch_size = given.settings.training.batch_size
+    wanted, limit = _filter(given), given.rows
+    with until_left(), reading(given.ledger) as ledger:
+        if given.follow:
+            following = Following(ledger, given.table, wanted, batch_size, full=given.full)
+            following.run(limit, as_json=given.as_lines)
+            return 0
+        # A row more says whether there are more than a table shows.
+        most = limit if limit is None or given.as_lines else limit + 1
+        with ledger.moment():
+            records = _read(ledger, given.table, wanted, most, batch_size)
+        # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
+        if given.full:
+            write_json(in_full(ledger, given.table, record) for record in records)
+        elif given.as_json:
+            write_json(records)
+        elif not records:
+            note(f"no {given.table} in {ledger.path} fit")
+        else:
+            write(table(COLUMNS[given.table], records if limit is None else records[-limit:]))
+            if limit is not None and len(records) > limit:
+                note(f"earlier {given.table} are left out; --limit N shows more")
+    return 0
+
+
+def _filter(given: LogFlags) -> Filter:
+    if given.trained and given.untrained:
+        raise ConfigError("--trained and --untrained exclude one another")
+    if given.table in ("steps", "versions"):
+        for name in given.model_fields_set & _OF_TURNS:
+            raise ConfigError(
+                f"--{name} goes with turns, verdicts and samples, not with {given.table}"
+            )
+    return Filter(
+        session=given.session,
+        user=given.user,
+        kind=given.kind,
+        verdict=_VERDICTS.get(given.verdict or "", given.verdict),
+        trained=given.trained if given.trained or given.untrained else None,
+        since=None if given.since is None else since(given.since, time.time()),
+    )
+
+
+def since(text: str, now: float) -> float:
+    """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
+        return now - float(span[1]) * _UNITS[span[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise ConfigError(
+            f"--since {text}: give a time like 2026-03-05T14:00, or a span like 90min, 2h or 3d"
+        ) from error
+
+
+# What the tables show
 
 _Record = Mapping[str, Any]
 _LONGEST = 40
@@ -59,14 +187,6 @@ def _judged(record: _Record) -> str:
     if not record["judged"]:
         return "-"
     return vote(record["verdict"]) + (" hint" if record["hints"] else "")
-
-
-def _training(record: _Record) -> str:
-    if record["trained_in_step"] is not None:
-        return f"step {record['trained_in_step']}"
-    if record["untrained_because"] is not None:
-        return f"no: {short(record['untrained_because'], _LONGEST)}"
-    return _text(record["sample"])
 
 
 def _by(record: _Record) -> str:
@@ -101,7 +221,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _right("reply", "completion_tokens", least=4),
         Column("next", lambda record: "yes" if record["has_next_state"] else "-"),
         Column("verdict", _judged, least=7),
-        Column("trained", _training),
+        Column("outcome", lambda record: record["outcome"]),
     ),
     "verdicts": (
         *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
@@ -134,13 +254,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
 }
 
 
-# New rows as they come.
-#
-# Rule: a row is shown when it appears, and again, whole, whenever something in it has changed; of
-# several lines with one id the last one holds. Among the newest rows only: what changes further
-# back
-# is not shown.
-
+# New rows as they come
 
 POLL_S = 0.3
 WATCHED = 500
@@ -148,10 +262,17 @@ WATCHED = 500
 
 
 class Following:
-    """Watches a table of a ledger."""
+    """Watches a table of a ledger.
 
-    def __init__(self, ledger: Outside, name: Table, wanted: Filter, *, full: bool) -> None:
+    A row is shown when it appears, and again, whole, when something in it has changed; of several
+    lines with one id the last one holds. What changes far behind the newest rows is not shown.
+    """
+
+    def __init__(
+        self, ledger: Outside, name: Table, wanted: Filter, batch_size: int, *, full: bool
+    ) -> None:
         self._ledger = ledger
+        self._batch_size = batch_size
         self._name: Table = name
         self._wanted = wanted
         self._full = full
@@ -177,7 +298,7 @@ class Following:
                 if as_json:
                     self._show_json(new)
                 elif new:
-                    write(table(COLUMNS[self._name], new)[1:])
+                    write(table(COLUMNS[self._name], new, heading=False))
             time.sleep(POLL_S)
 
     def _new(self) -> list[Record]:
@@ -191,157 +312,21 @@ class Following:
         newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
         turns = self._name in ("turns", "verdicts", "samples")
         after = max(0, newest - 2 * WATCHED) if turns else 0
-        return read(self._ledger, self._name, replace(self._wanted, after=after), WATCHED)
+        wanted = replace(self._wanted, after=after)
+        return _read(self._ledger, self._name, wanted, WATCHED, self._batch_size)
 
     def _show_json(self, records: list[Record]) -> None:
         for record in records:
             shown = in_full(self._ledger, self._name, record) if self._full else record
-            write([json.dumps(shown)])
+            write_json([shown])
+
+
+def _read(
+    ledger: Outside, name: Table, wanted: Filter, limit: int | None, batch_size: int
+) -> list[Record]:
+    run = read_run_view(ledger, batch_size)
+    return read(ledger, name, wanted, limit, lambda turn: outcome(turn, run).word)
 
 
 def _id(record: Record) -> int:
     return int(record.get("id", record.get("turn", 0)))
-
-
-# `run.py log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
-#
-# Rule: no user's words without --full.
-
-
-ROWS = 50
-"""Rows of a table, unless --limit says otherwise."""
-FIRST_ROWS = 10
-"""Rows with which --follow begins."""
-_VERDICTS = {"good": "1", "+1": "1", "1": "1", "neutral": "0", "0": "0", "bad": "-1", "-1": "-1"}
-_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_OF_TURNS = ("session", "user", "kind", "verdict", "trained")
-"""Filters that steps and versions know nothing of."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the rows that are asked for.
-
-    Raises:
-        ConfigError: a flag or setting is wrong.
-        LedgerError: there is no ledger, or it cannot be read.
-    """
-    given, settings = parse(parser(), arguments)
-    wanted, limit = _filter(given), _limit(given)
-    with until_left(), reading(ledger_file(settings)) as ledger:
-        if given.follow:
-            following = Following(ledger, given.table, wanted, full=given.full)
-            following.run(limit, as_json=given.json or given.full)
-        elif given.json or given.full:
-            _as_json(ledger, given.table, wanted, limit, full=given.full)
-        else:
-            _as_table(ledger, given.table, wanted, limit)
-    return 0
-
-
-def _as_json(
-    ledger: Outside, name: Table, wanted: Filter, limit: int | None, *, full: bool
-) -> None:
-    with ledger.moment():
-        records = read(ledger, name, wanted, limit)
-    # Not in one moment: while that lasts, the file cannot be tidied up, and readers may be slow.
-    shown = (in_full(ledger, name, record) if full else record for record in records)
-    write(map(json.dumps, shown))
-
-
-def _as_table(ledger: Outside, name: Table, wanted: Filter, limit: int | None) -> None:
-    with ledger.moment():
-        records = read(ledger, name, wanted, None if limit is None else limit + 1)
-    if not records:
-        sys.stderr.write(f"tinker-claw: no {name} in {ledger.path} fit\n")
-        return
-    left_out = limit is not None and len(records) > limit
-    shown: list[Record] = records[1:] if left_out else records
-    write(table(COLUMNS[name], shown))
-    if left_out:
-        sys.stderr.write(f"tinker-claw: earlier {name} are left out; --limit N shows more\n")
-
-
-def _limit(given: argparse.Namespace) -> int | None:
-    if given.limit is not None:
-        if given.limit < 1:
-            raise ConfigError(f"--limit {given.limit}: give a number of rows, 1 or more")
-        return int(given.limit)
-    if given.follow:
-        return FIRST_ROWS
-    return None if given.json or given.full else ROWS
-
-
-def _filter(given: argparse.Namespace) -> Filter:
-    if given.table in ("steps", "versions"):
-        for name in _OF_TURNS:
-            if getattr(given, name) is not None:
-                flag = "untrained" if given.trained is False and name == "trained" else name
-                raise ConfigError(
-                    f"--{flag} goes with turns, verdicts and samples, not with {given.table}"
-                )
-    return Filter(
-        session=given.session,
-        user=given.user,
-        kind=given.kind,
-        verdict=None if given.verdict is None else _VERDICTS.get(given.verdict, given.verdict),
-        trained=given.trained,
-        since=None if given.since is None else since(given.since, time.time()),
-    )
-
-
-def since(text: str, now: float) -> float:
-    """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
-        return now - float(span[1]) * _UNITS[span[2]]
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise ConfigError(
-            f"--since {text}: give a time like 2026-03-05T14:00, or a span like 90min, 2h or 3d"
-        ) from error
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py log",
-        description="Show rows of the ledger, the newest last, also while the gateway runs.",
-        epilog=f"{FLAGS_FROM_RUN} Texts are shown with --full only.",
-        allow_abbrev=False,
-    )
-    top.add_argument("table", choices=get_args(Table), help="what to show")
-    top.add_argument(
-        "--session", metavar="S", help="of this session: its number, or the client's name"
-    )
-    top.add_argument("--user", help="of this user")
-    top.add_argument("--kind", choices=("main", "side"), help="turns of this kind")
-    top.add_argument("--verdict", choices=(*_VERDICTS, "none"), help="none: no vote was valid")
-    top.add_argument("--since", metavar="WHEN", help="from then on: 2026-03-05T14:00, or 2h, 3d")
-    trained = top.add_mutually_exclusive_group()
-    trained.add_argument(
-        "--trained", action="store_true", default=None, help="what a step has trained on"
-    )
-    trained.add_argument(
-        "--untrained", action="store_false", dest="trained", default=None, help="the others"
-    )
-    top.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help=f"the newest N rows (default {ROWS}; as JSON all; {FIRST_ROWS} before --follow)",
-    )
-    top.add_argument("--json", action="store_true", help="one JSON object a line")
-    top.add_argument(
-        "--full", action="store_true", help="with texts, ids and logprobs, as JSON lines"
-    )
-    top.add_argument(
-        "--follow",
-        action="store_true",
-        help="show new rows as they come, and a row again when something in it has changed, as "
-        "when a verdict arrives: the last line of a row is how it stands",
-    )
-    return top

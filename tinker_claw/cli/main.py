@@ -1,189 +1,294 @@
-"""The command line: settings in, exit status out. Without a command it serves."""
+"""The command line: words in, exit status out. Without a command it serves.
+
+Rule: a command is a function, imported when it is called; its flags are the fields of its
+parameter's class, beside those of run.py.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import getdoc
+from typing import Annotated, Any, Literal, get_type_hints
 
-from tinker_claw.config.load import brief_help, load, load_known
+import click
+from click.shell_completion import get_completion_class, shell_complete
+from pydantic import Field
+
+from tinker_claw.cli.common import Flags, abandon_output, write
+from tinker_claw.config.flags import WORD, parameters, section_of
+from tinker_claw.config.load import ELSEWHERE, flags, load_given
+from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
+PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
+COMMON = (
+    *("__config", "run__model_name", "run__backend", "run__method"),
+    *("gateway__port", "training__observe", "spend__budget_usd"),
+)
+"""What most starts set; --help shows these, --help-all every flag."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
 """As the shell tells SIGPIPE."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command: what it is for, and the function that is it."""
+
+    group: str
+    place: str
+    told: str
+
+    def load(self) -> Callable[[Any], int]:
+        module, _, name = self.place.partition(":")
+        return getattr(import_module(f"tinker_claw.cli.{module}"), name)
+
+
+COMMANDS = {
+    "doctor": Entry(
+        "set up", "doctor:doctor", "whether all is there, and what came of the last requests"
+    ),
+    "openclaw-config": Entry(
+        "set up", "openclaw:openclaw_config", "what to tell OpenClaw of the gateway, or tell it"
+    ),
+    "completion": Entry("set up", "main:completion", "what lets a shell complete commands"),
+    "status": Entry(
+        "look", "status:status", "how the gateway that runs is: what is wrong, what that means"
+    ),
+    "log": Entry(
+        "look", "log:log", "turns, verdicts, samples, steps or versions, also as they come"
+    ),
+    "explain": Entry("look", "explain:explain", "a turn in words: what came of it, and why"),
+    "versions": Entry(
+        "look", "versions:versions", "the policy versions, and which of them are still there"
+    ),
+    "pin": Entry("undo", "versions:pin", "one version answers from now on, whatever is learned"),
+    "unpin": Entry("undo", "versions:unpin", "the newest version answers again"),
+    "rollback": Entry(
+        "undo", "versions:rollback", "an earlier version answers, and learning goes on from it"
+    ),
+    "forget": Entry("undo", "forget:forget", "a session or a turn, out of the ledger for good"),
+    "rejudge": Entry("undo", "rejudge:rejudge", "turns that were set aside, to be judged again"),
+    "export": Entry(
+        "take home", "export:export", "turns, an adapter or a merged model, to take along"
+    ),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the gateway until it is told to stop; an error is one sentence."""
     for_owner_only()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command, _ = COMMANDS.get(given[0], (None, "")) if given else (None, "")
+    program = Program()
+    if asked := os.environ.get(_COMPLETES):
+        return shell_complete(program, {}, PROGRAM, _COMPLETES, asked)
     try:
-        if command is not None:
-            placed = _placed(given[1:]) if given[0] in OF_A_LEDGER else given[1:]
-            return command(placed)
-        if {"-h", "--help"} & set(given):
-            sys.stdout.write(f"{brief_help()}\n{_brief_commands()}")
-            return 0
-        if "--help-all" in given:
-            sys.stdout.write(_commands())
-        settings = load(given)
-        from tinker_claw.app.main import (
-            serve,  # takes seconds: --help and wrong flags need none of it
-        )
-
-        # The alarm of a stop is for what hangs, not for Python's own slow goodbye behind it.
-        atexit.register(signal.alarm, 0)
-        asyncio.run(serve(settings))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        with program.make_context("run.py", given) as context:
+            return program.invoke(context)
+    except click.exceptions.Exit as end:  # of --help
+        return end.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "run.py"
+        told = " ".join(error.format_message().split())  # choices stand on lines of their own
+        return _refused(f"{told} ({path} --help says more)")
     except ClawError as error:
-        sys.stderr.write(f"tinker-claw: {error}\n")
-        return EXIT_USAGE
+        return _refused(str(error))
     except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has left
-        # Else Python writes the rest once more at its end, and says that it could not.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_output()
         return EXIT_UNREAD
+
+
+def serve(given: dict[str, Any]) -> int:
+    """What run.py does without a command."""
+    settings = load_given(given)
+    import asyncio
+    import atexit  # takes seconds with what follows: --help and wrong flags need none of it
+
+    from tinker_claw.app.main import serve
+
+    # The alarm of a stop is for what hangs, not for Python's own slow goodbye behind it.
+    atexit.register(signal.alarm, 0)
+    asyncio.run(serve(settings))
     return 0
 
 
-def _status(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.status import main as status
-
-    return status(arguments)
-
-
-def _doctor(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.doctor import main as doctor
-
-    return doctor(arguments)
+def _refused(told: str) -> int:
+    sys.stderr.write(f"tinker-claw: {told}\n")
+    return EXIT_USAGE
 
 
-def _openclaw_config(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.openclaw import main as openclaw_config
-
-    return openclaw_config(arguments)
+# run.py and its commands, as click has them
 
 
-def _log(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.log import main as log
+def _methods() -> Sequence[str]:
+    from tinker_claw.methods import METHODS
 
-    return log(arguments)
-
-
-def _explain(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.explain import main as explain
-
-    return explain(arguments)
+    return ["rl", *METHODS]
 
 
-def _versions(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.versions import main as versions
+class _Helped(click.Command):
+    """Flags of its own beside those of run.py, which only --help-all shows."""
 
-    return versions(arguments)
+    whole = False
+
+    def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
+        taken = {flag for parameter in own for flag in parameter.opts}
+        shared = [p for p in flags({"method": _methods}) if not taken & {*p.opts}]
+        every = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._help_all,
+            help="show every flag, those of run.py, too",
+        )
+        super().__init__(
+            name,
+            params=[*own, *shared, every],
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+            **options,
+        )
+
+    def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            self.whole = True
+            click.echo(self.get_help(context))
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Its own, and where it was asked for those of all sections."""
+        headings = {name: f"{name}: {model.__doc__}" for name, model in sections().items()}
+        for section, heading in {None: "flags", "": "settings", **headings}.items():
+            rows = [
+                row
+                for p in self.get_params(ctx)
+                if isinstance(p, click.Option) and section_of(p) == section
+                if (section is None or self.whole) and (row := p.get_help_record(ctx))
+            ]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+        if self.whole:
+            formatter.write_paragraph()
+            formatter.write_text(ELSEWHERE)
 
 
-def _pin(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.versions import pin
-
-    return pin(arguments)
-
-
-def _unpin(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.versions import unpin
-
-    return unpin(arguments)
+def _brief(flag: click.Parameter, context: click.Context) -> tuple[str, str]:
+    """Of a switch its first name alone, and not that it is off."""
+    name, told = flag.get_help_record(context) or ("", "")
+    return name.partition(" / ")[0], told.removesuffix(" (default False)")
 
 
-def _rejudge(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.rejudge import main as rejudge
+class Command(_Helped):
+    """One of COMMANDS."""
 
-    return rejudge(arguments)
+    def __init__(self, name: str) -> None:
+        self._run = COMMANDS[name].load()
+        self._flags: type[Flags] = get_type_hints(self._run)["given"]
+        told = getdoc(self._flags) or ""
+        super().__init__(name, parameters(self._flags), help=told, epilog=self._flags.MORE)
 
-
-def _rollback(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.versions import rollback
-
-    return rollback(arguments)
-
-
-def _forget(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.forget import main as forget
-
-    return forget(arguments)
-
-
-def _export(arguments: Sequence[str]) -> int:
-    from tinker_claw.cli.export import main as export
-
-    return export(arguments)
+    def invoke(self, ctx: click.Context) -> int:
+        before = ctx.parent.params if ctx.parent else {}
+        given = {
+            k: v for params in (before, ctx.params) for k, v in params.items() if v is not None
+        }
+        return self._run(self._flags.of(given))
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "doctor": (_doctor, "whether all is there, and what came of the last requests"),
-    "explain": (_explain, "a turn in words: what came of it, and why"),
-    "export": (_export, "turns, an adapter or a merged model, to take along"),
-    "forget": (_forget, "a session or a turn, out of the ledger for good"),
-    "log": (_log, "turns, verdicts, samples, steps or versions, also as they come"),
-    "openclaw-config": (_openclaw_config, "what to tell OpenClaw of the gateway, or tell it"),
-    "pin": (_pin, "one version answers from now on, whatever is learned"),
-    "rejudge": (_rejudge, "turns that were set aside, to be judged again"),
-    "rollback": (_rollback, "an earlier version answers, and learning goes on from it"),
-    "status": (_status, "how the gateway that runs is: what is wrong, and what that means"),
-    "unpin": (_unpin, "the newest version answers again"),
-    "versions": (_versions, "the policy versions, and which of them are still there"),
+class Program(_Helped, click.Group):
+    """run.py: serves, or runs a command."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "run.py", help=PURPOSE, invoke_without_command=True, callback=self._without_command
+        )
+
+    def _without_command(self, **given: Any) -> int:
+        alone = click.get_current_context().invoked_subcommand is None
+        return serve(given) if alone else 0
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return Command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A screen, or with --help-all everything."""
+        formatter.write_usage("run.py", "[COMMAND] [flags]", "usage: ")
+        formatter.write_paragraph()
+        formatter.write_text(PURPOSE)
+        formatter.write_paragraph()
+        if self.whole:
+            self._write_commands(formatter, {n: entry.told for n, entry in COMMANDS.items()})
+            self.format_options(ctx, formatter)
+            return
+        with formatter.indentation():
+            shown = {p.name: p for p in self.params}
+            formatter.write_dl([_brief(shown[name], ctx) for name in COMMON])
+        formatter.write_paragraph()
+        groups = dict.fromkeys(entry.group for entry in COMMANDS.values())
+        self._write_commands(
+            formatter,
+            {g: ", ".join(n for n, entry in COMMANDS.items() if entry.group == g) for g in groups},
+        )
+        formatter.write_paragraph()
+        formatter.write_text("--help-all shows every flag, and what each command is for.")
+
+    def _write_commands(self, formatter: click.HelpFormatter, rows: dict[str, str]) -> None:
+        formatter.write_text(
+            "commands (run.py COMMAND --help says more); without one, run.py serves:"
+        )
+        with formatter.indentation():
+            formatter.write_dl(list(rows.items()))
+
+
+# Completion
+
+PROGRAM = "tinker-claw"
+_COMPLETES = "_TINKER_CLAW_COMPLETE"
+_FOR_RUN_PY = {
+    "bash": """
+# The same for run.py, also behind python.
+complete -o nosort -F _tinker_claw_completion run.py
+_tinker_claw_behind_python() {
+    [[ $COMP_CWORD -ge 2 && ${COMP_WORDS[1]##*/} == run.py ]] || return 0
+    local program=$1$'\\n'${COMP_WORDS[1]}
+    COMP_WORDS=("${COMP_WORDS[@]:1}")
+    COMP_CWORD=$((COMP_CWORD - 1))
+    _tinker_claw_completion "$program"
 }
-"""Commands by name: each imports what it needs when it is called, takes what follows its name, and
-returns the exit status."""
+complete -o default -o nosort -F _tinker_claw_behind_python python python3
+""",
+    "zsh": "\ncompdef _tinker_claw_completion run.py\n",
+    "fish": "",
+}
 
 
-OF_A_LEDGER = (
-    *("explain", "export", "forget", "log", "pin", "rejudge", "rollback", "unpin", "versions"),
-)
-"""Commands about one data directory."""
+class CompletionFlags(Flags):
+    """Print what lets a shell complete commands, flags and their values.
 
-
-def _placed(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the data directory of the gateway that runs where none is named.
-
-    As `status` finds it: flags that the gateway was started with need not be given again.
+    For bash: eval "$(python run.py completion bash)", for good in ~/.bashrc. It completes behind
+    `python run.py`, too; zsh and fish complete run.py and tinker-claw where they are commands.
     """
-    given = list(arguments)
-    if {"-h", "--help"} & set(given):
-        return given
-    settings, _ = load_known(given)
-    if settings.run.data_dir is not None or settings.gateway.port == 0:
-        return given
-    from tinker_claw.cli import status
 
-    found = status.data_directory(settings)
-    if found is None or found == settings.run.directory.absolute():
-        return given
-    sys.stderr.write(f"tinker-claw: of the gateway that runs, in {found} (else name --data-dir).\n")
-    return [*given, "--data-dir", str(found)]
+    shell: Annotated[Literal["bash", "zsh", "fish"], WORD] = Field(description="whose completion")
 
 
-def _brief_commands() -> str:
-    groups = {
-        "set up": ("doctor", "openclaw-config"),
-        "look": ("status", "log", "explain", "versions"),
-        "undo": ("pin", "unpin", "rollback", "forget", "rejudge"),
-        "take home": ("export",),
-    }
-    lines = [f"  {group:<12}{', '.join(names)}\n" for group, names in groups.items()]
-    heading = "commands (run.py COMMAND --help says more); without one, run.py serves:\n"
-    return "".join(
-        [heading, *lines, "\n--help-all shows every flag, and what each command is for.\n"]
-    )
-
-
-def _commands() -> str:
-    lines = [f"  {name:<17}{told}\n" for name, (_, told) in COMMANDS.items()]
-    heading = "commands (run.py COMMAND --help says more); without one, run.py serves:\n"
-    return "".join([heading, *lines, "\n"])
+def completion(given: CompletionFlags) -> int:
+    """Print a shell's script: at each word it asks this program, so it is never out of date."""
+    of_shell = get_completion_class(given.shell)
+    assert of_shell is not None
+    script = of_shell(Program(), {}, PROGRAM, _COMPLETES).source()
+    write([script.rstrip() + "\n" + _FOR_RUN_PY[given.shell].rstrip()])
+    return 0

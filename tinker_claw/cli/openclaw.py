@@ -1,32 +1,176 @@
-"""How many tokens the model's context holds, and who says so.
+"""`run.py openclaw-config`: what OpenClaw needs to know of this gateway, and whether it knows it.
 
-Rule: cheap sources only (a file that is here, one question to the service, which costs nothing),
-and a guess is called a guess.
+Rule: it prints, and changes a file only where one is named with --write, and in it nothing but the
+provider; which model an agent uses is changed only with --primary. A secret stands only where it is
+asked for.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from tinker_claw.cli import openclaw_file
+from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
 from tinker_claw.cli.openclaw_file import Where, set_values
-from tinker_claw.config.load import Flags, load, others_help
-from tinker_claw.config.settings import DEFAULT_USER, Settings
+from tinker_claw.config.settings import DEFAULT_USER, DEMO, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
+from tinker_claw.shipped import MODEL_DIR
+
+SMALLEST_CONTEXT = 16_000
+TOO_FEW = "OpenClaw's system prompt and tools alone take about 11,000"
+"""Of fewer than that."""
+
+
+class OpenclawFlags(Flags):
+    """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
+    flags. Nothing is changed without --write."""
+
+    MORE: ClassVar[str] = (
+        "Exit status: 0 done, 2 a flag, a setting or the file is wrong. All flags of run.py can be "
+        "given, too."
+    )
+
+    write: Path | None = Field(
+        None,
+        title="PATH",
+        description="merge the provider into this file instead, after a backup; OpenClaw's own is "
+        "~/.openclaw/openclaw.json. Comments and everything else in it stay as they are",
+    )
+    primary: bool = Field(
+        False,
+        description="with --write: also make this the model that your agents use "
+        "(agents.defaults.model.primary)",
+    )
+    show_key: bool = Field(
+        False, description="show the gateway's key instead of a reference to a variable"
+    )
+    user: str | None = Field(
+        None,
+        title="NAME",
+        description="with --show-key: whose key, where users have their own",
+    )
+
+
+def openclaw_config(given: OpenclawFlags) -> int:
+    """Print the block, or merge it into a file.
+
+    Raises:
+        ConfigError: a setting is wrong, or the file cannot be read, understood or written.
+    """
+    settings = given.settings
+    url_of(settings)  # the port is known
+    key = _key(settings, given.user) if given.show_key else None
+    context = asyncio.run(context_of(settings))
+    _explain(settings, context, key)
+    if given.write is None:
+        write([json.dumps(block(settings, context.tokens, key), indent=2, ensure_ascii=False)])
+    else:
+        _write(given.write, given.primary, settings, context, key)
+    return 0
+
+
+def _key(settings: Settings, user: str | None) -> str | None:
+    known = keys(settings)
+    if not known and user is None:
+        return None
+    if user is None and len(known) == 1:
+        return next(iter(known.values()))
+    if user not in known:
+        raise ConfigError(
+            f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
+            if known
+            else f"--user {user}: this gateway has no keys"
+        )
+    return known[user]
+
+
+def _write(
+    path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
+) -> None:
+    found = openclaw_file.read(path)
+    if found is None:
+        whole = block(settings, context.tokens, key)
+        if not make_primary:
+            del whole["agents"]
+        openclaw_file.create(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+        write([f"{path}: made, with the provider {PROVIDER}."])
+    else:
+        _merge(found, settings, context, key, make_primary=make_primary)
+    used = primary_of(found.data if found else {})
+    if not make_primary and used != primary(settings):
+        left = f"left at {used}" if used else "not set"
+        write(
+            [
+                f"agents.defaults.model.primary is {left}: --primary sets it to "
+                f"{primary(settings)}, so that your agent uses this model."
+            ]
+        )
+    now = openclaw_file.read(path)
+    for use in uses(now.data, settings) if make_primary and now else ():
+        if use.agent and not use.here:
+            write([f"{use}: it has a model of its own, which was left alone."])
+
+
+def _merge(
+    found: openclaw_file.FoundConfig,
+    settings: Settings,
+    context: Context,
+    key: str | None,
+    *,
+    make_primary: bool,
+) -> None:
+    wanted = provider(settings, context.tokens, key)
+    keep = {"name"}
+    if key is None:
+        keep.add("apiKey")  # a secret that works is not replaced by a reference that may not
+    if not context.certain:
+        keep.add("contextWindow")
+    wanted_changes = changes(found.data, wanted, keep)
+    if make_primary:
+        wanted_changes += primary_change(found.data, settings)
+    if not wanted_changes:
+        write([f"{found.path}: nothing to change."])
+        return
+    backup = openclaw_file.replace(found, set_values(found.text, wanted_changes))
+    names = ", ".join(".".join(str(key) for key in path) for path, _ in wanted_changes)
+    write([f"{found.path}: set {names}. As it was before: {backup}"])
+
+
+def _explain(settings: Settings, context: Context, key: str | None) -> None:
+    """What a reader of the block should know, beside it."""
+    gateway = settings.gateway
+    note(f"contextWindow {context.tokens}: {context.source}.")
+    if context.tokens < SMALLEST_CONTEXT:
+        note(f"{context.tokens} tokens are too few for OpenClaw. {TOO_FEW}.")
+    if gateway.host in ANYWHERE:
+        note(
+            f"The gateway listens on all addresses; {ANYWHERE[gateway.host]} is right for an "
+            "OpenClaw on this machine. On another one put this machine's name or address there."
+        )
+    elif not is_loopback(gateway.host):
+        note("Other machines reach it over plain HTTP: use a network that you trust.")
+    if keys(settings) and key is None:
+        note(
+            f"apiKey is a reference: give OpenClaw the key in the variable {KEY_VARIABLE} (a line "
+            "in ~/.openclaw/.env will do), or use --show-key to have the key itself here."
+        )
+
+
+# How many tokens the model's context holds, and who says so: cheap sources only, and a guess is
+# called a guess
 
 GUESS: Final = 40_960
 """That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
 _PATIENCE_S: Final = 10.0
-_DEMO: Final = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +198,14 @@ async def context_of(settings: Settings) -> Context:
 
 
 async def _of_the_service(settings: Settings) -> Context:
-    from tinker_claw.backends.tinker.sdk import check_sdk
+    from tinker_claw.backends.tinker_sdk import check_sdk
 
     try:
         check_sdk()
-        from tinker_claw.backends.tinker.trainer import (
-            FALLBACK_CONTEXT,
-            TinkerConfig,
-            offered,  # its SDK takes a second
-        )
+        # Here, because its SDK takes a second.
+        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
 
-        where, served = await offered(
-            TinkerConfig(
-                model=settings.run.model_name,
-                name=settings.served_name,
-                base_url=settings.run.base_url,
-                start_timeout_s=min(settings.tinker.start_timeout_s, _PATIENCE_S),
-            )
-        )
+        where, served = await offered(settings, within_s=_PATIENCE_S)
     except ConfigError as error:
         known = _of_the_model(settings)
         return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
@@ -92,9 +226,7 @@ def _of_the_model(settings: Settings) -> Context:
 
 
 def _config_file(name: str) -> Path:
-    if name == _DEMO:
-        from local_gpu.demo import MODEL_DIR
-
+    if name == DEMO:
         return MODEL_DIR / "config.json"
     if Path(name).is_dir():
         return Path(name) / "config.json"
@@ -103,9 +235,7 @@ def _config_file(name: str) -> Path:
     return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
-# The provider block that points OpenClaw at this gateway.
-#
-# Rule: pure, and everything in it follows from the settings; a secret only where it is asked for.
+# The provider block that points OpenClaw at this gateway
 
 
 PROVIDER: Final = "tinker-claw"
@@ -118,15 +248,11 @@ COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": T
 """With these OpenClaw names the session in every request, also in calls beside the conversation."""
 KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
-ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a gateway that listens everywhere is asked from its own machine."""
 
 
 def base_url(settings: Settings) -> str:
     """The address that a client on this machine uses."""
-    host = ANYWHERE.get(settings.gateway.host, settings.gateway.host)
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{settings.gateway.port}/v1"
+    return f"{url_of(settings)}/v1"
 
 
 def keys(settings: Settings) -> dict[str, str]:
@@ -174,10 +300,8 @@ def block(settings: Settings, context_tokens: int, key: str | None = None) -> di
     }
 
 
-# Whether OpenClaw's configuration fits this gateway, and how to make it fit.
-#
-# Rule: pure. What `differences` names, `changes` mends; what a user may have chosen on purpose is
-# neither.
+# Whether OpenClaw's configuration fits this gateway, and how to make it fit: what `differences`
+# names, `changes` mends; what a user may have chosen on purpose is neither
 
 
 _PROVIDER_PATH: Where = ("models", "providers", PROVIDER)
@@ -471,174 +595,3 @@ def _place(url: str) -> tuple[str, int | None]:
         return ("localhost" if is_loopback(host) else host, split.port)
     except ValueError:
         return (url, None)
-
-
-# `run.py openclaw-config`: what OpenClaw needs to know of this gateway.
-#
-#     block      the provider block, from the settings
-#     context    how large the model's context is, and who says so
-#     edit       values in JSON5 text, every other byte kept
-#     file       find, read and replace OpenClaw's configuration
-#     compare    what in it does not fit, and what would have to be set
-#
-# Rule: it prints, and changes a file only where one is named with --write, and in it nothing but
-# the
-# provider; which model an agent uses is changed only with --primary.
-
-
-SMALLEST_CONTEXT = 16_000
-"""Below it OpenClaw's own system prompt and tools leave no room for a conversation."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the block, or merge it into a file.
-
-    Raises:
-        ConfigError: a setting is wrong, or the file cannot be read, understood or written.
-    """
-    if {"-h", "--help", "--help-all"} & set(arguments):
-        whole = "--help-all" in arguments
-        sys.stdout.write(parser().format_help() + others_help(whole=whole))
-        return 0
-    given, rest = parser().parse_known_args(arguments)
-    settings = load(rest)
-    if settings.gateway.port == 0:
-        raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
-    key = _key(settings, given.user) if given.show_key else None
-    context = asyncio.run(context_of(settings))
-    if given.write is None:
-        whole = block(settings, context.tokens, key)
-        sys.stdout.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
-        _explain(settings, context, key)
-    else:
-        _write(given, settings, context, key)
-    return 0
-
-
-def _key(settings: Settings, user: str | None) -> str | None:
-    known = keys(settings)
-    if not known and user is None:
-        return None
-    if user is None and len(known) == 1:
-        return next(iter(known.values()))
-    if user not in known:
-        raise ConfigError(
-            f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
-            if known
-            else f"--user {user}: this gateway has no keys"
-        )
-    return known[user]
-
-
-def _write(
-    given: argparse.Namespace, settings: Settings, context: Context, key: str | None
-) -> None:
-    found = openclaw_file.read(given.write)
-    _explain(settings, context, key)
-    if found is None:
-        whole = block(settings, context.tokens, key)
-        if not given.primary:
-            del whole["agents"]
-        openclaw_file.create(given.write, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
-        _tell(f"{given.write}: made, with the provider {PROVIDER}.")
-    else:
-        _merge(found, settings, context, key, make_primary=given.primary)
-    if not given.primary and (used := primary_of(found.data if found else {})) != primary(settings):
-        _tell(
-            f"agents.defaults.model.primary is {'left at ' + used if used else 'not set'}: "
-            f"--primary sets it to {primary(settings)}, so that your agent uses this model."
-        )
-    now = openclaw_file.read(given.write)
-    for use in uses(now.data, settings) if given.primary and now else ():
-        if use.agent and not use.here:
-            _tell(f"{use}: it has a model of its own, which was left alone.")
-
-
-def _merge(
-    found: openclaw_file.FoundConfig,
-    settings: Settings,
-    context: Context,
-    key: str | None,
-    *,
-    make_primary: bool,
-) -> None:
-    wanted = provider(settings, context.tokens, key)
-    keep = {"name"}
-    if key is None:
-        keep.add("apiKey")  # a secret that works is not replaced by a reference that may not
-    if not context.certain:
-        keep.add("contextWindow")
-    wanted_changes: list[tuple[Where, object]] = changes(found.data, wanted, keep)
-    if make_primary:
-        wanted_changes += primary_change(found.data, settings)
-    if not wanted_changes:
-        _tell(f"{found.path}: nothing to change.")
-        return
-    backup = openclaw_file.replace(found, set_values(found.text, wanted_changes))
-    names = ", ".join(".".join(str(key) for key in path) for path, _ in wanted_changes)
-    _tell(f"{found.path}: set {names}. As it was before: {backup}")
-
-
-def _explain(settings: Settings, context: Context, key: str | None) -> None:
-    """What a reader of the block should know, beside it."""
-    gateway = settings.gateway
-    _note(f"contextWindow {context.tokens}: {context.source}.")
-    if context.tokens < SMALLEST_CONTEXT:
-        _note(
-            f"{context.tokens} tokens are too few for OpenClaw: its own system prompt and tools "
-            "take about 11,000."
-        )
-    if gateway.host in ANYWHERE:
-        _note(
-            f"The gateway listens on all addresses; {ANYWHERE[gateway.host]} is right for an "
-            "OpenClaw on this machine. On another one put this machine's name or address there."
-        )
-    elif not is_loopback(gateway.host):
-        _note("Other machines reach it over plain HTTP: use a network that you trust.")
-    if keys(settings) and key is None:
-        _note(
-            f"apiKey is a reference: give OpenClaw the key in the variable {KEY_VARIABLE} (a line "
-            "in ~/.openclaw/.env will do), or use --show-key to have the key itself here."
-        )
-
-
-def _note(told: str) -> None:
-    sys.stderr.write(f"tinker-claw: {told}\n")
-
-
-def _tell(told: str) -> None:
-    sys.stdout.write(f"{told}\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags of this command; all others are those of run.py."""
-    top = Flags(
-        prog="run.py openclaw-config",
-        description="Print the provider block that points OpenClaw at the gateway that run.py "
-        "starts with the same flags. Nothing is changed without --write.",
-        epilog="Exit status: 0 done, 2 a flag, a setting or the file is wrong. "
-        "All flags of run.py can be given, too:",
-        allow_abbrev=False,
-    )
-    top.add_argument(
-        "--write",
-        type=Path,
-        metavar="PATH",
-        help="merge the provider into this file instead, after a backup; OpenClaw's own is "
-        "~/.openclaw/openclaw.json. Comments and everything else in it stay as they are",
-    )
-    top.add_argument(
-        "--primary",
-        action="store_true",
-        help="with --write: also make this the model that your agents use "
-        "(agents.defaults.model.primary)",
-    )
-    top.add_argument(
-        "--show-key",
-        action="store_true",
-        help="show the gateway's key instead of a reference to a variable",
-    )
-    top.add_argument(
-        "--user", metavar="NAME", help="with --show-key: whose key, where users have their own"
-    )
-    return top

@@ -1,7 +1,8 @@
-"""Change single values in JSON5 text and leave every other byte as it is.
+"""OpenClaw's configuration file: find it, read it, change single values, replace it without harm.
 
-Rule: text that is valid JSON5 goes in, and what comes out means exactly what was meant to change:
-`set_values` reads its own result back and refuses to hand out anything else.
+Rule: every other byte stays as it is: `set_values` reads its own result back and refuses to hand
+out anything but what was meant. The old text is in a backup before the new one takes its place, in
+one rename; whatever goes wrong before that leaves the file as it was.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tinker_claw.errors import ConfigError
 
 Where = tuple[str | int, ...]
 """Keys and indices from the root; an index equal to an array's length appends."""
+
+# Values in JSON5 text
 
 _TRIVIA = re.compile(r"(?:[\s\ufeff]|//[^\n\r\u2028\u2029]*|/\*.*?\*/)*", re.DOTALL)
 _SAME_LINE = re.compile(r"(?:[ \t]*(?:/\*[^\n\r]*?\*/|//[^\n\r]*))*")
@@ -236,11 +239,7 @@ class _Scanner:
         self._at = found.end()
 
 
-# OpenClaw's configuration file: find it, read it, and replace it without a moment of harm.
-#
-# Rule: the old text is in a backup before the new one takes its place, in one rename; whatever
-# goes
-# wrong before that leaves the file as it was.
+# The file
 
 
 PATH_VARIABLE = "OPENCLAW_CONFIG_PATH"

@@ -1,36 +1,34 @@
-"""Versions of a run, and whether what they need is still there.
+"""`run.py versions`, `pin`, `unpin` and `rollback`: what there is, what answers, what learns on.
 
 Rule: what lies on this machine is looked at; of what lies at a service nothing is claimed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from tinker_claw.cli.common import (
-    FLAGS_FROM_RUN,
     Column,
+    LedgerFlags,
     is_running,
-    ledger_file,
-    moment,
-    parse,
     table,
     tell,
     until_left,
     write,
+    write_json,
 )
-from tinker_claw.config.load import Flags
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.versions import VersionRecord, read_versions
 
 
@@ -115,142 +113,32 @@ def _usable(one: Kept, *, with_state: bool) -> bool:
     return one.sampler is not False and (one.state is not False or not with_state)
 
 
-# `run.py pin`, `unpin` and `rollback`: which version answers, and which one learns on.
-#
-# Rule: a gateway that runs does it itself, at once; else the ledger is told, and the next start
-# goes
-# by it.
+# `run.py versions`
 
 
-def pin(arguments: Sequence[str]) -> int:
-    """Let one version answer.
+class VersionsFlags(LedgerFlags):
+    """List the policy versions of a run, also while the gateway runs.
 
-    Raises:
-        ClawError: it cannot; the sentence says why.
+    Learning can go on from a version whose state is there (rollback), and one whose sampler is
+    there can answer (pin, MODEL@vN). `step` counts optimizer steps since the base along the line;
+    versions that a rollback has left are `left behind`.
     """
-    given, settings = parse(pin_parser(), arguments)
-    version = _named(settings, given.version).id
-    if is_running(settings.run.directory):
-        tell(settings.run.directory, {"do": "pin", "version": version})
-        write([f"v{version} answers from now on; learning goes on."])
-        return 0
-    with closing(Ledger(settings.run.directory)) as ledger:
-        ledger.pin.to(version)
-    write([f"v{version} will answer when the gateway is started; learning will go on."])
-    return 0
+
+    as_json: bool = Field(False, alias="json", description="one JSON object a line")
 
 
-def unpin(arguments: Sequence[str]) -> int:
-    """Let the newest version answer again.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
-    _, settings = parse(unpin_parser(), arguments)
-    ledger_file(settings)
-    if is_running(settings.run.directory):
-        version = tell(settings.run.directory, {"do": "unpin"})
-        write([f"v{version}, the newest, answers from now on."])
-        return 0
-    with closing(Ledger(settings.run.directory)) as ledger:
-        ledger.pin.end()
-    write(["The newest version will answer when the gateway is started."])
-    return 0
-
-
-def rollback(arguments: Sequence[str]) -> int:
-    """Go back to a version, and learn on from there.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
-    given, settings = parse(rollback_parser(), arguments)
-    kept = _named(settings, given.version, with_state=True)
-    directory = settings.run.directory
-    if is_running(directory):
-        done = tell(directory, {"do": "rollback", "version": kept.id})
-        write([_rolled_back(kept, done["id"], "answers from now on")])
-        return 0
-    with closing(Ledger(directory)) as ledger:
-        if kept.state is None:
-            raise UndoError(
-                "its state lies at the service, which only the gateway asks; start it, and give "
-                "the command again while it runs"
-            )
-        ledger.steps.void_unfinished()
-        version = ledger.steps.roll_back(kept.record.version)
-    write([_rolled_back(kept, version.id, "will answer when the gateway is started")])
-    return 0
-
-
-def _rolled_back(kept: Kept, version: int, answers: str) -> str:
-    return (
-        f"v{version}, with the weights of {kept.name}, {answers}, and learning goes on from its "
-        "state. What was sampled by versions since then, and not trained on, has expired."
-    )
-
-
-def _named(settings: Settings, text: str, *, with_state: bool = False) -> Kept:
-    with reading(ledger_file(settings)) as ledger, ledger.moment():
-        if backend_of(ledger) is None:
-            raise UndoError(f"{ledger.path} holds no run")
-        return named(read_kept(ledger), number(text), with_state=with_state)
-
-
-def pin_parser() -> argparse.ArgumentParser:
-    top = _parser(
-        "pin",
-        "Answer with one version from now on, whatever is learned. Learning goes on from the "
-        "newest version, on what the pinned one samples, as long as that is not too old for it "
-        "(--max-staleness steps); after that samples expire. `unpin` ends it, `rollback` too.",
-    )
-    top.add_argument("version", help="v3, say; `run.py versions` lists them")
-    return top
-
-
-def unpin_parser() -> argparse.ArgumentParser:
-    return _parser("unpin", "Let the newest version answer again.")
-
-
-def rollback_parser() -> argparse.ArgumentParser:
-    top = _parser(
-        "rollback",
-        "Answer with an earlier version at once, and learn on from its state, optimizer included, "
-        "once the step in hand has ended. It becomes a new version whose parent it is: numbers "
-        "only grow, and nothing is deleted, so that a rollback can be taken back with another. "
-        "Samples of the versions that are left expire; what they have trained on is not trained "
-        "again. A pin ends.",
-    )
-    top.add_argument("version", help="v3, say; `run.py versions` says which have their state")
-    return top
-
-
-def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    return Flags(
-        prog=f"run.py {name}",
-        description=f"{description} A gateway that runs does it at once; else it holds from its "
-        "next start on.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
-    )
-
-
-# `run.py versions`: the policy versions of a run, and which of them can still be used.
-
-
-def main(arguments: Sequence[str]) -> int:
+def versions(given: VersionsFlags) -> int:
     """Print the versions.
 
     Raises:
         ConfigError: a flag or setting is wrong.
         LedgerError: there is no ledger, or it cannot be read.
     """
-    given, settings = parse(parser(), arguments)
-    with until_left(), reading(ledger_file(settings)) as ledger:
+    with until_left(), reading(given.ledger) as ledger:
         with ledger.moment():
             records = [_record(kept) for kept in read_kept(ledger)]
-        if given.json:
-            write(json.dumps(record) for record in records)
+        if given.as_json:
+            write_json(records)
         else:
             write(table(_COLUMNS, records))
     return 0
@@ -303,16 +191,111 @@ _COLUMNS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command's own flags."""
-    top = Flags(
-        prog="run.py versions",
-        description="List the policy versions of a run, also while the gateway runs. Learning can "
-        "go on from a version whose state is there (rollback), and one whose sampler is there can "
-        "answer (pin, MODEL@vN). `step` counts optimizer steps since the base along the line; "
-        "versions that a rollback has left are `left behind`.",
-        epilog=FLAGS_FROM_RUN,
-        allow_abbrev=False,
+# `run.py pin`, `unpin` and `rollback`
+
+
+class VersionFlags(LedgerFlags):
+    """Of a command that changes which version answers."""
+
+    MORE: ClassVar[str] = (
+        "A gateway that runs does it at once; else it holds from its next start on. "
+        + LedgerFlags.MORE
     )
-    top.add_argument("--json", action="store_true", help="one JSON object a line")
-    return top
+
+
+class PinFlags(VersionFlags):
+    """Answer with one version from now on, whatever is learned.
+
+    Learning goes on from the newest version, on what the pinned one samples, as long as that is not
+    too old for it (--max-staleness steps); after that samples expire. `unpin` ends it, `rollback`
+    too.
+    """
+
+    version: Annotated[str, WORD] = Field(description="v3, say; `run.py versions` lists them")
+
+
+class UnpinFlags(VersionFlags):
+    """Let the newest version answer again."""
+
+
+class RollbackFlags(VersionFlags):
+    """Answer with an earlier version at once, and learn on from its state, optimizer included, once
+    the step in hand has ended.
+
+    It becomes a new version whose parent it is: numbers only grow, and nothing is deleted, so that
+    a rollback can be taken back with another. Samples of the versions that are left expire; what
+    they have trained on is not trained again. A pin ends.
+    """
+
+    version: Annotated[str, WORD] = Field(
+        description="v3, say; `run.py versions` says which have their state"
+    )
+
+
+def pin(given: PinFlags) -> int:
+    """Let one version answer.
+
+    Raises:
+        ClawError: it cannot; the sentence says why.
+    """
+    version = _named(given.ledger, given.version).id
+    if is_running(given.directory):
+        tell(given.directory, {"do": "pin", "version": version})
+        write([f"v{version} answers from now on; learning goes on."])
+        return 0
+    with closing(Ledger(given.directory)) as ledger:
+        ledger.pin.to(version)
+    write([f"v{version} will answer when the gateway is started; learning will go on."])
+    return 0
+
+
+def unpin(given: UnpinFlags) -> int:
+    """Let the newest version answer again.
+
+    Raises:
+        ClawError: it cannot; the sentence says why.
+    """
+    if given.ledger and is_running(given.directory):
+        version = tell(given.directory, {"do": "unpin"})
+        write([f"v{version}, the newest, answers from now on."])
+        return 0
+    with closing(Ledger(given.directory)) as ledger:
+        ledger.pin.end()
+    write(["The newest version will answer when the gateway is started."])
+    return 0
+
+
+def rollback(given: RollbackFlags) -> int:
+    """Go back to a version, and learn on from there.
+
+    Raises:
+        ClawError: it cannot; the sentence says why.
+    """
+    kept = _named(given.ledger, given.version, with_state=True)
+    if is_running(given.directory):
+        made = int(tell(given.directory, {"do": "rollback", "version": kept.id})["id"])
+        answers = "answers from now on"
+    else:
+        with closing(Ledger(given.directory)) as ledger:
+            if kept.state is None:
+                raise UndoError(
+                    "its state lies at the service, which only the gateway asks; start it, and "
+                    "give the command again while it runs"
+                )
+            ledger.steps.void_unfinished()
+            made = ledger.steps.roll_back(kept.record.version).id
+        answers = "will answer when the gateway is started"
+    write(
+        [
+            f"v{made}, with the weights of {kept.name}, {answers}, and learning goes on from its "
+            "state. What was sampled by versions since then, and not trained on, has expired."
+        ]
+    )
+    return 0
+
+
+def _named(file: Path, text: str, *, with_state: bool = False) -> Kept:
+    with reading(file) as ledger, ledger.moment():
+        if backend_of(ledger) is None:
+            raise UndoError(f"{ledger.path} holds no run")
+        return named(read_kept(ledger), number(text), with_state=with_state)

@@ -1,169 +1,97 @@
 """Command line, environment and TOML file into one `Settings`.
 
-Order: command line > environment (`TINKER_CLAW_<SECTION>__<FIELD>`) > TOML file > NUM_GPUS and its
-like > default. The one place that reads the environment. Unknown keys are refused by their dotted
-name. Users come from the file, or as JSON from `TINKER_CLAW_USERS`.
+Rules: the command line wins over the environment (`TINKER_CLAW_<SECTION>__<FIELD>`), that over the
+file, that over NUM_GPUS and its like, those over the defaults. Nothing else reads the environment.
+Unknown keys are refused by their dotted name. Users come from the file, or as JSON from
+`TINKER_CLAW_USERS`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
-import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, Final, cast
 
+import click
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from tinker_claw.config.gpu import VARIABLES
-from tinker_claw.config.settings import ENV_PREFIX, Section, Settings
+from tinker_claw.config.check import check
+from tinker_claw.config.flags import Completions, parameters
+from tinker_claw.config.settings import DEMO, ENV_PREFIX, USERS, Settings, sections
 from tinker_claw.errors import ConfigError
 
-PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
-COMMON = (
-    *("run.model_name", "run.backend", "run.method"),
-    *("gateway.port", "training.observe", "spend.budget_usd"),
+VARIABLES: Final = {
+    "NUM_GPUS": "gpus",
+    "ACTOR_GPUS": "actor_gpus",
+    "ROLLOUT_GPUS": "rollout_gpus",
+    "PRM_GPUS": "prm_gpus",
+}
+"""OpenClaw-RL's variables, and the fields that they set where nothing else does."""
+CONFIG: Final = "__config"
+"""The flag that names a file: of no section."""
+ELSEWHERE: Final = (
+    "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
+    f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
+    f"there alone. {', '.join(VARIABLES)} are honoured for --backend local where nothing else sets "
+    "them. Users with keys of their own are tables [[users]] (name, key) of the file, or a JSON "
+    f"list in {ENV_PREFIX}{USERS.upper()}."
 )
-"""What most starts set; --help shows these, --help-all every flag."""
-USERS = "users"
-"""The one setting that is no section and has no flag: a command line is there for all to read."""
-
-
-class Flags(argparse.ArgumentParser):
-    """A parser that says what is wrong in a sentence, without repeating all there is."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"tinker-claw: {message} ({self.prog} --help says more)\n")
+"""Where settings can stand but on the command line, for the help."""
 
 
 def load(arguments: Sequence[str]) -> Settings:
     """Read settings for this command line.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, a value out of range: by name.
-        SystemExit: argparse's, for --help and malformed flags.
+        ConfigError: an unknown flag or key, a file that cannot be read, a value out of range: by
+            name.
     """
-    return _settings(parser().parse_args(arguments))
+    command = click.Command("run.py", params=[*flags()], add_help_option=False)
+    try:
+        with command.make_context("run.py", list(arguments)) as context:
+            return load_given(context.params)
+    except click.UsageError as error:
+        raise ConfigError(error.format_message()) from error
 
 
-def load_known(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Settings for a command that takes more than the flags of run.py, and what is left for it.
+def load_given(given: Mapping[str, Any]) -> Settings:
+    """Settings where these flags were given, by `<section>__<field>`; what is None was not.
 
     Raises:
         ConfigError: as `load`.
     """
-    given, rest = parser().parse_known_args(arguments)
-    return _settings(given), rest
-
-
-def _settings(flags_given: argparse.Namespace) -> Settings:
-    given = vars(flags_given)
-    path = cast("Path | None", given.pop("config"))
-    flags: dict[str, Any] = {}
+    path = given.get(CONFIG)
+    by_section: dict[str, Any] = {}
     for destination, value in given.items():
-        section, name = destination.split(".")
-        flags.setdefault(section, {})[name] = value
-    layers = (_read_file(path) if path else {}, _read_environment(), flags)
+        section, _, name = destination.partition("__")
+        if section and name and value is not None:
+            by_section.setdefault(section, {})[name] = value
+    layers = (_read_file(Path(path)) if path else {}, _read_environment(), by_section)
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
     settings = _build(values)
-    settings.check()
+    check(settings)
     return settings
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags, grouped by section, derived from the fields."""
-    top = Flags(
-        prog="run.py",
-        description=PURPOSE,
-        epilog="Every flag can also be set in a TOML file ([section] field = value) or in the "
-        f"environment ({ENV_PREFIX}<SECTION>__<FIELD>). {', '.join(VARIABLES)} are honoured for "
-        "--backend local where nothing else sets them. Users with keys of their own are tables "
-        f"[[users]] (name, key) of the file, or a JSON list in {ENV_PREFIX}{USERS.upper()}.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        add_help=False,
+def flags(completions: Completions | None = None) -> list[click.Parameter]:
+    """The one that names a file, and those of all sections."""
+    file = click.Option(
+        ["--config", CONFIG],
+        type=click.Path(),
+        metavar="FILE",
+        help="a TOML file that sets any of them",
     )
-    _add_general(top)
-    top.add_argument(
-        *("-h", "--help"),
-        action="help",
-        help="show the flags that most starts set, and the commands",
-    )
-    top.add_argument("--help-all", action="help", help="show every flag")
-    for section, model in _sections().items():
-        group = top.add_argument_group(section, (model.__doc__ or "").strip())
-        for name, field in model.model_fields.items():
-            _add_flag(group, f"{section}.{name}", name, field.default, field.description or "")
-    return top
+    of_sections = (parameters(model, name, completions) for name, model in sections().items())
+    return [file, *chain.from_iterable(of_sections)]
 
 
-def brief_help() -> str:
-    """The flags that most starts set, in a few lines."""
-    width = max(60, shutil.get_terminal_size().columns)
-    told = {"--config FILE": "a TOML file that sets any of them"}
-    for destination in COMMON:
-        section, name = destination.split(".")
-        field = _sections()[section].model_fields[name]
-        metavar = "" if field.annotation is bool else f" {name.rsplit('_', 1)[-1].upper()}"
-        words = [word for word in get_args(field.annotation) if isinstance(word, str)]
-        of = f"{' or '.join(words)}, " if words else ""
-        shown = f" ({of}default {field.default})" if metavar and field.default is not None else ""
-        told[f"--{name.replace('_', '-')}{metavar}"] = f"{field.description}{shown}"
-    column = max(map(len, told)) + 4
-    lines = [
-        line
-        for flag, text in told.items()
-        for line in textwrap.wrap(
-            text, width, initial_indent=f"  {flag:<{column - 2}}", subsequent_indent=" " * column
-        )
-    ]
-    return "\n".join(["usage: run.py [COMMAND] [flags]", "", PURPOSE, "", *lines, ""])
-
-
-def others_help(*, whole: bool) -> str:
-    """The flags of run.py, to stand under those of a command that takes them, too.
-
-    Args:
-        whole: all of them; else where they stand.
-    """
-    if not whole:
-        return "\n--help-all shows those of run.py, too.\n"
-    flags = parser()
-    flags.usage, flags.description = argparse.SUPPRESS, None
-    return "\n" + flags.format_help()
-
-
-def _add_general(top: argparse.ArgumentParser) -> None:
-    top.add_argument("--config", type=Path, default=None, metavar="FILE", help="TOML settings file")
-
-
-def _add_flag(group: Any, destination: str, name: str, default: Any, text: str) -> None:
-    section, _ = destination.split(".")
-    annotation = _sections()[section].model_fields[name].annotation
-    shown = "" if default is None else f" (default {default})"
-    options: dict[str, Any] = {"dest": destination, "help": (text + shown).replace("%", "%%")}
-    choices = get_args(annotation)
-    if annotation is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    elif choices and all(isinstance(choice, str) for choice in choices):
-        options["choices"] = list(choices)
-    else:
-        options["metavar"] = name.rsplit("_", 1)[-1].upper()
-    group.add_argument(f"--{name.replace('_', '-')}", **options)
-
-
-def _sections() -> dict[str, type[Section]]:
-    return {
-        name: cast("type[Section]", field.annotation)
-        for name, field in Settings.model_fields.items()
-        if name != USERS
-    }
+# Sources
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -176,9 +104,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
-    sections = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in _sections())
+    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in sections())
     for name in os.environ:
-        known = name.startswith(sections) or name == ENV_PREFIX + USERS.upper()
+        known = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
         if name.startswith(ENV_PREFIX) and not known:
             raise ConfigError(
                 f"environment: {name} names no setting (run.py --help-all lists them)"
@@ -195,7 +123,7 @@ def _read_environment() -> dict[str, Any]:
 def _wants_gpus(run: Any) -> bool:
     """Neither a service nor the demo's model asks for any."""
     given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
-    return given.get("backend") == "local" and given.get("model_name") != "demo"
+    return given.get("backend") == "local" and given.get("model_name") != DEMO
 
 
 def _read_variables() -> dict[str, Any]:

@@ -1,23 +1,53 @@
-"""What all groups of settings have in common."""
+"""The settings: names, defaults, bounds, what each is for and when to change it.
+
+Rules: a setting is declared here and nowhere else; flags, their help and docs/settings.md are made
+of the declarations. A secret has no flag, because a command line is there for every user of the
+machine to read. Which settings exclude one another is said in `config.check`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from tinker_claw.config.gpu import check_local
-from tinker_claw.errors import ConfigError
-from tinker_claw.origin import is_loopback
 from tinker_claw.privacy.rules import KINDS, SECRETS
+
+ENV_PREFIX: Final = "TINKER_CLAW_"
+USERS: Final = "users"
+"""The setting that is no section: a list, without flags."""
+DEMO: Final = "demo"
+"""The model that is shipped with the project."""
+DEFAULT_USER: Final = "default"
+"""Who calls without a key, or with the gateway's `api_key`."""
+_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
+
+
+def _setting(
+    default: Any,
+    told: str,
+    *,
+    when: str,
+    unit: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Any:
+    """One declaration.
+
+    Args:
+        told: what it is, as --help says it.
+        when: when to change it, as the settings page says it.
+        unit: what its number counts.
+        ge, gt, le: what its number may be, as pydantic has it.
+    """
+    extra: dict[str, Any] = {"when": when, "unit": unit}
+    return Field(default=default, description=told, json_schema_extra=extra, ge=ge, gt=gt, le=le)
 
 
 class Section(BaseModel):
@@ -28,19 +58,407 @@ class Section(BaseModel):
     )
 
 
-# Who may call the gateway: loopback, users and their keys.
-#
-# Rule: an address that other machines can reach needs a key, and no sentence here ever holds one.
+class Run(Section):
+    """What runs, and where it keeps its records"""
+
+    method: str = _setting(
+        "combine",
+        "how turns become training (docs/methods.md has them); rl = binary",
+        when="binary where hints cost too much, opd where verdicts mislead; docs/methods.md "
+        "compares all",
+    )
+    model_name: str = _setting(
+        "Qwen/Qwen3-8B",
+        "model: a hub id, a local folder, or 'demo' (shipped, CPU)",
+        when="for every other model",
+    )
+    backend: Literal["tinker", "local"] = _setting(
+        "tinker",
+        "who trains and samples: the Tinker service, or torch on this machine",
+        when="local where nothing may leave this machine, or it has GPUs",
+    )
+    base_url: str | None = _setting(
+        None,
+        "address of another Tinker server (python -m local_gpu.tinker is one)",
+        when="the model runs on a box elsewhere, behind Tinker's API",
+    )
+    tokenizer: str | None = _setting(
+        None,
+        "hub id or folder of the tokenizer; that of --model-name unless set",
+        when="the model's folder has none, or the hub asks for an account",
+    )
+    data_dir: Path | None = _setting(
+        None,
+        "ledger, states and metrics; runs/<model>-<method> unless set",
+        when="records go to another disk, or a second run has the same model and method",
+    )
+    renderer: str = _setting(
+        "auto",
+        "chat format from the renderers package; auto goes by the name of the model or of its "
+        "folder",
+        when="a folder's name does not say which family its model is of",
+    )
+    context_tokens: int | None = _setting(
+        None,
+        "longest prompt and reply together; the model's unless set",
+        unit="tokens",
+        ge=16,
+        when="the GPUs do not hold the whole context (`run.py doctor` says what fits)",
+    )
+    seed: int = _setting(
+        0,
+        "seed of the adapter's first weights",
+        when="a run is repeated to compare methods over several seeds",
+    )
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _accept_rl(cls, value: Any) -> Any:
+        return "binary" if value == "rl" else value
+
+    @property
+    def directory(self) -> Path:
+        """The data directory in force."""
+        name = self.model_name.rstrip("/").rsplit("/", 1)[-1]
+        return self.data_dir or Path("runs") / f"{name}-{self.method}"
 
 
-DEMO = "demo"
-DEFAULT_USER = "default"
-"""Who calls without a key, or with --api-key."""
-MIN_KEY_CHARACTERS = 16
-_NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
-_KEY = re.compile(r"[!-~]{1,512}")
-"""What can be sent in a header as it is."""
-_MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
+class Gateway(Section):
+    """The endpoint that the agent talks to"""
+
+    host: str = _setting(
+        "127.0.0.1",
+        "address to bind; one that is not loopback needs a key",
+        when="other machines call it; a tunnel (ssh -L) needs no change",
+    )
+    port: int = _setting(30000, "port; 0 takes a free one", ge=0, le=65535, when="30000 is taken")
+    api_key: SecretStr | None = _setting(
+        None,
+        "key that clients must send; [[users]] gives each user their own",
+        when="--host is not loopback, or others have accounts on this machine",
+    )
+    served_model_name: str | None = _setting(
+        None,
+        "name under which the model is offered; --model-name unless set",
+        when="the agent's configuration names the model otherwise",
+    )
+    max_reply_tokens: int = _setting(
+        4096,
+        "longest reply where the request names no limit; --norm constant divides by it",
+        unit="tokens",
+        ge=1,
+        when="replies are cut off (thinking counts, too)",
+    )
+    max_concurrent: int = _setting(
+        64,
+        "replies that are sampled at the same time; others wait",
+        unit="replies",
+        ge=1,
+        when="samplers are slow under load (lower), or idle while requests wait (higher)",
+    )
+
+
+class JudgeSettings(Section):
+    """The judge that turns a next state into votes and hints"""
+
+    prm_m: int = _setting(
+        3,
+        "votes per turn; odd numbers avoid ties",
+        unit="votes",
+        ge=1,
+        when="1 to pay for fewer votes, 5 where votes often disagree",
+    )
+    prm_temperature: float = _setting(
+        0.6,
+        "temperature of the votes",
+        ge=0,
+        when="the judging model wants another one; at 0 all votes are the same",
+    )
+    prm_max_tokens: int = _setting(
+        4096,
+        "longest answer of the judge, thinking included",
+        unit="tokens",
+        ge=16,
+        when="`status` says that its answers are cut off",
+    )
+    judge_url: str | None = _setting(
+        None,
+        "OpenAI-compatible endpoint (…/v1) that judges; the base model judges unless set",
+        when="a stronger model is to judge; that server then sees every judged turn",
+    )
+    judge_model: str | None = _setting(
+        None,
+        "model that judges: the name to ask for at --judge-url ('judge' unless set), or, with "
+        "--prm-gpus, the hub id or folder to serve there",
+        when="with --judge-url or --prm-gpus",
+    )
+    judge_api_key: SecretStr | None = _setting(
+        None, "key for --judge-url", when="that endpoint asks for one"
+    )
+
+    @property
+    def asked_model(self) -> str:
+        """The name that requests to the judge's endpoint give."""
+        return self.judge_model or "judge"
+
+
+class Training(Section):
+    """How samples become steps"""
+
+    batch_size: int = _setting(
+        16,
+        "trainable samples per optimizer step",
+        unit="samples",
+        ge=1,
+        when="larger for steadier steps, smaller to see a change sooner",
+    )
+    observe: bool = _setting(
+        False,
+        "judge and queue samples, and train nothing",
+        when="to see first what would be learned; a start without it trains all that has queued",
+    )
+    learning_rate: float | Literal["auto"] = _setting(
+        1e-4,
+        "Adam's rate; auto: by the model's hidden size",
+        when="steps change nothing (higher), or replies get worse (lower)",
+    )
+    lora_rank: int = _setting(
+        32,
+        "rank of the adapter, at most 512; alpha is 32",
+        ge=1,
+        le=512,
+        when="adapters must be smaller; the rank of a run cannot change",
+    )
+    w_rl: float = _setting(
+        1.0,
+        "weight of the reward part",
+        ge=0,
+        when="verdicts are to count less or more than hints",
+    )
+    w_opd: float = _setting(
+        1.0,
+        "weight of the distillation part",
+        ge=0,
+        when="hints are to count less or more than verdicts",
+    )
+    opd_topk: int = _setting(
+        4,
+        "the student's candidates per token that the teacher scores; 0: the sampled token alone",
+        unit="candidates",
+        ge=0,
+        when="0 where a server cannot score candidates; beyond 4 the paper finds next to no gain",
+    )
+    opd_clip: float = _setting(
+        1.0,
+        "bound on teacher - student; 0 = none",
+        unit="nats",
+        ge=0,
+        when="the teacher is far from the student, and its pull is to stay small or to grow",
+    )
+    teacher: Literal["base", "policy"] = _setting(
+        "base",
+        "who scores under the hint; policy collapsed when measured",
+        when="for experiments only",
+    )
+    baseline: Literal["batch_mean", "none"] = _setting(
+        "batch_mean",
+        "subtracted from rewards; none is plain REINFORCE",
+        when="none to compare with OpenClaw-RL, which subtracts nothing",
+    )
+    norm: Literal["sample", "constant"] = _setting(
+        "sample",
+        "divide by each reply's length, or by --max-reply-tokens",
+        when="constant where long bad replies are punished too little",
+    )
+    clip_low: float = _setting(
+        0.8,
+        "lower bound of the ratio, absolute",
+        gt=0,
+        le=1,
+        when="lower to learn more from stale samples",
+    )
+    clip_high: float = _setting(
+        1.28,
+        "upper bound of the ratio, absolute",
+        ge=1,
+        when="higher to learn more from stale samples",
+    )
+    kl_beta: float = _setting(
+        0.0,
+        "pull towards the base model",
+        unit="advantage per nat",
+        ge=0,
+        when="what was not trained gets worse; 0.01 to 0.05 are usual",
+    )
+    hint_candidates: int = _setting(
+        1,
+        "hints scored per turn; the one that fits the reply best teaches",
+        unit="hints",
+        ge=1,
+        when="hints are often beside the point; each costs a pass of the teacher",
+    )
+    max_staleness: int = _setting(
+        4,
+        "optimizer steps after which samples expire",
+        unit="steps",
+        ge=0,
+        when="verdicts come late and samples expire unused (higher)",
+    )
+    save_interval: int = _setting(
+        1,
+        "steps between saved states",
+        unit="steps",
+        ge=1,
+        when="saving takes longer than a step; a crash then voids the steps since",
+    )
+
+    @property
+    def opd_mode(self) -> Literal["topk", "token"]:
+        """What the teacher scores."""
+        return "topk" if self.opd_topk else "token"
+
+
+class Keeping(Section):
+    """What is kept of your words, and for how long"""
+
+    redact: str = _setting(
+        SECRETS,
+        f"what is never stored, judged or trained: {', '.join(KINDS)}, with commas between them; "
+        "or all, or none",
+        when="personal data shall not be recorded either",
+    )
+    keep_days: float | None = _setting(
+        None,
+        "drop texts and tokens of turns that old and done with; kept unless set",
+        unit="days",
+        gt=0,
+        when="records may not be kept for ever",
+    )
+    keep_gb: float | None = _setting(
+        None,
+        "drop those of the oldest while the ledger is larger; kept unless set",
+        unit="GB",
+        gt=0,
+        when="the disk is small",
+    )
+
+    @field_validator("redact")
+    @classmethod
+    def _known_kinds(cls, value: str) -> str:
+        unknown = {kind.strip() for kind in value.split(",")} - {*KINDS, "all", "none"}
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(KINDS)}")
+        return value
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that are redacted."""
+        named = {kind.strip() for kind in self.redact.split(",")}
+        return frozenset(KINDS) if "all" in named else frozenset(named) - {"none"}
+
+
+class Spend(Section):
+    """What a service may cost"""
+
+    budget_usd: float | None = _setting(
+        None,
+        "stop judging and training at this sum; serving goes on",
+        unit="USD",
+        gt=0,
+        when="a service bills you",
+    )
+    prices: Path | None = _setting(
+        None,
+        "price table; configs/prices.toml unless set",
+        when="your model's row there is missing or out of date",
+    )
+
+
+class Local(Section):
+    """The included torch backend (--backend local)"""
+
+    gpus: int | None = _setting(
+        None,
+        "GPUs in all (or NUM_GPUS); those that CUDA_VISIBLE_DEVICES shows unless set",
+        unit="GPUs",
+        ge=1,
+        when="some of them are for others, or `doctor` reckons for GPUs that are not here",
+    )
+    actor_gpus: int | None = _setting(
+        None,
+        "GPUs that learn (or ACTOR_GPUS), a quarter of them unless set; with --device cpu so many "
+        "processes",
+        unit="GPUs",
+        ge=1,
+        when="samples share short prefixes only, or the base must be split over several",
+    )
+    rollout_gpus: int | None = _setting(
+        None,
+        "GPUs that sample (or ROLLOUT_GPUS), those that are left unless set",
+        unit="GPUs",
+        ge=1,
+        when="some of those that are left are to stay free",
+    )
+    prm_gpus: int = _setting(
+        0,
+        "GPUs of a judge of its own (or PRM_GPUS), one server over all of them, for --judge-model; "
+        "0: the base model judges on the samplers",
+        unit="GPUs",
+        ge=0,
+        when="a larger model is to judge on this machine",
+    )
+    rollout_tp: int = _setting(
+        1,
+        "GPUs per sampler server (tensor parallel)",
+        unit="GPUs",
+        ge=1,
+        when="one GPU does not hold the model and a context",
+    )
+    gpu_memory_gb: float | None = _setting(
+        None,
+        "memory of each GPU that this may use; all that nvidia-smi says unless set",
+        unit="GiB",
+        gt=0,
+        when="memory is to stay free for others, vLLM finds too little at its start, or nvidia-smi "
+        "has no figure",
+    )
+    sampler_urls: str | None = _setting(
+        None,
+        "vLLM or SGLang servers that are there already, with commas between them; none is started",
+        when="samplers run elsewhere (configs/remote-samplers.toml)",
+    )
+    sampler_api_key: SecretStr | None = _setting(
+        None,
+        "key that --sampler-urls want, as vLLM's --api-key sets it",
+        when="those servers ask for one",
+    )
+    sampler_quantization: str | None = _setting(
+        None,
+        "of the samplers' weights, as vLLM names it, e.g. bitsandbytes (which is a package beside "
+        "vLLM: vllm-bnb-plugin)",
+        when="the weights leave no room for the cache",
+    )
+    base_quantization: Literal["none", "4bit"] = _setting(
+        "none",
+        "of the base that learns (bitsandbytes nf4); GPU only",
+        when="the base does not fit beside its activations (configs/1x24GB-4bit.toml)",
+    )
+    torchrun: str | None = _setting(
+        None,
+        "further arguments of torchrun, as a string",
+        when="several machines learn together (configs/two-nodes.toml)",
+    )
+    device: str = _setting(
+        "auto",
+        "auto, cpu, cuda or cuda:N",
+        when="cpu for a tiny model, cuda:N for one GPU of several",
+    )
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers of `sampler_urls`, each without a slash at its end."""
+        named = (url.strip().rstrip("/") for url in (self.sampler_urls or "").split(","))
+        return tuple(url for url in named if url)
 
 
 class User(BaseModel):
@@ -64,389 +482,6 @@ class User(BaseModel):
     )
 
 
-def check_access(host: str, api_key: SecretStr | None, users: Sequence[User]) -> None:
-    """Refuse what would let strangers in, or users be taken for one another.
-
-    Raises:
-        ConfigError: says what to set.
-    """
-    keys = dict(_keys(api_key, users))
-    if not is_loopback(host) and not keys:
-        raise ConfigError(
-            f"--host {host} is reachable from other machines: set --api-key, or give each user a "
-            "key ([[users]] in the settings file), or bind to 127.0.0.1"
-        )
-    names = [user.name for user in users] + ([DEFAULT_USER] if api_key is not None else [])
-    for name in names:
-        if names.count(name) > 1:
-            twice = f"users: the name {name!r} is given twice"
-            raise ConfigError(f"{twice}; --api-key is the key of the user {DEFAULT_USER!r}")
-    for whose, key in keys.items():
-        if not _KEY.fullmatch(key):
-            raise ConfigError(
-                f"{whose}: a key is made of ASCII letters, digits and signs, without blanks, at "
-                f"most 512 of them; {_MAKE_ONE}"
-            )
-        if len(key) < MIN_KEY_CHARACTERS:
-            raise ConfigError(
-                f"{whose}: a key of fewer than {MIN_KEY_CHARACTERS} characters can be guessed; "
-                f"{_MAKE_ONE}"
-            )
-    if len(set(keys.values())) < len(keys):
-        raise ConfigError("users: two users have the same key; a key must name one user")
-
-
-def _keys(api_key: SecretStr | None, users: Sequence[User]) -> Iterator[tuple[str, str]]:
-    """Every key, and how to speak of it."""
-    if api_key is not None:
-        yield "--api-key", api_key.get_secret_value()
-    for n, user in enumerate(users):
-        yield f"users[{n}].key", user.key.get_secret_value()
-
-
-# The settings of the included torch backend: devices, GPUs, samplers.
-#
-# Rule: each is declared here alone; which of them exclude one another is said in `config.gpus`.
-
-
-class Local(Section):
-    """The included torch backend, and which GPU does what"""
-
-    gpus: int | None = Field(
-        default=None,
-        ge=1,
-        description="GPUs to use (or NUM_GPUS); all that CUDA_VISIBLE_DEVICES shows unless set",
-    )
-    actor_gpus: int | None = Field(
-        default=None,
-        ge=1,
-        description="GPUs that learn (or ACTOR_GPUS), a quarter of them unless set; with --device "
-        "cpu so many processes",
-    )
-    rollout_gpus: int | None = Field(
-        default=None,
-        ge=1,
-        description="GPUs that sample (or ROLLOUT_GPUS), those that are left unless set",
-    )
-    prm_gpus: int = Field(
-        default=0,
-        ge=0,
-        description="GPUs of a judge of its own (or PRM_GPUS), one server over all of them; 0: the "
-        "base model judges on the samplers",
-    )
-    prm_model_name: str | None = Field(
-        default=None, description="judging model on --prm-gpus: a hub id or a folder"
-    )
-    rollout_tp: int = Field(
-        default=1, ge=1, description="GPUs per sampler server (tensor parallel)"
-    )
-    gpu_memory_gb: float | None = Field(
-        default=None,
-        gt=0,
-        description="memory of each GPU, as its name says; nvidia-smi is asked unless set",
-    )
-    vllm: str | None = Field(
-        default=None,
-        description="vllm's executable, in an environment of its own; .venv-vllm/bin/vllm, or that "
-        "on PATH, unless set",
-    )
-    sampler_urls: str | None = Field(
-        default=None,
-        description="vLLM or SGLang servers that are there already, with commas between them; "
-        "none is started",
-    )
-    sampler_kind: Literal["auto", "vllm", "sglang"] = Field(
-        default="auto", description="what --sampler-urls are; auto asks them"
-    )
-    sampler_api_key: SecretStr | None = Field(
-        default=None, description="key that --sampler-urls want, as vLLM's --api-key sets it"
-    )
-    sampler_memory: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="share of a GPU's memory that its sampler takes; by the layout unless set",
-    )
-    sampler_quantization: str | None = Field(
-        default=None,
-        description="of the sampler's weights, as vllm names it, e.g. bitsandbytes (which is a "
-        "package beside vllm: vllm-bnb-plugin)",
-    )
-    base_quantization: Literal["none", "4bit"] = Field(
-        default="none", description="of the base that learns (bitsandbytes nf4); GPU only"
-    )
-    shard: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="split the base over the GPUs that learn (FSDP2); auto: where it is over 45 % "
-        "of one",
-    )
-    micro_batch_tokens: int | None = Field(
-        default=None,
-        ge=16,
-        description="tokens of one forward and backward pass; by the memory unless set",
-    )
-    attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = Field(
-        default="auto", description="attention kernel of training and scoring"
-    )
-    torchrun: str | None = Field(
-        default=None, description="further arguments of torchrun, for several machines, as a string"
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="base weights; auto: float32 on a CPU, bfloat16 on a GPU"
-    )
-    checkpointing: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="compute activations again in the backward pass to save memory; auto: on a GPU",
-    )
-    kv_cache_tokens: int | None = Field(
-        default=None,
-        ge=256,
-        description="tokens of KV cache per live version, where this process samples; 1.5 contexts "
-        "unless set",
-    )
-    threads: int | None = Field(
-        default=None, ge=1, description="torch threads; torch decides unless set"
-    )
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The servers of `sampler_urls`, each without a slash at its end."""
-        named = (url.strip().rstrip("/") for url in (self.sampler_urls or "").split(","))
-        return tuple(url for url in named if url)
-
-
-# The tree of settings: names, defaults, bounds and what each is for.
-#
-# Rule: a setting is declared here and nowhere else; the flags and their help are derived from it.
-
-
-ENV_PREFIX = "TINKER_CLAW_"
-
-
-class Run(Section):
-    """What runs, and where it keeps its records"""
-
-    method: str = Field(
-        default="combine",
-        description="how turns become training (docs/methods.md has them); rl = binary",
-    )
-    model_name: str = Field(
-        default="Qwen/Qwen3-8B",
-        description="model: a hub id, a local folder, or 'demo' (shipped, CPU)",
-    )
-    backend: Literal["tinker", "local"] = Field(
-        default="tinker",
-        description="who trains and samples: the Tinker service, or torch on this machine",
-    )
-    base_url: str | None = Field(
-        default=None,
-        description="address of another Tinker server (python -m local_gpu.tinker is one)",
-    )
-    tokenizer: str | None = Field(
-        default=None,
-        description="hub id or folder of the tokenizer; --model-name unless set",
-    )
-    data_dir: Path | None = Field(
-        default=None, description="ledger, states and metrics; runs/<model>-<method> unless set"
-    )
-    resume: bool = Field(
-        default=True, description="go on with the run that the data directory holds"
-    )
-    renderer: str = Field(
-        default="auto",
-        description="chat format from the renderers package; auto goes by the name of the model or "
-        "of its folder",
-    )
-    context_tokens: int | None = Field(
-        default=None, ge=16, description="context, at most the model's; the model's unless set"
-    )
-    seed: int = Field(default=0, description="seed of the adapter's first weights")
-    log_format: Literal["auto", "console", "json"] = Field(
-        default="auto", description="auto: readable on a terminal, JSON lines otherwise"
-    )
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _accept_rl(cls, value: Any) -> Any:
-        return "binary" if value == "rl" else value
-
-    @property
-    def directory(self) -> Path:
-        """The data directory in force."""
-        name = self.model_name.rstrip("/").rsplit("/", 1)[-1]
-        return self.data_dir or Path("runs") / f"{name}-{self.method}"
-
-
-class Gateway(Section):
-    """The OpenAI-compatible endpoint that the agent talks to"""
-
-    host: str = Field(
-        default="127.0.0.1", description="address to bind; one that is not loopback needs a key"
-    )
-    port: int = Field(default=30000, ge=0, le=65535, description="port; 0 takes a free one")
-    api_key: SecretStr | None = Field(
-        default=None, description="key that clients must send; [[users]] gives each user his own"
-    )
-    served_model_name: str | None = Field(
-        default=None, description="name under which the model is offered; --model-name unless set"
-    )
-    max_reply_tokens: int = Field(
-        default=4096, ge=1, description="tokens of a reply when the request names no limit"
-    )
-    max_body_bytes: int = Field(
-        default=16_000_000, ge=1024, description="largest request body, bytes"
-    )
-    body_timeout_s: float = Field(
-        default=60.0, gt=0, description="longest wait for a request's body, seconds"
-    )
-    max_concurrent: int = Field(
-        default=64, ge=1, description="replies that are sampled at the same time"
-    )
-    max_queue: int = Field(
-        default=256, ge=0, description="requests of one user that may wait behind them"
-    )
-    keepalive_s: float = Field(default=10.0, gt=0, description="seconds between keep-alive chunks")
-    session_idle_s: float = Field(
-        default=21600.0,
-        gt=0,
-        description="a session without a request for so long is closed until it goes on, seconds",
-    )
-    outage_patience_s: float = Field(
-        default=240.0,
-        ge=0,
-        description="how long a request is tried again while the service is away, seconds",
-    )
-
-
-class JudgeSettings(Section):
-    """The judge that turns a next state into votes and hints"""
-
-    prm_m: int = Field(default=3, ge=1, description="votes per turn; odd numbers avoid ties")
-    prm_temperature: float = Field(default=0.6, ge=0, description="temperature of the votes")
-    prm_max_tokens: int = Field(
-        default=4096, ge=16, description="tokens per vote, thinking included"
-    )
-    judge_url: str | None = Field(
-        default=None,
-        description="OpenAI-compatible endpoint (…/v1); the base model judges unless set",
-    )
-    judge_model: str = Field(default="judge", description="model name to ask for at --judge-url")
-    judge_api_key: SecretStr | None = Field(default=None, description="key for --judge-url")
-    judge_timeout_s: float = Field(
-        default=120.0, gt=0, description="seconds per answer of --judge-url"
-    )
-    judge_concurrency: int = Field(default=8, ge=1, description="turns judged at the same time")
-
-
-class Training(Section):
-    """How samples become steps (the README's part "Methods")"""
-
-    batch_size: int = Field(default=16, ge=1, description="trainable samples per optimizer step")
-    observe: bool = Field(default=False, description="judge and queue samples, and train nothing")
-    max_steps: int | None = Field(
-        default=None, ge=0, description="stop learning after so many steps"
-    )
-    learning_rate: float | Literal["auto"] = Field(
-        default=1e-4, description="Adam's rate; auto: by hidden size"
-    )
-    lora_rank: int = Field(
-        default=32, ge=1, le=512, description="rank of the adapter, at most 512; alpha is 32"
-    )
-    w_rl: float = Field(default=1.0, ge=0, description="weight of the reward part")
-    w_opd: float = Field(default=1.0, ge=0, description="weight of the distillation part")
-    opd_mode: Literal["topk", "token"] = Field(
-        default="topk", description="what the teacher scores"
-    )
-    opd_topk: int = Field(default=4, ge=1, description="candidates per token in topk mode")
-    opd_clip: float = Field(
-        default=1.0, ge=0, description="bound on teacher - student, nats; 0 = none"
-    )
-    teacher: Literal["base", "policy"] = Field(
-        default="base", description="who scores under the hint; policy collapsed when measured"
-    )
-    baseline: Literal["batch_mean", "none"] = Field(
-        default="batch_mean", description="subtracted from rewards; none is plain REINFORCE"
-    )
-    norm: Literal["sample", "constant"] = Field(
-        default="sample", description="divide by each reply's length, or by the longest reply's"
-    )
-    clip_low: float = Field(
-        default=0.8, gt=0, le=1, description="lower bound of the ratio, absolute"
-    )
-    clip_high: float = Field(default=1.28, ge=1, description="upper bound of the ratio, absolute")
-    kl_beta: float = Field(default=0.0, ge=0, description="pull towards the base model, per nat")
-    hint_candidates: int = Field(
-        default=1, ge=1, description="hints scored per turn; each costs a pass"
-    )
-    max_staleness: int = Field(
-        default=4, ge=0, description="optimizer steps after which samples expire"
-    )
-    save_interval: int = Field(default=1, ge=1, description="steps between saved states")
-
-
-class Tinker(Section):
-    """The Tinker service; its key is taken from TINKER_API_KEY"""
-
-    sample_timeout_s: float = Field(
-        default=300.0, gt=0, description="longest wait for one reply or score, seconds"
-    )
-    step_timeout_s: float = Field(
-        default=900.0, gt=0, description="longest wait for one optimizer step, seconds"
-    )
-    save_timeout_s: float = Field(
-        default=600.0, gt=0, description="longest wait to save, load or publish weights, seconds"
-    )
-    start_timeout_s: float = Field(
-        default=60.0, gt=0, description="longest wait for the service at start, seconds"
-    )
-
-
-class Keeping(Section):
-    """What is kept of your words, and for how long"""
-
-    redact: str = Field(
-        default=SECRETS,
-        description=f"what is never stored, judged or trained: {', '.join(KINDS)}, with commas "
-        "between them; or all, or none",
-    )
-    keep_days: float | None = Field(
-        default=None,
-        gt=0,
-        description="drop texts and tokens of turns that old and done with; kept unless set",
-    )
-    keep_gb: float | None = Field(
-        default=None,
-        gt=0,
-        description="drop those of the oldest while the ledger is larger; kept unless set",
-    )
-
-    @field_validator("redact")
-    @classmethod
-    def _known_kinds(cls, value: str) -> str:
-        unknown = {kind.strip() for kind in value.split(",")} - {*KINDS, "all", "none"}
-        if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(KINDS)}")
-        return value
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        """The kinds that are redacted."""
-        named = {kind.strip() for kind in self.redact.split(",")}
-        return frozenset(KINDS) if "all" in named else frozenset(named) - {"none"}
-
-
-class Spend(Section):
-    """What a service may cost"""
-
-    budget_usd: float | None = Field(
-        default=None, gt=0, description="stop judging and training at this sum; serving goes on"
-    )
-    prices: Path | None = Field(
-        default=None, description="price table; configs/prices.toml unless set"
-    )
-
-
 class Settings(BaseSettings):
     """The whole tree."""
 
@@ -463,12 +498,11 @@ class Settings(BaseSettings):
     gateway: Gateway = Gateway()
     judge: JudgeSettings = JudgeSettings()
     training: Training = Training()
-    tinker: Tinker = Tinker()
     privacy: Keeping = Keeping()
     spend: Spend = Spend()
     local: Local = Local()
     users: tuple[User, ...] = ()
-    """Who may call, each with a key of his own; nobody: whoever has --api-key, if that is set."""
+    """Who may call, each with a key of their own; nobody: whoever has the gateway's `api_key`."""
 
     @classmethod
     def settings_customise_sources(
@@ -484,15 +518,90 @@ class Settings(BaseSettings):
 
     @property
     def served_name(self) -> str:
+        """The model's name in requests."""
         return self.gateway.served_model_name or self.run.model_name
 
-    def check(self) -> None:
-        """Refuse settings that exclude one another.
 
-        Raises:
-            ConfigError: says which, and what works.
-        """
-        check_access(self.gateway.host, self.gateway.api_key, self.users)
-        check_local(self.run, self.judge, self.local)
-        if self.training.clip_low >= self.training.clip_high:
-            raise ConfigError("--clip-low must be below --clip-high")
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One setting of a section, as it was declared."""
+
+    section: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def key(self) -> str:
+        """Where it stands in a settings file."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """What sets it in the environment."""
+        return f"{ENV_PREFIX}{self.section}__{self.name}".upper()
+
+    @property
+    def flag(self) -> str | None:
+        """None for a secret."""
+        return None if self.secret else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def secret(self) -> bool:
+        return SecretStr in get_args(self.field.annotation)
+
+    @property
+    def switch(self) -> bool:
+        """Its flag takes no value."""
+        return self.field.annotation is bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only values it may have; () for any."""
+        words = get_args(self.field.annotation)
+        return words if words and all(isinstance(word, str) for word in words) else ()
+
+    @property
+    def told(self) -> str:
+        """What it is."""
+        return self.field.description or ""
+
+    @property
+    def unit(self) -> str:
+        """What its number counts; "" where it counts nothing."""
+        return self._extra("unit")
+
+    @property
+    def when(self) -> str:
+        """When to change it."""
+        return self._extra("when")
+
+    @property
+    def bounds(self) -> str:
+        """What its number may be, e.g. ">= 1, <= 512"; "" for any."""
+        signs = {"ge": ">=", "gt": ">", "le": "<="}
+        found = [
+            f"{sign} {getattr(rule, name)}"
+            for rule in self.field.metadata
+            for name, sign in signs.items()
+            if hasattr(rule, name)
+        ]
+        return ", ".join(found)
+
+    def _extra(self, name: str) -> str:
+        return cast("dict[str, str]", self.field.json_schema_extra)[name]
+
+
+def sections() -> dict[str, type[Section]]:
+    """The groups of settings by name."""
+    return {
+        name: cast("type[Section]", field.annotation)
+        for name, field in Settings.model_fields.items()
+        if name != USERS
+    }
+
+
+def declared() -> Iterator[Declared]:
+    """Every setting of every section, in order."""
+    for section, model in sections().items():
+        for name, field in model.model_fields.items():
+            yield Declared(section, name, field)

@@ -1,7 +1,9 @@
-"""What a request is for.
+"""Whose session a request belongs to, and what it is for.
 
 Rule: a mark that a user could type never decides alone. Beside it stands something that only the
 client writes: its system prompt, the session's key, the set of tools, the missing timestamp.
+Evidence of the session is tried from the most explicit to the least, and the first that speaks
+decides. A client that tells nothing of itself is taken for a person's agent: its turns are main.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tinker_claw.conversation.openclaw import (
     words,
 )
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import ChatRequest
+from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.types import Kind, Message
 
 
@@ -72,6 +74,77 @@ _BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
 """How the user agent of OpenClaw's HTTP client begins."""
+LONGEST_KEY = 256
+"""Characters; the digest of a longer one stands for it."""
+_AFFINITY_HEADERS = ("session_id", "x-session-affinity")
+"""Its x-client-request-id is the same value again; other clients number requests with it."""
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_OPENING = "opening:"
+_SIDE_KEY = "side calls without a session"
+# Version, trace id, span id, flags (W3C Trace Context).
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_BOUNDARY = re.compile(r":\d+")
+_CONTROL_UI = "openclaw-webchat-"
+"""How a hash of the session's key begins that the Control UI sends in place of the session's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is asking, for what, and whether it may be trained on."""
+
+    key: str
+    """Names the session, within its user."""
+    kind: Kind
+    reason: str
+    """Why this session and this kind; none of the user's words."""
+    call: RequestKind
+    trace: str | None = None
+    """Of one run of the agent, as a rule one user turn; None: the client sent none."""
+    by_trace: bool = False
+    """The session is that of the run with this trace, where one is known, and else `key`."""
+    done: bool = False
+    """The client said that the session ends with this turn."""
+
+    @property
+    def named(self) -> bool:
+        """The key is the client's name for the session; no other session has it."""
+        return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
+
+
+def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity:
+    """Infer session, kind and purpose.
+
+    Args:
+        headers: names in lower case.
+
+    Raises:
+        RequestError: X-Turn-Type is neither main nor side.
+    """
+    trace = _trace(headers)
+    value, source = _affinity(request, headers)
+    seen = read(request, headers, trace, value)
+    sign = recognise(seen)
+    explicit = _turn_type(headers)
+    kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
+    if explicit is Kind.MAIN and kind is Kind.SIDE:
+        why = f"{why} (X-Turn-Type says main, which makes no such call trainable)"
+    elif explicit is not None:
+        kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
+    key, told, by_trace = _session(seen, sign.call, kind, source)
+    return Identity(
+        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
+        kind=kind,
+        reason=f"{why}; session from {told}",
+        call=sign.call,
+        trace=trace,
+        by_trace=by_trace,
+        done=flagged(headers, "x-session-done"),
+    )
+
+
+def flagged(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a header says yes."""
+    return headers.get(name, "").strip().lower() in _TRUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +159,7 @@ class Sign:
 class SessionEvidence:
     """What identification goes by, read from the request once."""
 
-    request: ChatRequest
+    request: GenerationRequest
     headers: Mapping[str, str]
     trace: str | None
     affinity: str | None
@@ -103,7 +176,7 @@ class SessionEvidence:
 
 
 def read(
-    request: ChatRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
+    request: GenerationRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
 ) -> SessionEvidence:
     """Gather the evidence."""
     first = request.messages[0]
@@ -144,7 +217,7 @@ def _client(seen: SessionEvidence) -> Sign:
     alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
     named = seen.affinity is not None or "x-session-id" in seen.headers
     bare = not request.tools and seen.trace is None and not named
-    like = request.stream and request.include_usage and request.max_tokens is not None
+    like = request.stream and request.wants_usage and request.max_tokens is not None
     if alone and bare and like and seen.headers.get("user-agent", "").startswith(_SDK):
         return Sign(
             RequestKind.INFER,
@@ -214,85 +287,6 @@ def _main(seen: SessionEvidence) -> Sign:
     return Sign(RequestKind.USER, f"{who}, with {what}")
 
 
-# Session, kind and purpose of a request.
-#
-# Rule: evidence is tried from the most explicit to the least, and the first that speaks decides.
-# A client that tells nothing of itself is taken for a person's agent: its turns are main.
-
-
-LONGEST_KEY = 256
-"""Characters; the digest of a longer one stands for it."""
-_AFFINITY_HEADERS = ("session_id", "x-session-affinity")
-"""Its x-client-request-id is the same value again; other clients number requests with it."""
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_OPENING = "opening:"
-_SIDE_KEY = "side calls without a session"
-# Version, trace id, span id, flags (W3C Trace Context).
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-_BOUNDARY = re.compile(r":\d+")
-_CONTROL_UI = "openclaw-webchat-"
-"""How a hash of the session's key begins that the Control UI sends in place of the session's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who is asking, for what, and whether it may be trained on."""
-
-    key: str
-    """Names the session, within its user."""
-    kind: Kind
-    reason: str
-    """Why this session and this kind; none of the user's words."""
-    call: RequestKind
-    trace: str | None = None
-    """Of one run of the agent, as a rule one user turn; None: the client sent none."""
-    by_trace: bool = False
-    """The session is that of the run with this trace, where one is known, and else `key`."""
-    done: bool = False
-    """The client said that the session ends with this turn."""
-
-    @property
-    def named(self) -> bool:
-        """The key is the client's name for the session; no other session has it."""
-        return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
-
-
-def identify(request: ChatRequest, headers: Mapping[str, str]) -> Identity:
-    """Infer session, kind and purpose.
-
-    Args:
-        headers: names in lower case.
-
-    Raises:
-        RequestError: X-Turn-Type is neither main nor side.
-    """
-    trace = _trace(headers)
-    value, source = _affinity(request, headers)
-    seen = read(request, headers, trace, value)
-    sign = recognise(seen)
-    explicit = _turn_type(headers)
-    kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
-    if explicit is Kind.MAIN and kind is Kind.SIDE:
-        why = f"{why} (X-Turn-Type says main, which makes no such call trainable)"
-    elif explicit is not None:
-        kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
-    key, told, by_trace = _session(seen, sign.call, kind, source)
-    return Identity(
-        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
-        kind=kind,
-        reason=f"{why}; session from {told}",
-        call=sign.call,
-        trace=trace,
-        by_trace=by_trace,
-        done=flagged(headers, "x-session-done"),
-    )
-
-
-def flagged(headers: Mapping[str, str], name: str) -> bool:
-    """Whether a header says yes."""
-    return headers.get(name, "").strip().lower() in _TRUE
-
-
 def _session(
     seen: SessionEvidence, call: RequestKind, kind: Kind, source: str
 ) -> tuple[str, str, bool]:
@@ -328,14 +322,12 @@ def _without_boundary(value: str, session_id: str | None) -> str:
     return name if name and _BOUNDARY.fullmatch(colon + number) else value
 
 
-def _affinity(request: ChatRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
+def _affinity(request: GenerationRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
     """The value that names the session, and where it stands."""
     for name in _AFFINITY_HEADERS:
         if value := headers.get(name, "").strip():
             return value, name
-    if request.prompt_cache_key:
-        return request.prompt_cache_key, "prompt_cache_key"
-    return None, ""
+    return request.session or (None, "")
 
 
 def _trace(headers: Mapping[str, str]) -> str | None:

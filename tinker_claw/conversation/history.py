@@ -1,6 +1,8 @@
-"""Results that are asked for again, the least used of them forgotten.
+"""Whether a request goes on from an earlier turn, and what it says about it.
 
-Rule: bounded by the size of what it holds, whatever it holds.
+Rule: messages are compared by what they mean, not by their bytes: agents rewrite ids, re-serialise
+arguments and trim replies. The system prompt is left out, because it changes with the date. What
+the agent adds and drops on its own is no part of the conversation.
 """
 
 from __future__ import annotations
@@ -8,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
+
+from cachetools import LRUCache
 
 from tinker_claw.conversation.openclaw import (
     automation,
@@ -22,51 +26,8 @@ from tinker_claw.conversation.openclaw import (
     without_volatile,
     words,
 )
-from tinker_claw.formats.chat import Joined
+from tinker_claw.formats.base import Joined
 from tinker_claw.types import Message, NextState, Reply
-
-T = TypeVar("T")
-_ENTRY = 500
-"""What an entry takes beside its text, bytes."""
-
-
-class Memo(Generic[T]):
-    """Keeps results up to `capacity` bytes."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
-        self.size = 0
-        """Bytes, roughly."""
-
-    def get(self, key: Hashable) -> T | None:
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        self._entries.move_to_end(key)
-        return entry[0]
-
-    def put(self, key: Hashable, value: T, characters: int) -> None:
-        """`characters`: of the texts in `key`; up to four bytes each."""
-        size = 4 * characters + _ENTRY
-        if size > self._capacity // 8:
-            return  # one long text must not drive out a hundred others
-        if key in self._entries:
-            self.size -= self._entries.pop(key)[1]
-        self._entries[key] = (value, size)
-        self.size += size
-        while self.size > self._capacity:
-            self.size -= self._entries.popitem(last=False)[1][1]
-
-
-# Whether a request goes on from an earlier turn, and what it says about it.
-#
-# Rule: messages are compared by what they mean, not by their bytes: agents rewrite ids, re-
-# serialise
-# arguments and trim replies. The system prompt is left out, because it changes with the date.
-# What
-# the agent adds and drops on its own is no part of the conversation.
-
 
 _TOOL = "tool "
 """Before the digest of a tool's result."""
@@ -75,13 +36,27 @@ _CALLS = " for "
 _NO_NAME = re.compile(r"[^A-Za-z0-9]")
 _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
-_MEANT = Memo[tuple[str, bool]](8_000_000)
-"""Digest of a message, and whether nobody wrote it: histories are sent again with every request."""
+_ENTRY = 500
+"""What a message takes beside its text, bytes."""
+
+
+class _Meaning(NamedTuple):
+    """What a message says."""
+
+    digest: str
+    automatic: bool
+    """Nobody wrote it."""
+    size: int
+    """Bytes that it takes to remember it, at most four a character."""
+
+
+_MEANT = LRUCache[Hashable, _Meaning](8_000_000, getsizeof=lambda known: known.size)
+"""Histories are sent again with every request."""
 
 
 def digest(message: Message) -> str:
     """A short name for what a message says, and for the calls that it makes or answers."""
-    meaning = _meaning(message)[0]
+    meaning = _meaning(message).digest
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
@@ -103,8 +78,30 @@ def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(chain), by_calls, by_results
 
 
-def conversation(messages: Sequence[Message]) -> list[Message]:
-    """The messages that user and assistant have exchanged, as later requests will show them.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages that user and assistant have exchanged, as later requests will show them."""
+
+    messages: Sequence[Message]
+    digests: tuple[str, ...]
+    """Of each."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Conversation:
+        """What the messages of a request come to; see `exchanged`."""
+        kept = exchanged(messages)
+        return cls(kept, tuple(map(digest, kept)))
+
+    @property
+    def reply_at(self) -> int | None:
+        """Index of the reply that it goes on from; None: it goes on from none."""
+        kept = self.messages
+        at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
+        return None if at is None or at + 1 == len(kept) else at
+
+
+def exchanged(messages: Sequence[Message]) -> list[Message]:
+    """The messages of a conversation.
 
     Without volatile messages, and without automatic prompts to which the assistant said nothing
     that a user gets to see: OpenClaw looks after itself every half hour, and the user's next words
@@ -119,7 +116,7 @@ def conversation(messages: Sequence[Message]) -> list[Message]:
                 continue
             if prompted is not None and _unseen(kept[prompted:]):
                 del kept[prompted:]
-            prompted = len(kept) if _meaning(message)[1] else None
+            prompted = len(kept) if _meaning(message).automatic else None
         kept.append(message)
         before = message
     return kept
@@ -141,11 +138,6 @@ def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Seque
     return messages
 
 
-def digests(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Of all messages of the conversation."""
-    return tuple(digest(message) for message in conversation(messages))
-
-
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
     calls = [
@@ -153,12 +145,6 @@ def reply_digest(reply: Reply) -> str:
         for c in reply.tool_calls
     ]
     return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
-
-
-def reply_index(kept: Sequence[Message]) -> int | None:
-    """Index in a conversation of the reply that it goes on from; None: it goes on from none."""
-    at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
-    return None if at is None or at + 1 == len(kept) else at
 
 
 def same(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -191,7 +177,8 @@ def next_state(new_messages: Sequence[Message], replied: Message | None = None) 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.
     """
-    said = [words(m["content"]) for m in new_messages if m["role"] == "user" and not _meaning(m)[1]]
+    users = [m for m in new_messages if m["role"] == "user" and not _meaning(m).automatic]
+    said = [words(m["content"]) for m in users]
     if text := "\n\n".join(part for part in said if part):
         return NextState("user", text)
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
@@ -227,8 +214,7 @@ def _unseen(exchange: Sequence[Message]) -> bool:
     return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
 
 
-def _meaning(message: Message) -> tuple[str, bool]:
-    """Digest, and whether this is a prompt that nobody wrote."""
+def _meaning(message: Message) -> _Meaning:
     role: str = message["role"]
     text: str = "" if role == "system" else message["content"]
     calls = tuple(
@@ -238,12 +224,14 @@ def _meaning(message: Message) -> tuple[str, bool]:
     key = (role, text, text.starts if isinstance(text, Joined) else (), calls)
     known = _MEANT.get(key)
     if known is None:
-        known = _make(role, text, calls)
-        _MEANT.put(key, known, len(text) + sum(len(arguments) for _, arguments in calls))
+        known = _read(role, text, calls)
+        if known.size <= _MEANT.maxsize // 8:  # one long text must not drive out a hundred others
+            _MEANT[key] = known
     return known
 
 
-def _make(role: str, text: str, calls: Sequence[tuple[str, str]]) -> tuple[str, bool]:
+def _read(role: str, text: str, calls: Sequence[tuple[str, str]]) -> _Meaning:
+    size = _ENTRY + 4 * (len(text) + sum(len(arguments) for _, arguments in calls))
     automatic = automation(text) if role == "user" else None
     if automatic is not None and automatic.what in ("heartbeat", "cron"):
         text = f"[{automatic.what}]"  # it is rewritten once it is history
@@ -252,7 +240,8 @@ def _make(role: str, text: str, calls: Sequence[tuple[str, str]]) -> tuple[str, 
     elif role == "assistant":
         text = text.strip()
     meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
-    return hashlib.sha256(meaning.encode()).hexdigest()[:32], automatic is not None
+    digest = hashlib.sha256(meaning.encode()).hexdigest()[:32]
+    return _Meaning(digest, automatic is not None, size)
 
 
 def _canonical(arguments: str) -> str:

@@ -3,7 +3,7 @@
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
 may change, as calls have names, and a summary may stand for the beginning, where what it has left
-is the end of the session's last turn. What has left the book is looked up in the ledger, which
+is the end of the session's last turn. What has left the index is looked up in the ledger, which
 knows the last turns of a session. All of it is bounded.
 """
 
@@ -15,17 +15,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from cachetools import LRUCache
 
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
+    Conversation,
     closest,
-    conversation,
-    digest,
-    digests,
     ends,
     readings,
-    reply_index,
     same,
     without_queued,
 )
@@ -33,6 +32,9 @@ from tinker_claw.conversation.openclaw import last_user_index, queued, summary_i
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.types import Kind, Lost, Message
 
+IDLE_S: Final = 6 * 3600.0
+"""A session without a request for so long is closed until it goes on: a working day's breaks do
+not close it, a night does."""
 PAGES = 40_000
 """Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
@@ -40,6 +42,8 @@ STREAM_TOKENS = 1_500_000
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096
+FORGOTTEN = 4096
+"""Sessions forgotten last; only requests that are being answered meanwhile ask for them."""
 _SEARCHED = 8
 """Newest turns of a session among which the reply is sought of which no turn was found."""
 
@@ -57,10 +61,6 @@ class Stream:
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
 
-    @property
-    def size(self) -> int:
-        return len(self.prompt) + len(self.tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -69,7 +69,7 @@ class Continuation:
     turn_id: int
     reply: Message
     """The turn's reply as the client sent it back."""
-    new: list[Message]
+    new: Sequence[Message]
     stream: Stream | None
     """None: the ids cannot be gone on from."""
 
@@ -94,12 +94,11 @@ class ConversationIndex:
         self._idle_s = idle_s
         self._now = now
         self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._streams: OrderedDict[int, Stream] = OrderedDict()
-        self._tokens = 0
+        self._streams = LRUCache[int, Stream](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
-        self._traces: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._unfiled: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._forgotten: dict[int, float] = {}
+        self._traces = LRUCache[tuple[str, str], int](TRACES)
+        self._unfiled = LRUCache[tuple[str, str], int](TRACES)
+        self._forgotten = LRUCache[int, float](FORGOTTEN)
         self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
         self.sweep()
 
@@ -118,9 +117,9 @@ class ConversationIndex:
             session_id = self._turns.session(user, identity.key)
         self._touch(session_id, name)
         if trace is not None and identity.by_trace:
-            _note(self._unfiled, trace, session_id)  # until a turn of its run tells the session
+            self._unfiled[trace] = session_id  # until a turn of its run tells the session
         elif trace is not None and identity.call not in _OWN_SESSION:
-            _note(self._traces, trace, session_id)
+            self._traces[trace] = session_id
             unfiled_id = self._unfiled.pop(trace, None)
             if unfiled_id is not None:
                 self._turns.file(session_id, trace[1], unfiled_id)
@@ -171,9 +170,6 @@ class ConversationIndex:
                 self._open[session_id].pages.add(page)
         if stream is not None:
             self._streams[turn_id] = stream
-            self._tokens += stream.size
-        while self._tokens > STREAM_TOKENS and len(self._streams) > 1:
-            self._tokens -= self._streams.popitem(last=False)[1].size
         while len(self._pages) > PAGES:
             self._drop(next(iter(self._pages)))
 
@@ -186,47 +182,45 @@ class ConversationIndex:
         return without_queued(messages, {history[-1] for history in histories if history})
 
     def find(
-        self, session_id: int, messages: Sequence[Message], *, compacted: bool = True
+        self, session_id: int, said: Conversation, *, compacted: bool = True
     ) -> Continuation | None:
-        """The turn whose reply is the last one in `messages`.
+        """The turn whose reply is the last one in a conversation.
 
         Args:
             compacted: where a summary stands for the beginning, what is left behind it will do.
         """
-        kept = conversation(messages)
-        at = reply_index(kept)
+        at = said.reply_at
         if at is None:
             return None
-        chain = [digest(message) for message in kept[: at + 1]]
+        reply, new, chain = said.messages[at], said.messages[at + 1 :], said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return Continuation(entry[0], kept[at], kept[at + 1 :], self._streams.get(entry[0]))
+                return Continuation(entry[0], reply, new, self._streams.get(entry[0]))
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
         found = closest([turn.chain for turn in waiting], chain)
         if found is not None:
             turn_id = waiting[found].turn_id
-        elif compacted and (summary := summary_index(kept)) is not None:
+        elif compacted and (summary := summary_index(said.messages)) is not None:
             turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
         else:
             turn_id = None
         # The ledger does not say which messages the prompt held beyond the history.
-        return None if turn_id is None else Continuation(turn_id, kept[at], kept[at + 1 :], None)
+        return None if turn_id is None else Continuation(turn_id, reply, new, None)
 
-    def lost(self, session_id: int, messages: Sequence[Message]) -> Lost | None:
+    def lost(self, session_id: int, said: Conversation) -> Lost | None:
         """Why a request goes on from no turn that is known, although one waits for what it says;
         None: none waits, or it goes on from none."""
-        kept = conversation(messages)
-        at = reply_index(kept)
+        at = said.reply_at
         turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
         if at is None or all(turn.settled or turn.followed for turn in turns):
             return None
-        if turns[0].history == digests(messages):
+        if turns[0].history == said.digests:
             return None  # it was counted when it was asked for the first time
-        reply = digest(kept[at])
+        reply = said.digests[at]
         if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
             return None
-        if summary_index(kept) is not None:
+        if summary_index(said.messages) is not None:
             return Lost.COMPACTED
         given = any(same([turn.reply_digest], [reply]) for turn in turns)
         return Lost.EDITED if given else Lost.UNKNOWN
@@ -266,20 +260,14 @@ class ConversationIndex:
         turn_id, session_id = self._pages.pop(page, (None, None))
         if turn_id is None or session_id is None:
             return
-        stream = self._streams.pop(turn_id, None)
-        if stream is not None:
-            self._tokens -= stream.size
+        self._streams.pop(turn_id, None)
         if listed and session_id in self._open:
             self._open[session_id].pages.discard(page)
 
 
-def _note(
-    traces: OrderedDict[tuple[str, str], int], trace: tuple[str, str], session_id: int
-) -> None:
-    traces[trace] = session_id
-    traces.move_to_end(trace)
-    if len(traces) > TRACES:
-        traces.popitem(last=False)
+def _size(stream: Stream) -> int:
+    """A single stream that is larger than all there is room for has it all."""
+    return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
 def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tinker_claw.formats.chat import parts_of
+from tinker_claw.formats.base import parts_of
 from tinker_claw.types import Message
 
 SYSTEM_OPENING = "<!-- openclaw:"

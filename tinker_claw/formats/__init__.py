@@ -1,5 +1,5 @@
-"""OpenAI's chat format: bytes in, a validated request out, and the JSON that goes back.
+"""Wire formats: bytes in, a validated neutral request out, and the bytes that go back.
 
 Rule: what cannot be honoured is refused with a sentence that names the field; nothing is dropped
-in silence. Pure functions; no state, no I/O.
+in silence. No I/O.
 """

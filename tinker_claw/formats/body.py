@@ -1,7 +1,9 @@
-"""Bytes to a JSON object that is safe to work with.
+"""Bytes to a JSON object that is safe to work with, and its values, checked one by one.
 
 Rule: whatever the bytes are, the outcome is an object or a RequestError; no string in the object
-is one that cannot be encoded again, and no name in it was given twice.
+is one that cannot be encoded again, and no name in it was given twice. A value that was checked has
+exactly the type and the range that were asked for; anything else is refused by name. True is no
+number, and no comparison turns a huge integer into a float.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 from tinker_claw.errors import RequestError
 
+INT64 = 2**63
 # An escaped surrogate. Most bodies hold none, and then no string needs a second look.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -83,15 +86,6 @@ def _strings(fields: dict[str, Any]) -> Iterator[tuple[str, str]]:
             inner = cast("dict[str, Any]", value)
             yield from ((path, name) for name in inner)
             stack.extend((f"{path}.{shown(name)}", v) for name, v in inner.items())
-
-
-# Single values of a request, checked.
-#
-# Rule: what comes back has exactly the type and the range that were asked for; anything else is
-# refused by name. True is no number, and no comparison turns a huge integer into a float.
-
-
-INT64 = 2**63
 
 
 def string(value: Any, at: str, *, empty: bool = False) -> str:

@@ -1,17 +1,28 @@
-"""Every top-level field of a chat request, and what becomes of it.
+"""OpenAI's chat completions: every field of a request, and what becomes of it.
 
 Rule: a field is in exactly one of the tables below. Honoured fields are read, neutral ones may only
-hold a value that changes nothing, ignored ones could not change a reply; any other is refused.
+hold a value that changes nothing, ignored ones could not change a reply; any other is refused, and
+each refusal says why. What depends on the model's chat template is read here and judged behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import (
+    EFFORTS,
+    Format,
+    GenerationRequest,
+    Joined,
+    Json,
+    Purpose,
+    ReplyHead,
+    ReplyWriter,
+    Route,
+)
 from tinker_claw.formats.body import (
     INT64,
     flag,
@@ -23,7 +34,8 @@ from tinker_claw.formats.body import (
     shown,
     string,
 )
-from tinker_claw.types import Message
+from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
+from tinker_claw.types import Message, Tool
 
 HONOURED = frozenset(
     {
@@ -97,8 +109,84 @@ NEUTRAL: Mapping[str, Neutral] = {
     "moderation": Neutral((), "nothing is moderated here"),
 }
 
+STOP_STRINGS = 4
+"""As many as OpenAI takes."""
+STOP_CHARACTERS = 256
+"""Of one stop string: so much text may have to be held back at any time."""
+MAX_DEPTH = 64
+"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
-def refuse_unknown(fields: Mapping[str, Any]) -> None:
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_COMMON = frozenset({"role", "content", "name"})
+_OWN: Mapping[str, frozenset[str]] = {
+    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal"}),
+    "tool": frozenset({"tool_call_id"}),
+}
+# What OpenAI's clients send back of an earlier reply without meaning by it.
+_EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
+# Of a part of text. Hints to a cache change no reply.
+_PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+
+
+class Chat(Format):
+    """What nearly every client speaks, OpenClaw among them."""
+
+    about = (
+        "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "
+        '"openai-completions" and baseUrl to this address with /v1 at its end'
+    )
+    routes = (
+        Route("POST", "/v1/chat/completions", Purpose.TURN),
+        Route("GET", "/v1/models", Purpose.MODELS),
+        Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
+    )
+
+    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
+        return parse_chat(body)
+
+    def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
+        return ChatReply(request, head)
+
+    def error(self, error: RequestError) -> Json:
+        return error_body(error)
+
+    def models(self, names: Sequence[str], since: int) -> Json:
+        return model_list(names, since)
+
+    def model(self, name: str, since: int) -> Json:
+        return model_object(name, since)
+
+
+def parse_chat(body: bytes) -> GenerationRequest:
+    """Read the body of POST /v1/chat/completions.
+
+    Raises:
+        RequestError: names the first field that is malformed or cannot be honoured.
+    """
+    fields = load_body(body)
+    _refuse_unknown(fields)
+    tools, may_call = _tools(fields)
+    return GenerationRequest(
+        model=_model(fields),
+        messages=parse_messages(fields.get("messages")),
+        tools=tools,
+        may_call=may_call,
+        one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
+        stream=flag(fields.get("stream"), "stream"),
+        wants_usage=_include_usage(fields),
+        max_tokens=_max_tokens(fields),
+        temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
+        top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+        top_k=_top_k(fields),
+        seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
+        stop=_stop(fields),
+        template=_template(fields),
+        reasoning_effort=_effort(fields),
+        session=_session(fields),
+    )
+
+
+def _refuse_unknown(fields: Mapping[str, Any]) -> None:
     """Raises RequestError, naming the first field that cannot be honoured."""
     for name, value in fields.items():
         if name in HONOURED or name in IGNORED:
@@ -118,19 +206,101 @@ def _same(value: Any, allowed: Any) -> bool:
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
-# Tools that a request offers to the model.
-#
-# Rule: a tool's schema goes into the prompt as the client wrote it; only its shape is checked. No
-# reply is constrained to one: where a strict tool is called otherwise, the turn says so
-# (schema.py).
+def _model(fields: Mapping[str, Any]) -> str:
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestError("model must name a model.", param="model")
+    return model
 
 
-MAX_DEPTH = 64
-"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool]:
+    """The tools to show, and whether the reply may call any."""
+    tools = parse_tools(fields.get("tools"))
+    choice = fields.get("tool_choice", "auto")
+    if choice == "none":
+        return (), False
+    if choice != "auto":
+        raise RequestError(
+            "tool_choice must be auto or none: this server cannot force a call.",
+            param="tool_choice",
+        )
+    return tools, True
 
 
-def parse_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Check `tools`.
+def _include_usage(fields: Mapping[str, Any]) -> bool:
+    name = "stream_options"
+    options = members(fields.get(name), name)
+    for option in options:
+        if option not in ("include_usage", "include_obfuscation"):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} is not supported.", param=where)
+    if flag(options.get("include_obfuscation"), f"{name}.include_obfuscation"):
+        where = f"{name}.include_obfuscation"
+        raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
+    return flag(options.get("include_usage"), f"{name}.include_usage")
+
+
+def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = "chat_template_kwargs"
+    options = members(fields.get(name), name)
+    for option, value in options.items():
+        if not isinstance(value, str | int | float):
+            where = f"{name}.{shown(option)}"
+            raise RequestError(f"{where} must be a string, a number or a boolean.", param=where)
+    return options
+
+
+def _effort(fields: Mapping[str, Any]) -> str | None:
+    effort = fields.get("reasoning_effort")
+    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
+        return effort
+    raise RequestError(
+        f"reasoning_effort must be one of {', '.join(EFFORTS)}.", param="reasoning_effort"
+    )
+
+
+def _max_tokens(fields: Mapping[str, Any]) -> int | None:
+    """max_completion_tokens is the newer name of max_tokens and wins."""
+    given = [
+        integer(fields[name], name, 1, INT64)
+        for name in ("max_completion_tokens", "max_tokens")
+        if name in fields
+    ]
+    return given[0] if given else None
+
+
+def _top_k(fields: Mapping[str, Any]) -> int | None:
+    value = fields.get("top_k")
+    if value is None or (type(value) is int and value in (0, -1)):
+        return None  # 0 and -1 are in use elsewhere for "all tokens"
+    return integer(value, "top_k", 1, INT64)
+
+
+def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = fields.get("stop")
+    if stop is None or stop == "":
+        return ()
+    if not isinstance(stop, str | list):
+        raise RequestError("stop must be a string or a list of strings.", param="stop")
+    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
+    if len(given) > STOP_STRINGS:
+        raise RequestError(f"stop must hold at most {STOP_STRINGS} strings.", param="stop")
+    for i, text in enumerate(given):
+        at = "stop" if isinstance(stop, str) else f"stop[{i}]"
+        if len(string(text, at)) > STOP_CHARACTERS:
+            raise RequestError(f"{at} is longer than {STOP_CHARACTERS} characters.", param=at)
+    return tuple(dict.fromkeys(given))
+
+
+def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    name = "prompt_cache_key"
+    key = fields.get(name)
+    return (key, name) if key is not None and string(key, name, empty=True) else None
+
+
+def parse_tools(raw: Any) -> tuple[Tool, ...]:
+    """Check the shape of `tools`. Schemas go into the prompt as they came, and bind no reply: where
+    a strict tool is called otherwise, the turn says so (formats.schema).
 
     Raises:
         RequestError: names the tool and the field.
@@ -145,7 +315,7 @@ def parse_tools(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tools
 
 
-def _tool(raw: Any, at: str) -> Mapping[str, Any]:
+def _tool(raw: Any, at: str) -> Tool:
     if not isinstance(raw, dict) or cast("dict[str, Any]", raw).get("type") != "function":
         raise RequestError(f"{at} must be an object of type function.", param=at)
     tool = cast("dict[str, Any]", raw)
@@ -183,52 +353,9 @@ def _deep(value: Any, limit: int) -> bool:
     return True
 
 
-# Messages of a request, brought into one shape.
-#
-# Rule: content leaves here as one string, which knows its parts. What this model cannot read
-# (images,
-# audio, files) is refused with its place; it is never skipped.
-
-
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_COMMON = frozenset({"role", "content", "name"})
-_OWN: Mapping[str, frozenset[str]] = {
-    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal"}),
-    "tool": frozenset({"tool_call_id"}),
-}
-# What OpenAI's clients send back of an earlier reply without meaning by it.
-_EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
-# Of a part of text. Hints to a cache change no reply.
-_PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
-
-
-class Joined(str):
-    """Text that came in several parts. To the model it is one; the agent's own words may be a part.
-
-    `starts`: where each part begins.
-    """
-
-    __slots__ = ("starts",)
-
-    starts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, parts: Sequence[str]) -> Joined:
-        """Without a separator, as the renderers join them."""
-        joined = cls("".join(parts))
-        joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
-        return joined
-
-
-def parts_of(text: str) -> list[str]:
-    """As the client sent them; a string is one part."""
-    if not isinstance(text, Joined):
-        return [text]
-    return [text[begin:end] for begin, end in pairwise((*text.starts, len(text)))]
-
-
 def parse_messages(raw: Any) -> tuple[Message, ...]:
-    """Check `messages`.
+    """Check `messages`. Content leaves here as one string, which knows its parts; what this model
+    cannot read (images, audio, files) is never skipped.
 
     Raises:
         RequestError: names the message and the field.
@@ -248,14 +375,14 @@ def _message(raw: Any, at: str) -> Message:
         raise RequestError(
             f"{at}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{at}.role"
         )
-    _refuse_unknown(given, role, at)
+    _refuse_foreign(given, role, at)
     message = _assistant(given, at) if role == "assistant" else _other(given, role, at)
     if "name" in given:
         message["name"] = string(given["name"], f"{at}.name")
     return message
 
 
-def _refuse_unknown(given: dict[str, Any], role: str, at: str) -> None:
+def _refuse_foreign(given: dict[str, Any], role: str, at: str) -> None:
     known = _COMMON | _OWN.get(role, frozenset())
     for name, value in given.items():
         if name in known or (name in _EMPTY and not value):
@@ -344,169 +471,3 @@ def _part(raw: Any, at: str) -> str:
             where = f"{at}.{shown(name)}"
             raise RequestError(f"{where} is not supported.", param=where)
     return string(part.get("text"), f"{at}.text", empty=True)
-
-
-# The body of a chat request.
-#
-# Rule: every field is honoured, neutral, without meaning here, or refused; the tables in `fields`
-# say
-# which. What depends on the model's chat format is read here and judged by `gateway.suit`.
-
-
-STOP_STRINGS = 4
-"""As many as OpenAI takes."""
-STOP_CHARACTERS = 256
-"""Of one stop string: so much text may have to be held back at any time."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A request that can be honoured in full, as far as that does not depend on the model."""
-
-    model: str
-    messages: tuple[Message, ...]
-    """Text content joined to one string each; role developer has become system."""
-    tools: tuple[Mapping[str, Any], ...] = ()
-    """In OpenAI's envelope; empty also when tool_choice is none."""
-    may_call: bool = True
-    """False: tool_choice is none, and whatever looks like a call is text."""
-    one_call: bool = False
-    """The reply ends before a second call: parallel_tool_calls is false."""
-    stream: bool = False
-    include_usage: bool = False
-    max_tokens: int | None = None
-    """None: the client set no limit."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    """The reply's text ends before the first of these; see `render.stops`."""
-    template: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What chat_template_kwargs says to the model's chat template, enable_thinking for one."""
-    reasoning_effort: str | None = None
-    """One of EFFORTS; None: the model's default."""
-    switches: tuple[tuple[str, Any], ...] = ()
-    """What these two come to with the model's chat format, once that was asked."""
-    prompt_cache_key: str | None = None
-
-
-def parse_chat(body: bytes) -> ChatRequest:
-    """Read the body of POST /v1/chat/completions.
-
-    Raises:
-        RequestError: names the first field that is malformed or cannot be honoured.
-    """
-    fields = load_body(body)
-    refuse_unknown(fields)
-    tools, may_call = _tools(fields)
-    return ChatRequest(
-        model=_model(fields),
-        messages=parse_messages(fields.get("messages")),
-        tools=tools,
-        may_call=may_call,
-        one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
-        stream=flag(fields.get("stream"), "stream"),
-        include_usage=_include_usage(fields),
-        max_tokens=_max_tokens(fields),
-        temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
-        top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
-        top_k=_top_k(fields),
-        seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
-        stop=_stop(fields),
-        template=_template(fields),
-        reasoning_effort=_effort(fields),
-        prompt_cache_key=_cache_key(fields),
-    )
-
-
-def _model(fields: Mapping[str, Any]) -> str:
-    model = fields.get("model")
-    if not isinstance(model, str) or not model:
-        raise RequestError("model must name a model.", param="model")
-    return model
-
-
-def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Mapping[str, Any], ...], bool]:
-    """The tools to show, and whether the reply may call any."""
-    tools = parse_tools(fields.get("tools"))
-    choice = fields.get("tool_choice", "auto")
-    if choice == "none":
-        return (), False
-    if choice != "auto":
-        raise RequestError(
-            "tool_choice must be auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return tools, True
-
-
-def _include_usage(fields: Mapping[str, Any]) -> bool:
-    name = "stream_options"
-    options = members(fields.get(name), name)
-    for option in options:
-        if option not in ("include_usage", "include_obfuscation"):
-            where = f"{name}.{shown(option)}"
-            raise RequestError(f"{where} is not supported.", param=where)
-    if flag(options.get("include_obfuscation"), f"{name}.include_obfuscation"):
-        where = f"{name}.include_obfuscation"
-        raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
-    return flag(options.get("include_usage"), f"{name}.include_usage")
-
-
-def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = "chat_template_kwargs"
-    options = members(fields.get(name), name)
-    for option, value in options.items():
-        if not isinstance(value, str | int | float):
-            where = f"{name}.{shown(option)}"
-            raise RequestError(f"{where} must be a string, a number or a boolean.", param=where)
-    return options
-
-
-def _effort(fields: Mapping[str, Any]) -> str | None:
-    effort = fields.get("reasoning_effort")
-    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
-        return effort
-    raise RequestError(
-        f"reasoning_effort must be one of {', '.join(EFFORTS)}.", param="reasoning_effort"
-    )
-
-
-def _max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """max_completion_tokens is the newer name of max_tokens and wins."""
-    given = [
-        integer(fields[name], name, 1, INT64)
-        for name in ("max_completion_tokens", "max_tokens")
-        if name in fields
-    ]
-    return given[0] if given else None
-
-
-def _top_k(fields: Mapping[str, Any]) -> int | None:
-    value = fields.get("top_k")
-    if value is None or (type(value) is int and value in (0, -1)):
-        return None  # 0 and -1 are in use elsewhere for "all tokens"
-    return integer(value, "top_k", 1, INT64)
-
-
-def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = fields.get("stop")
-    if stop is None or stop == "":
-        return ()
-    if not isinstance(stop, str | list):
-        raise RequestError("stop must be a string or a list of strings.", param="stop")
-    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
-    if len(given) > STOP_STRINGS:
-        raise RequestError(f"stop must hold at most {STOP_STRINGS} strings.", param="stop")
-    for i, text in enumerate(given):
-        at = "stop" if isinstance(stop, str) else f"stop[{i}]"
-        if len(string(text, at)) > STOP_CHARACTERS:
-            raise RequestError(f"{at} is longer than {STOP_CHARACTERS} characters.", param=at)
-    return tuple(dict.fromkeys(given))
-
-
-def _cache_key(fields: Mapping[str, Any]) -> str | None:
-    key = fields.get("prompt_cache_key")
-    return None if key is None else string(key, "prompt_cache_key", empty=True)

@@ -1,82 +1,116 @@
-"""The JSON that goes back: completions, chunks, errors, models.
+"""What goes back to a client of OpenAI's chat completions: replies, errors, models.
 
 Rule: shapes are OpenAI's; the one addition is `reasoning_content`, as reasoning servers send it.
+What all chunks of a reply have in common is written once; a chunk costs its own text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
+from uuid import uuid4
 
-from tinker_claw.types import Reply, ToolCall
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import (
+    Finish,
+    FinishedReply,
+    GenerationRequest,
+    Json,
+    ReplyHead,
+    TokenCounts,
+)
+from tinker_claw.types import Delta, ToolCall
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+_DONE = b"data: [DONE]\n\n"
+_FINISH: Mapping[Finish, str] = {
+    "stop": "stop",
+    "stop string": "stop",
+    "length": "length",
+    "calls": "tool_calls",
+}
 
-
-def sse(event: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return (
-        b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class UsageBody:
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
-    """What every chunk of one reply has in common."""
+class ChatReply:
+    """A completion, or its chunks as bytes, each an event."""
 
-    id: str
-    created: int
-    """Unix time, seconds."""
-    model: str
-    version: int
-    """The policy version that answers."""
+    def __init__(self, request: GenerationRequest, head: ReplyHead) -> None:
+        self.id = f"chatcmpl-{uuid4().hex}"
+        self._model = request.model
+        self._wants_usage = request.wants_usage
+        self._created = head.created
+        self._calls = 0
+        self._answers(head.version)
 
-    def completion(self, reply: Reply, finish: FinishReason, usage: UsageBody) -> dict[str, Any]:
-        """The whole reply as one object."""
-        message: dict[str, Any] = {
+    def whole(self, done: FinishedReply) -> Json:
+        reply = done.reply
+        message: Json = {
             "role": "assistant",
             "content": reply.text or (None if reply.tool_calls else ""),
         }
         if reply.reasoning is not None:
             message["reasoning_content"] = reply.reasoning
         if reply.tool_calls:
-            message["tool_calls"] = [call_json(call) for call in reply.tool_calls]
+            message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+        finish = _FINISH[done.finish]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        rest = {"choices": [choice], "usage": usage.as_json()}
-        return self.fields("chat.completion") | rest
+        common = self._fields("chat.completion", done.version)
+        return common | {"choices": [choice], "usage": _usage(done.tokens)}
 
-    def fields(self, kind: str) -> dict[str, Any]:
+    def begin(self) -> bytes:
+        return self._chunk('{"role":"assistant","content":""}')
+
+    def deltas(self, deltas: Sequence[Delta], version: int) -> bytes:
+        if version != self._version:
+            self._answers(version)
+        return b"".join([self._chunk(self._delta(delta)) for delta in deltas])
+
+    def keep_alive(self) -> bytes:
+        """A chunk that says nothing: agents do not take SSE's comments for signs of life."""
+        return self._chunk("{}")
+
+    def end(self, done: FinishedReply) -> bytes:
+        last = self._chunk("{}", _json(_FINISH[done.finish]))
+        if self._wants_usage:
+            usage = _json(_usage(done.tokens))
+            last += (self._opening + ',"choices":[],"usage":' + usage + "}\n\n").encode()
+        return last + _DONE
+
+    def error(self, error: RequestError) -> bytes:
+        # No finish_reason follows.
+        return f"data: {_json(error_body(error))}\n\n".encode()
+
+    def _answers(self, version: int) -> None:
+        """The chunks from here on are this version's."""
+        self._version = version
+        self._opening = "data: " + _json(self._fields("chat.completion.chunk", version))[:-1]
+        self._start = self._opening + ',"choices":[{"index":0,"delta":'
+
+    def _fields(self, kind: str, version: int) -> Json:
         """What completion and chunks have in common."""
         return {
             "id": self.id,
             "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": f"v{self.version}",
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": f"v{version}",
         }
 
+    def _delta(self, delta: Delta) -> str:
+        if delta.call is not None:
+            self._calls += 1
+            return _json({"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]})
+        name = "reasoning_content" if delta.kind == "reasoning" else "content"
+        return f'{{"{name}":{_json(delta.text)}}}'
 
-def call_json(call: ToolCall) -> dict[str, Any]:
+    def _chunk(self, delta: str, finish_reason: str = "null") -> bytes:
+        return (self._start + delta + ',"finish_reason":' + finish_reason + "}]}\n\n").encode()
+
+
+def _call(call: ToolCall) -> Json:
     """A call without its index."""
     return {
         "id": call.id,
@@ -85,68 +119,30 @@ def call_json(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def error_body(
-    message: str, status: HTTPStatus, *, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
+def _usage(tokens: TokenCounts) -> Json:
+    return {
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "total_tokens": tokens.prompt + tokens.completion,
+        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+    }
+
+
+def error_body(error: RequestError) -> Json:
     """OpenAI's error object."""
     kind = {
         HTTPStatus.UNAUTHORIZED: "authentication_error",
         HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    }.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    }.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    told: dict[str, Any] = {"message": str(error), "type": kind}
+    return {"error": told | {"param": error.param, "code": error.code}}
 
 
-def model_object(name: str, created: int) -> dict[str, Any]:
+def model_object(name: str, created: int) -> Json:
     """The answer to GET /v1/models/NAME."""
     return {"id": name, "object": "model", "created": created, "owned_by": "tinker-claw"}
 
 
-def model_list(names: Sequence[str], created: int) -> dict[str, Any]:
+def model_list(names: Sequence[str], created: int) -> Json:
     """The answer to GET /v1/models."""
     return {"object": "list", "data": [model_object(name, created) for name in names]}
-
-
-# The events of a streamed reply.
-#
-# Rule: what all chunks of a reply have in common is written once; a chunk costs its own text.
-
-
-DONE = b"data: [DONE]\n\n"
-
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class ReplyChunks:
-    """Chunks of one reply as bytes, each an event."""
-
-    def __init__(self, head: ReplyHead) -> None:
-        self._opening = "data: " + _json(head.fields("chat.completion.chunk"))[:-1]
-        self._start = self._opening + ',"choices":[{"index":0,"delta":'
-
-    def role(self) -> bytes:
-        """The first chunk."""
-        return self._chunk('{"role":"assistant","content":""}')
-
-    def empty(self) -> bytes:
-        """A chunk that says nothing: a sign of life to agents, which SSE comments are not."""
-        return self._chunk("{}")
-
-    def text(self, text: str) -> bytes:
-        return self._chunk('{"content":' + _json(text) + "}")
-
-    def reasoning(self, text: str) -> bytes:
-        return self._chunk('{"reasoning_content":' + _json(text) + "}")
-
-    def tool_call(self, index: int, call: ToolCall) -> bytes:
-        return self._chunk(_json({"tool_calls": [{"index": index, **call_json(call)}]}))
-
-    def finish(self, reason: FinishReason) -> bytes:
-        return self._chunk("{}", _json(reason))
-
-    def usage(self, usage: UsageBody) -> bytes:
-        return (
-            self._opening + ',"choices":[],"usage":' + _json(usage.as_json()) + "}\n\n"
-        ).encode()
-
-    def _chunk(self, delta: str, finish_reason: str = "null") -> bytes:
-        return (self._start + delta + ',"finish_reason":' + finish_reason + "}]}\n\n").encode()

@@ -37,7 +37,7 @@ class _Enough(Exception):
 
 def misfits(tools: Iterable[Mapping[str, Any]], calls: Sequence[ToolCall]) -> str | None:
     """What of the calls breaks the schema of a strict tool, in a sentence; None: nothing."""
-    functions = [tool["function"] for tool in tools] if calls else []
+    functions = [tool["function"] for tool in tools]
     strict = {f["name"]: f.get("parameters") or {} for f in functions if f.get("strict")}
     found = [
         f"the call of {call.name} does not fit its schema: {why}"

@@ -1,4 +1,9 @@
-"""Routes, and who may use them.
+"""Routes, and the way of a turn through them.
+
+A turn: `caller_of` finds out who sends it; `Limits.place` keeps a place for it, until its answer is
+complete; `read_body` takes it in; `admit` (request.py) reads it, ties it to the turn before and
+renders its prompt; an `Answer` (respond.py) runs a `Generation` (generation.py), which waits for a
+slot, draws the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
 
 Rule: nothing is read of a request before it is known who sends it, that no web page does, and that
 there is a place for it.
@@ -7,86 +12,101 @@ there is a place for it.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat_reply import model_list, model_object
+from tinker_claw.formats.base import Format, Purpose, Route, bearer
 from tinker_claw.gateway import errors
-from tinker_claw.gateway.auth import Keys, Principal
-from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.limits import Limits, read_body
-from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import admit, not_served
+from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.limits import BODY_S, MAX_BODY_BYTES, MAX_QUEUE, Limits, read_body
+from tinker_claw.gateway.request import GatewayDeps, admit, count, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
-def create_app(deps: GatewayDeps) -> FastAPI:
-    """The gateway as an ASGI application; its `state.book` is what it remembers of sessions."""
+def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
+    """The gateway as an ASGI application.
+
+    Args:
+        formats: what is spoken; whatever no format claims is answered in the first one's shape.
+    """
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     cfg = deps.settings
-    book = app.state.book = ConversationIndex(deps.turns, cfg.session_idle_s)
-    discretion = SessionPrivacy(deps.turns, deps.redactor, deps.turnstile)
     keys = Keys(cfg.api_key, deps.users)
-    limits = Limits(keys.users, cfg.max_concurrent, cfg.max_queue)
+    limits = Limits(keys.users, cfg.max_concurrent, MAX_QUEUE)
     local = is_loopback(cfg.host) and not keys.needed
     since = int(time.time())
-    errors.install(app)
+    errors.install(app, formats)
 
-    def caller_of(request: Request) -> Principal:
-        refuse_pages(request.headers, local=local)
-        return keys.principal(request.headers.get("authorization", ""))
-
-    async def chat(request: Request) -> Response:
-        who = caller_of(request)
-        refuse_forms(request.headers)
+    async def turn(call: _Call) -> Response:
+        refuse_pages(call.headers, local=local)
+        who = keys.principal(call.wire.key(call.headers), call.wire.key_place)
+        refuse_forms(call.headers)
         with ExitStack() as held:
             caller = held.enter_context(limits.place(who.name, who.cache_salt))
             try:
                 body = await read_body(
-                    request,
-                    most=cfg.max_body_bytes,
-                    limit_s=cfg.body_timeout_s,
+                    call.receive,
+                    call.headers,
+                    most=MAX_BODY_BYTES,
+                    limit_s=BODY_S,
                     context_tokens=deps.context_tokens,
                 )
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
-            job = await admit(deps, book, discretion, body, request.headers, caller)
+            if call.route.purpose is Purpose.COUNT:
+                tokens = await count(deps, call.wire, call.route, body, caller)
+                return JSONResponse(call.wire.counted(tokens))
+            job = await admit(deps, call.wire, call.route, body, call.headers, caller)
             answer = StreamedAnswer if job.request.stream else WholeAnswer
-            return _Placed(answer(deps, book, job), held.pop_all())
+            return answer(deps, call.wire, job, held.pop_all())
 
-    @app.get("/v1/models", response_model=None)
-    async def models(request: Request) -> Response:
-        caller_of(request)
-        return JSONResponse(model_list([deps.served_name], since))
-
-    @app.get("/v1/models/{name:path}", response_model=None)
-    async def model(request: Request, name: str) -> Response:
-        caller_of(request)
+    async def models(call: _Call) -> Response:
+        refuse_pages(call.headers, local=local)
+        keys.principal(call.wire.key(call.headers), call.wire.key_place)
+        if call.route.purpose is Purpose.MODELS:
+            return JSONResponse(call.wire.models([deps.served_name], since))
+        name = call.scope["path_params"]["name"]
         if name != deps.served_name:
             raise not_served(deps, name)
-        return JSONResponse(model_object(name, since))
+        return JSONResponse(call.wire.model(name, since))
+
+    for route in {(r.method, r.path): r for wire in formats for r in wire.routes}.values():
+        # Not FastAPI's own way, which looks for parameters to fill in with every request.
+        path = Path(
+            route.path,
+            _Endpoint(
+                turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models,
+                route,
+                [wire for wire in formats if route in wire.routes],
+            ),
+        )
+        path.methods = {route.method}
+        app.router.routes.append(path)
 
     @app.get("/", response_model=None)
     async def what(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
-        return Response(f"{errors.WHAT} How it is: /health.\n", media_type="text/plain")
+        said = f"{errors.what(formats)} How it is: /health.\n"
+        return Response(said, media_type="text/plain")
 
     @app.get("/health", response_model=None)
     @app.get("/healthz", response_model=None)
     async def healthz(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
-        health = {**deps.health(), "private_near_misses": discretion.near_misses}
+        health = {**deps.health(), "private_near_misses": deps.privacy.near_misses}
         well = {"status": health["status"]}
         try:
-            who = keys.principal(request.headers.get("authorization", ""))
+            who = keys.principal(bearer(request.headers))
         except RequestError:
             return JSONResponse(well)  # a probe without a key learns whether all is well
         if not who.admin:
@@ -96,28 +116,50 @@ def create_app(deps: GatewayDeps) -> FastAPI:
 
     @app.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
-        if not caller_of(request).admin:
+        refuse_pages(request.headers, local=local)
+        if not keys.principal(bearer(request.headers)).admin:
             raise RequestError(
                 "These are the figures of all users: they are for admins. /healthz shows yours.",
                 status=HTTPStatus.FORBIDDEN,
                 code="forbidden",
             )
-        return Response(deps.metrics(), media_type="text/plain; version=0.0.4")
+        return Response(deps.telemetry.exposition(), media_type="text/plain; version=0.0.4")
 
-    # FastAPI's own way would look for parameters to fill in, with every request.
-    app.add_route("/v1/chat/completions", chat, methods=["POST"])
-    _ = (models, model, what, healthz, metrics)  # reached through the router
+    _ = (what, healthz, metrics)  # reached through the router
     return app
 
 
-class _Placed(Response):
-    """An answer that keeps the place of its request until it is complete."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request to a route of a format."""
 
-    def __init__(self, answer: Response, held: ExitStack) -> None:
-        super().__init__()
-        self._answer = answer
-        self._held = held
+    scope: Scope
+    receive: Receive
+    headers: Mapping[str, str]
+    """Names in lower case; of those that were sent twice, the first."""
+    wire: Format
+    route: Route
+
+
+class _Endpoint:
+    """The ASGI application of one route."""
+
+    def __init__(
+        self,
+        serve: Callable[[_Call], Awaitable[Response]],
+        route: Route,
+        formats: Sequence[Format],
+    ) -> None:
+        """`formats`: those that have the route."""
+        self._serve = serve
+        self._route = route
+        self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._held:
-            await self._answer(scope, receive, send)
+        sent = reversed(scope["headers"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent}
+        wire = self._formats[0]
+        if len(self._formats) > 1:
+            wire = errors.speaker(self._formats, scope["path"], headers)
+        answer = await self._serve(_Call(scope, receive, headers, wire, self._route))
+        await answer(scope, receive, send)

@@ -65,23 +65,26 @@ class Keys:
         """All who may call."""
         return [one.name for one, _ in self._principals] or [DEFAULT_USER]
 
-    def principal(self, authorization: str) -> Principal:
-        """The user behind an Authorization header; "" where none was sent.
+    def principal(self, key: str, place: str = "Authorization: Bearer") -> Principal:
+        """The user whose key it is.
+
+        Args:
+            key: "" where none was sent.
+            place: where one belongs, for a sentence.
 
         Raises:
             RequestError: the key is missing or wrong.
         """
         if not self.needed:
             return Principal(DEFAULT_USER, admin=True, cache_salt=None)
-        scheme, _, sent = authorization.partition(" ")
-        digest = self._digest(sent.strip())
+        digest = self._digest(key)
         found: Principal | None = None
         for one, expected in self._principals:
             if hmac.compare_digest(digest, expected):
                 found = one
-        if found is None or scheme.lower() != "bearer":
+        if found is None or not key:
             raise RequestError(
-                "The API key is missing or wrong; send it as Authorization: Bearer.",
+                f"The API key is missing or wrong; send it as {place}.",
                 status=HTTPStatus.UNAUTHORIZED,
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},

@@ -1,7 +1,9 @@
-"""How long one request is tried again before another version is asked, or its client is told.
+"""How long one request is tried again, and who answers when its version cannot.
 
-Rule: an outage is waited out for as long as the settings say, counted from when the sampler was
+Rule: an outage is waited out for four minutes, counted from when the sampler was
 asked first; the time in which tokens came does not count. Any other failure is tried twice more.
+Then the nearest earlier version with other weights stands in, then the frozen base model; nobody
+does for a version that a request has asked for by name.
 """
 
 from __future__ import annotations
@@ -15,26 +17,34 @@ from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.types import PolicyVersion
 
-WAITS = Backoff(first_s=0.5, longest_s=15.0)
+PATIENCE_S = 240.0
+"""Seconds that an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a
+request up after ten minutes, and a stand-in must still have its time."""
+WAITS = Backoff(first_s=0.5, longest_s=15.0, jitter=0.25)
 """Between attempts while the service is away."""
-RETRY_WAITS_S = (0.2, 1.0)
-"""Seconds before the second and the third attempt, where the sampler failed."""
+RETRIES = Backoff(first_s=0.4, longest_s=1.0, attempts=3)
+"""Where the sampler failed."""
+
+STAND_IN_S = 30.0
+"""While the service is away, a stand-in that gives no token for so long is given up."""
+BASE_VERSION = 0
+"""Its adapter changes nothing, so what the base model samples is what version 0 samples."""
 
 
 class Retries:
-    """Of one request."""
+    """The attempts of one request."""
 
     def __init__(
         self,
         started: float,
         patience_s: float,
         waits: Backoff,
-        retry_waits_s: Sequence[float] = RETRY_WAITS_S,
+        retries: Backoff = RETRIES,
     ) -> None:
         """`started`: time.monotonic() of the first attempt; `waits`: while the service is away."""
         self._until = started + patience_s
         self._waits = waits
-        self._retry_waits_s = retry_waits_s
+        self._retries = retries
         self._outages = 0
         self._failures = 0
 
@@ -50,20 +60,8 @@ class Retries:
             left = self._until - time.monotonic()
             return min(self._waits.after(self._outages), left) if left > 0 else None
         self._failures += 1
-        waits_s = self._retry_waits_s
-        return waits_s[self._failures - 1] if self._failures <= len(waits_s) else None
-
-
-# Who answers when the version that should answer cannot.
-#
-# Rule: first the nearest earlier version with other weights, then the frozen base model. Nobody
-# stands in for a version that a request has asked for by name.
-
-
-STAND_IN_S = 30.0
-"""While the service is away, a stand-in that gives no token for so long is given up."""
-BASE_VERSION = 0
-"""Its adapter changes nothing, so what the base model samples is what version 0 samples."""
+        ends = self._retries.ends_after(self._failures)
+        return None if ends else self._retries.after(self._failures)
 
 
 @dataclass(frozen=True, slots=True)

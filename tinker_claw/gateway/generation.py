@@ -9,62 +9,45 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from tinker_claw.billing.meter import Account, charged
-from tinker_claw.conversation.history import digests, reply_digest
-from tinker_claw.conversation.index import ConversationIndex, Stream, exact_digest
+from tinker_claw.conversation.history import reply_digest
+from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.conversation.openclaw import last_user_words, without_volatile
-from tinker_claw.formats.chat_reply import FinishReason, UsageBody
+from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.formats.schema import misfits
-from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.request import Job
+from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.render.stream import CutStream, Delta
-from tinker_claw.types import Completion, Kind, Reply, StopReason, TokenChunk
+from tinker_claw.render.stream import CutStream
+from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
 Show = Callable[[list[Delta]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A captured generation."""
-
-    rest: list[Delta]
-    """Deltas that were held back until the end."""
-    reply: Reply
-    finish: FinishReason
-    usage: UsageBody
 
 
 class Generation:
     """Samples and captures one job."""
 
-    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
+    def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
-        self._book = book
         self._job = job
-        self._sampling = Sampling(deps, job)
+        self.sampling = Sampling(deps, job)
+        """Knows which version answers, another than the job's where that one failed."""
+        request = job.request
         self._parser = CutStream(
-            deps.renderer.stream(
-                job.prompt.tokens, job.request.tools, may_call=job.request.may_call
-            ),
+            deps.renderer.stream(job.prompt.tokens, request.tools, may_call=request.may_call),
             job.params.stop,
-            one_call=job.request.one_call,
+            one_call=request.one_call,
         )
+        self.rest: list[Delta] = []
+        """Deltas that were held back until the end."""
         self._first_token_s: float | None = None
         self._account = Account()
         self._captured = False
         self._reply_holds: str | None = None
 
-    @property
-    def version(self) -> int:
-        """The policy version that answers; another than the job's where that one failed."""
-        return self._sampling.version
-
-    async def run(self, show: Show) -> Outcome:
+    async def run(self, show: Show | None = None) -> FinishedReply:
         """Sample to the end, handing deltas to `show` as they come.
 
         A cancelled run captures what was sampled until then.
@@ -73,80 +56,89 @@ class Generation:
             BackendError: nobody could answer, or go on with the reply that had begun.
             LedgerError: the turn could not be written.
         """
+        caller = self._job.caller
         with charged() as self._account:
             try:
-                async with self._job.caller.slot():
+                async with caller.limits.slot(caller.user):
                     return await self._run(show)
             finally:
                 if not self._captured:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
 
-    async def _run(self, show: Show) -> Outcome:
+    async def _run(self, show: Show | None) -> FinishedReply:
         async def take(chunk: TokenChunk) -> bool:
             if chunk.tokens and self._first_token_s is None:
                 self._first_token_s = time.monotonic() - self._job.started
             deltas = self._parser.feed(chunk.tokens)
-            if deltas:
+            if deltas and show is not None:
                 await show(deltas)
             return self._parser.cut_because is None
 
         try:
-            await self._sampling.run(take)
+            await self.sampling.run(take)
         except asyncio.CancelledError:
-            self._abort()
+            if self.sampling.begun:
+                self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise
-        rest, reply = self._parser.finish()
-        completion = self._sampling.completion(cut=self._parser.cut_because is not None)
+        self.rest, reply = self._parser.finish()
+        completion = self.sampling.completion(cut=self._parser.cut_because is not None)
         try:
-            async with self._deps.turnstile:
-                self._capture(completion, reply)
+            await self._deps.compute.own_round()
+            self._capture(completion, reply)
         except asyncio.CancelledError:
             if not self._captured:  # the client hung up meanwhile; the reply is complete
                 self._capture(completion, reply)
             raise
-        return Outcome(
-            rest=rest,
+        return FinishedReply(
             reply=reply,
-            finish=_finish_reason(completion, reply),
-            usage=UsageBody(
-                prompt_tokens=len(self._job.prompt.tokens),
-                completion_tokens=len(completion.tokens),
-                cached_tokens=completion.cached_tokens,
+            finish=self._finish(completion, reply),
+            tokens=TokenCounts(
+                prompt=len(self._job.prompt.tokens),
+                completion=len(completion.tokens),
+                cached=completion.cached_tokens,
             ),
+            version=self.sampling.version,
+            stop_string=self._parser.stop_string,
         )
 
-    def _abort(self) -> None:
-        if self._sampling.begun:
-            self._capture(self._sampling.completion(aborted=True), self._parser.finish()[1])
+    def _finish(self, completion: Completion, reply: Reply) -> Finish:
+        if reply.tool_calls:
+            return "calls"
+        if self._parser.stop_string is not None:
+            return "stop string"
+        return "length" if completion.stop_reason is StopReason.LENGTH else "stop"
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
-        job, keeps = self._job, self._keeps(completion)
-        job.caller.served(len(job.prompt.tokens), len(completion.tokens))
-        if keeps is None:
-            self._deps.observer.turn_forgotten(
-                prompt_tokens=len(job.prompt.tokens), completion_tokens=len(completion.tokens)
+        """Write the turn, and remember it for the request that goes on from it."""
+        deps, job, keeps = self._deps, self._job, self._keeps(completion)
+        prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
+        job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
+        if keeps is None or job.conversation is None:
+            deps.telemetry.turn_forgotten(
+                prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        history, answer = digests(job.said), reply_digest(reply)
-        misfit = misfits(job.request.tools, reply.tool_calls)
-        bill = self._deps.spending.bill("serve", self._account.usage)
-        turn_id = self._deps.turns.add(
+        history, answer = job.conversation.digests, reply_digest(reply)
+        calls = reply.tool_calls
+        misfit = misfits(job.request.tools, calls) if calls else None
+        bill = deps.spending.bill("serve", self._account.usage)
+        turn_id = deps.turns.add(
             NewTurn(
                 session_id=job.session_id,
                 kind=job.identity.kind,
                 kind_reason=job.identity.reason,
-                policy_version=self._sampling.version,
+                policy_version=self.sampling.version,
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=job.discretion.redact(last_user_words(job.said)),
-                reply_text=job.discretion.redact(_as_text(reply)),
+                request_text=deps.privacy.redact(last_user_words(job.said)),
+                reply_text=deps.privacy.redact(_as_text(reply)),
                 history=history,
                 reply_digest=answer,
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
                 trace=job.identity.trace,
-                fallback=self._sampling.fallback,
+                fallback=self.sampling.fallback,
                 misfit=misfit,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
@@ -155,22 +147,22 @@ class Generation:
             bill,
         )
         self._captured = True
-        self._deps.spending.count(bill)
+        deps.spending.count(bill)
         if job.identity.done:
-            self._book.end(job.session_id)
+            deps.index.end(job.session_id)
         elif job.identity.kind is Kind.MAIN:
             stream = _stream(job, completion) if keeps else None
-            self._book.add(job.session_id, history, answer, turn_id, stream)
-        self._deps.observer.turn_captured(
+            deps.index.add(job.session_id, history, answer, turn_id, stream)
+        deps.telemetry.turn_captured(
             user=job.caller.user,
             session=job.session_id,
             turn=turn_id,
             kind=job.identity.kind,
             reason=job.identity.reason,
-            version=self._sampling.version,
-            prompt_tokens=len(job.prompt.tokens),
+            version=self.sampling.version,
+            prompt_tokens=prompt_tokens,
             cached_tokens=completion.cached_tokens,
-            completion_tokens=len(completion.tokens),
+            completion_tokens=completion_tokens,
             seconds=time.monotonic() - job.started,
             first_token_s=self._first_token_s,
             usd=bill.usd if bill else None,
@@ -181,12 +173,12 @@ class Generation:
     def _keeps(self, completion: Completion) -> bool | None:
         """Whether the turn's tokens are kept; None: nothing of it is."""
         job = self._job
-        forgotten = self._book.has_forgotten(job.session_id, job.started)
+        forgotten = self._deps.index.has_forgotten(job.session_id, job.started)
         if forgotten or job.privacy is Privacy.PRIVATE:
             return None
         # As it was sampled: thinking, and what a stop string cut off, is in no reply.
         text = self._deps.renderer.decode(completion.tokens)
-        self._reply_holds = job.discretion.holds_text(text)
+        self._reply_holds = self._deps.privacy.holds_text(text)
         return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
 
     def _untrained_because(self, completion: Completion) -> str | None:
@@ -200,7 +192,7 @@ class Generation:
             return self._parser.cut_because
         if not completion.tokens:
             return "nothing was sampled"
-        return self._sampling.unfit_because()
+        return self.sampling.unfit_because()
 
 
 def _stream(job: Job, completion: Completion) -> Stream | None:
@@ -217,12 +209,6 @@ def _stream(job: Job, completion: Completion) -> Stream | None:
         hint_at=job.prompt.hint_at,
         exact=exact_digest(messages, job.request.tools, job.request.switches),
     )
-
-
-def _finish_reason(completion: Completion, reply: Reply) -> FinishReason:
-    if reply.tool_calls:
-        return "tool_calls"
-    return "length" if completion.stop_reason is StopReason.LENGTH else "stop"
 
 
 def _as_text(reply: Reply) -> str:

@@ -1,6 +1,9 @@
-"""Requests compute one by one.
+"""How much is taken in at once, and how requests share the event loop.
 
-Rule: between two of them the event loop looks at its sockets, so that a crowd of requests, each of
+Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was let
+in waits for a slot inside their answer, so that headers and keep-alives flow; a slot is kept for
+every user who has none, and the others are served in turn: no user's flood starves another. Between
+two requests that compute the event loop looks at its sockets, so that a crowd of requests, each of
 a few milliseconds, does not make the gateway deaf for as long as all of them take together. What
 takes longer, because somebody has sent very much, is done in a thread.
 """
@@ -9,28 +12,70 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from tinker_claw.errors import RequestError
 
 T = TypeVar("T")
 
+MAX_QUEUE: Final = 256
+"""Requests of one user that may wait: more than agents open by themselves, so only a loop that has
+gone wrong is told to come back."""
+MAX_BODY_BYTES: Final = 16_000_000
+"""Of one request: twice what the longest context that is served (262,144 tokens) can need."""
+BODY_S: Final = 60.0
+"""How long a body may take to come: OpenClaw's have 38 to 156 kB, so a slow line needs seconds."""
+BYTES_PER_TOKEN = 32
+"""Real requests have four to five; of a body with more than so many, nothing is read."""
+ALWAYS_READ_BYTES = 65_536
+"""However small the context."""
+COME_BACK_S = 10
+"""For a client that finds the queue full."""
 
-class ComputeLock:
-    """`async with` it around what computes; nothing in it may wait for anything."""
+
+class ComputeRounds:
+    """Gives each request that computes a round of the event loop of its own."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._passed: asyncio.Task[Any] | None = None
-        """Who has computed in this round of the event loop."""
+        self._whose: asyncio.Task[Any] | bool | None = None
+        """Who computes in this round; True: somebody who was called; None: nobody."""
+        self._waiting = deque[asyncio.Future[None]]()
         self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
+
+    async def own_round(self) -> None:
+        """Wait for a round in which no other request computes.
+
+        It is the caller's until the caller waits for something else; whoever has it goes on at
+        once.
+        """
+        task = asyncio.current_task()
+        if self._whose is task:
+            return
+        loop = asyncio.get_running_loop()
+        if self._whose is None:
+            loop.call_soon(self._next_round)
+        else:
+            called = loop.create_future()
+            self._waiting.append(called)
+            await called
+        self._whose = task
+
+    def _next_round(self) -> None:
+        self._whose = None
+        while self._waiting and self._whose is None:
+            called = self._waiting.popleft()
+            if not called.done():  # its client may have hung up
+                called.set_result(None)
+                self._whose = True
+                asyncio.get_running_loop().call_soon(self._next_round)
 
     async def aside(self, compute: Callable[[], T]) -> T:
         """The result of something that takes long and touches nothing that others use.
@@ -38,42 +83,6 @@ class ComputeLock:
         One at a time: together they would leave the event loop no time.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        free = not self._lock.locked() and self._passed in (None, task)
-        await self._lock.acquire()
-        if not free:
-            try:
-                # Whatever is ready runs in one round of the event loop: let this round end.
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                self._lock.release()
-                raise
-        self._passed = task
-
-    async def __aexit__(self, *failure: object) -> None:
-        self._lock.release()
-        asyncio.get_running_loop().call_soon(self._next_round)
-
-    def _next_round(self) -> None:
-        self._passed = None
-
-
-# How much is taken in at once.
-#
-# Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was
-# let in waits for a slot inside his answer, so that headers and keep-alives flow; a slot is kept
-# for
-# every user who has none, and the others are served in turn: no user's flood starves another.
-
-
-BYTES_PER_TOKEN = 32
-"""Real requests have four to five; of a body with more than so many, nothing is read."""
-ALWAYS_READ_BYTES = 65_536
-"""However small the context."""
-COME_BACK_S = 10
-"""For a client that finds the queue full."""
 
 
 @dataclass(slots=True)
@@ -194,39 +203,46 @@ class Caller:
     limits: Limits
     cache_salt: str | None
 
-    def slot(self) -> AbstractAsyncContextManager[None]:
-        """Held while a reply is sampled; waits for one."""
-        return self.limits.slot(self.user)
 
-    def served(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """A turn of this user's has ended."""
-        self.limits.served(self.user, prompt_tokens, completion_tokens)
-
-
-async def read_body(request: Request, *, most: int, limit_s: float, context_tokens: int) -> bytes:
+async def read_body(
+    receive: Receive,
+    headers: Mapping[str, str],
+    *,
+    most: int,
+    limit_s: float,
+    context_tokens: int,
+) -> bytes:
     """The body, refused as soon as it is known to be too long, or too long in coming.
 
     Args:
+        headers: names in lower case.
         most: bytes.
         context_tokens: of the model.
 
     Raises:
         RequestError: 413, 408, or the 400 of a prompt that does not fit the context.
+        ClientDisconnect: the client has hung up.
     """
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
-    limit, too_long = min(most, useful), _too_long(most)
-    if useful < most:
-        too_long = hopeless(context_tokens)
-    declared = request.headers.get("content-length", "0")
+    limit = min(most, useful)
+
+    def too_long() -> RequestError:
+        return hopeless(context_tokens) if useful < most else _too_long(most)
+
+    declared = headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
-        raise too_long
-    body = bytearray()
+        raise too_long()
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(limit_s):
-            async for piece in request.stream():
-                body += piece
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
                 if len(body) > limit:
-                    raise too_long
+                    raise too_long()
+                more = message.get("more_body", False)
     except TimeoutError as error:
         raise RequestError(
             f"The body did not come within {limit_s:g} seconds.",

@@ -7,17 +7,16 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 from __future__ import annotations
 
 import marshal
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
+from cachetools import LRUCache
+
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
-from tinker_claw.conversation.history import Memo
 from tinker_claw.conversation.openclaw import last_user_words, sayings
-from tinker_claw.formats.chat import ChatRequest, parts_of
-from tinker_claw.gateway.limits import ComputeLock
+from tinker_claw.formats.base import GenerationRequest, parts_of
+from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
 from tinker_claw.privacy.redact import Redactor
@@ -25,33 +24,34 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message
 
 TRACES = 4096
-_CAPACITY = 16_000_000
-"""Bytes that it may take to remember what texts hold; histories come again and again."""
-_REDACTED_CAPACITY = 64_000_000
-"""Bytes of what is left of long texts that hold something."""
+TEXTS = 28_000
+"""Of which it is remembered what they hold, in 16 MB: histories come again and again."""
+REDACTED_BYTES = 64_000_000
+"""For what is left of long texts that hold something."""
 _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
+_Key = tuple[int, int]
 AFTERWARDS = "its prompt holds what was said in private"
 
 
 class SessionPrivacy:
     """Knows which sessions are private, and what texts hold."""
 
-    def __init__(self, turns: TurnTable, redactor: Redactor, turnstile: ComputeLock) -> None:
+    def __init__(self, turns: TurnTable, redactor: Redactor, compute: ComputeRounds) -> None:
         self._turns = turns
         self._redactor = redactor
         self._sessions = turns.private_sessions()
-        self._traces: OrderedDict[tuple[str, str], Privacy] = OrderedDict()
-        self._held: Memo[str] = Memo(_CAPACITY)
+        self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
+        self._held = LRUCache[_Key, str](TEXTS)
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
-        self._redacted: Memo[str] = Memo(_REDACTED_CAPACITY)
-        self._turnstile = turnstile
+        self._redacted = LRUCache[_Key, str](REDACTED_BYTES, getsizeof=_size)
+        self._compute = compute
 
     def privacy(
-        self, user: str, identity: Identity, headers: Mapping[str, str], request: ChatRequest
+        self, user: str, identity: Identity, headers: Mapping[str, str], request: GenerationRequest
     ) -> Privacy:
         """Whether a request is private, which its session then is from now on.
 
@@ -79,7 +79,7 @@ class SessionPrivacy:
             self._remember(user, identity, found, known)
         return found
 
-    async def look_at(self, request: ChatRequest) -> None:
+    async def look_at(self, request: GenerationRequest) -> None:
         """Search what is long and new in a thread; from then on it is known what it holds."""
         texts = [text for message in request.messages for text in _texts(message)]
         await self._search([*texts, last_user_words(request.messages)])
@@ -100,12 +100,12 @@ class SessionPrivacy:
             held = [(text, redactor.holds(text) or "") for text in new.values()]
             return [(what, redactor.redact(text) if what else "") for text, what in held]
 
-        for key, (what, left) in zip(new, await self._turnstile.aside(search), strict=True):
-            self._held.put(key, what, len(key))
-            if what:
-                self._redacted.put(key, left, len(left))
+        for key, (what, left) in zip(new, await self._compute.aside(search), strict=True):
+            self._held[key] = what
+            if what and _size(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
+                self._redacted[key] = left
 
-    def holds(self, request: ChatRequest) -> str | None:
+    def holds(self, request: GenerationRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
         for message in request.messages:
             for text in _texts(message):
@@ -117,7 +117,8 @@ class SessionPrivacy:
             return None
         # This takes a tenth of what JSON takes.
         tools = [dict(tool) for tool in request.tools]
-        return self._holds(_digest(marshal.dumps(tools, 2)), tools)
+        packed = marshal.dumps(tools, 2)
+        return self._holds((hash(packed), len(packed)), tools)
 
     def holds_text(self, text: str) -> str | None:
         """The same of a text that comes once."""
@@ -130,17 +131,17 @@ class SessionPrivacy:
             return text
         return self._redacted.get(key) or self._redactor.redact(text)
 
-    def redacted(self, request: ChatRequest) -> ChatRequest:
+    def redacted(self, request: GenerationRequest) -> GenerationRequest:
         """The request as far as a session is named by it."""
         kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
         return replace(request, messages=tuple(kept))
 
-    def _holds(self, key: bytes, value: Any) -> str | None:
+    def _holds(self, key: _Key, value: Any) -> str | None:
         known = self._held.get(key)
         if known is None:
             texts = _strings(value)
             known = next((held for text in texts if (held := self._redactor.holds(text))), "")
-            self._held.put(key, known, len(key))
+            self._held[key] = known
         return known or None
 
     def _known(self, user: str, identity: Identity) -> Privacy:
@@ -152,9 +153,6 @@ class SessionPrivacy:
     def _remember(self, user: str, identity: Identity, found: Privacy, known: Privacy) -> None:
         if identity.trace is not None:
             self._traces[user, identity.trace] = found
-            self._traces.move_to_end((user, identity.trace))
-            if len(self._traces) > TRACES:
-                self._traces.popitem(last=False)
         if identity.named and self._sessions.get((user, identity.key)) is not found:
             # Kept: a restart or a compaction must not make it forget, and it says nothing else.
             self._turns.mark_private(user, identity.key, found)
@@ -166,14 +164,18 @@ def _names_its_session(identity: Identity) -> bool:
     return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
 
 
-def _key(text: str) -> bytes:
-    """What a text is remembered by: the texts themselves would fill the room with eighty system
-    prompts."""
-    return _digest(text.encode(errors="surrogatepass"))
+def _size(left: str) -> int:
+    """Bytes that a text and its entry take at most."""
+    return 500 + 4 * len(left)
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def _key(text: str) -> _Key:
+    """What a text is remembered by: eighty system prompts would fill the room by themselves.
+
+    Python's hash is keyed anew in every process, and computed once for a string, however often it
+    is asked for.
+    """
+    return hash(text), len(text)
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -1,44 +1,231 @@
-"""Whether this model can do what a request asks of its chat format.
+"""From the body of a request to a job that can be sampled.
 
-Rule: what the format would leave out is refused by name, never left out in silence.
+Rule: everything that can be refused is refused here, before the first byte of the answer, and what
+the chat template would leave out is refused by name, never left out in silence. The current policy
+is read once; the job keeps it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from http import HTTPStatus
-from uuid import uuid4
+from typing import Any
 
+from tinker_claw.billing.budget import Spending
+from tinker_claw.config.settings import Gateway, User
 from tinker_claw.conversation.classify import Identity, identify
-from tinker_claw.conversation.history import next_state
+from tinker_claw.conversation.history import Conversation, next_state
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
 from tinker_claw.conversation.openclaw import last_user_index, without_volatile
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
+from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
-from tinker_claw.formats.chat import ChatRequest, parse_chat
-from tinker_claw.formats.chat_reply import ReplyHead
-from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.limits import Caller, hopeless
+from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
-from tinker_claw.policy import Sampler
+from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.outages import Outages
+from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.retry import Backoff
+from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Lost, Message, SamplingParams
 
+_LARGE = 200_000
+"""Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
+_CHARACTERS_PER_TOKEN = 6
+"""Texts have three to five; with more than so many for the whole context the words are counted."""
+_NOWHERE = 0
+"""The session of a private request, which the ledger does not know."""
 
-def check_template(renderer: Renderer, request: ChatRequest) -> ChatRequest:
-    """The request, with the switches of its prompt.
+
+@dataclass(frozen=True, slots=True)
+class GatewayDeps:
+    """Everything outside the gateway that it touches, and what it remembers of sessions."""
+
+    settings: Gateway
+    served_name: str
+    """The model's name in requests; `<served_name>@v8` asks for version 8."""
+    policy: PolicyHolder
+    open_version: Callable[[int], Awaitable[Sampler]]
+    """Sampler of an earlier version. Raises LookupError when there is none of that number."""
+    turns: TurnTable
+    index: ConversationIndex
+    privacy: SessionPrivacy
+    compute: ComputeRounds
+    """For what requests compute."""
+    spending: Spending
+    renderer: Renderer
+    context_tokens: int
+    student_topk: int
+    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
+    on_next_state: Callable[[], None]
+    """A turn has got its next state: there is something to judge."""
+    health: Callable[[], Mapping[str, Any]]
+    telemetry: Telemetry
+    """Sees every turn: figures only, no text."""
+    outages: Outages
+    """Where the gateway says whether the service answers."""
+    waits: Backoff = WAITS
+    """Between the attempts of one request while the service is away."""
+    retries: Backoff = RETRIES
+    """Between the attempts of one request where the sampler failed."""
+    stand_ins: StandIns = nobody
+    """Who answers in place of a version that cannot."""
+    stand_in_s: float = STAND_IN_S
+    """How long a stand-in may take to its first token while the service is away, seconds."""
+    users: Sequence[User] = ()
+    """Who may call, each with a key of their own, besides whoever has the settings' one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion to be sampled, captured and sent."""
+
+    caller: Caller
+    request: GenerationRequest
+    identity: Identity
+    session_id: int
+    version: int
+    sampler: Sampler
+    prompt: Prompt
+    params: SamplingParams
+    writer: ReplyWriter
+    started: float
+    """time.monotonic() when the request came in, seconds."""
+    privacy: Privacy
+    holds: str | None
+    """What there is in the request that must not be kept, for a sentence."""
+    said: Sequence[Message]
+    """The request's messages as later requests will show them, but for those that are volatile."""
+    conversation: Conversation | None
+    """What they come to; None: of a private request nothing is kept."""
+    lost: Lost | None
+    """Why what the user said is the next state of no turn, although one waits for it."""
+
+    @property
+    def untrained_because(self) -> str | None:
+        """Why this turn cannot be trained on, as far as the request tells."""
+        if self.identity.kind is Kind.SIDE:
+            return f"side turn: {self.identity.reason}"
+        if self.identity.done:
+            return "X-Session-Done: the session ended with it, so nothing judges it"
+        if self.privacy is Privacy.AFTER:
+            return AFTERWARDS
+        if self.holds is not None:
+            return f"holds {self.holds}"
+        return self.params.unfit_because()
+
+
+async def admit(
+    deps: GatewayDeps,
+    wire: Format,
+    route: Route,
+    body: bytes,
+    headers: Mapping[str, str],
+    caller: Caller,
+) -> Job:
+    """Read a request, attach it to the turn before as its next state, and render its prompt.
 
     Raises:
-        RequestError: the chat format has no place for something in it.
+        RequestError: it cannot be served as asked.
+        BackendError: the version it asks for cannot be opened.
     """
-    for i, message in enumerate(request.messages):
+    started = time.monotonic()
+    request = await read(deps, wire, route, body, caller)
+    version, sampler, pinned = await _choose(deps, request.model)
+    identity = identify(request, headers)
+    if pinned:
+        reason = f"asked for version {version}; {identity.reason}"
+        identity = replace(identity, kind=Kind.SIDE, reason=reason)
+    privacy = deps.privacy.privacy(caller.user, identity, headers, request)
+    session_id, holds, said = _NOWHERE, None, request.messages
+    conversation, link, lost = None, None, None
+    if privacy is not Privacy.PRIVATE:
+        await deps.privacy.look_at(request)
+        await deps.compute.own_round()
+        holds = deps.privacy.holds(request)
+        if holds is not None and not identity.named:
+            opening = deps.privacy.redacted(request)  # of which the key is a digest
+            identity = replace(identity, key=identify(opening, headers).key)
+        session_id = deps.index.session(caller.user, identity)
+        said = deps.index.said(session_id, said)
+        conversation = Conversation.of(said)
+        if identity.kind is Kind.MAIN:
+            # What was said in private is not known, and might be taken for something else.
+            known = privacy is Privacy.OPEN
+            link = deps.index.find(session_id, conversation, compacted=known)
+            if link is None and known:
+                lost = deps.index.lost(session_id, conversation)
+    if link is not None:
+        # Before the prompt: what the user said counts even when it does not fit the context.
+        await _attach(deps, link)
+    prompt = await _prompt(deps, request, body, link, forget=privacy is Privacy.PRIVATE)
+    head = ReplyHead(version, len(prompt.tokens), int(time.time()))
+    return Job(
+        caller=caller,
+        request=request,
+        identity=identity,
+        session_id=session_id,
+        version=version,
+        sampler=sampler,
+        prompt=prompt,
+        params=_params(deps, request, prompt, identity.kind),
+        writer=wire.reply(request, head),
+        started=started,
+        privacy=privacy,
+        holds=holds,
+        said=said,
+        conversation=conversation,
+        lost=lost,
+    )
+
+
+async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller) -> int:
+    """Tokens of a request's prompt; nothing of it is kept.
+
+    Raises:
+        RequestError: it could not be served as asked.
+    """
+    request = await read(deps, wire, route, body, caller)
+    await _choose(deps, request.model)
+    return len((await _prompt(deps, request, body, None, forget=True)).tokens)
+
+
+async def read(
+    deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller
+) -> GenerationRequest:
+    """The request in a body, with the switches of its prompt.
+
+    Raises:
+        RequestError: it is malformed, or the chat template has no place for something in it.
+    """
+
+    def parsed() -> GenerationRequest:
+        return wire.parse(body, route, caller.user)
+
+    if len(body) >= _LARGE:
+        request = await deps.compute.aside(parsed)
+        await deps.compute.own_round()
+    else:
+        await deps.compute.own_round()
+        request = parsed()
+    _check_names(deps.renderer, request.messages)
+    if not request.template and request.reasoning_effort is None:
+        return request
+    found = switches(deps.renderer.config, request.template, request.reasoning_effort)
+    return replace(request, switches=found)
+
+
+def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
+    for i, message in enumerate(messages):
         # The name of a tool stands in the call that its result answers.
         named = "name" in message and message["role"] != "tool"
         if named and not _shows_names(renderer, message["role"]):
@@ -47,10 +234,6 @@ def check_template(renderer: Renderer, request: ChatRequest) -> ChatRequest:
                 "put it into the content.",
                 param=f"messages[{i}].name",
             )
-    if not request.template and request.reasoning_effort is None:
-        return request
-    found = switches(renderer.config, request.template, request.reasoning_effort)
-    return replace(request, switches=found)
 
 
 @lru_cache(maxsize=64)
@@ -68,41 +251,102 @@ def _shows_names(renderer: Renderer, role: str) -> bool:
         return False
 
 
-# The prompt of a request.
-#
-# Rule: the exact extension of the sampled stream where it holds, else a full render. Long text
-# that
-# is new is encoded in a thread; the rest is done under the turnstile, one request at a time.
+async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
+    """Version, sampler, and whether the request pinned the version by name."""
+    current = deps.policy.current
+    if model == deps.served_name:
+        return current.version.id, current.sampler, False
+    name, at, number = model.rpartition("@v")
+    if at and name == deps.served_name and number.isascii() and number.isdigit():
+        # A number too long for an id is no version either; int() would refuse the longest.
+        version = int(number) if len(number) < 19 else -1
+        if version == current.version.id:
+            return version, current.sampler, True
+        try:
+            sampler = await deps.open_version(version)
+            await deps.compute.own_round()
+            return version, sampler, True
+        except OutageError as error:
+            deps.outages.seen("serving", error)
+            raise
+        except LookupError:
+            pass
+    raise not_served(deps, model)
 
 
-async def prompt_for(
-    deps: GatewayDeps, request: ChatRequest, link: Continuation | None, *, forget: bool = False
+def not_served(deps: GatewayDeps, model: str) -> RequestError:
+    """What to answer to a request for another model."""
+    newest = deps.policy.newest.version.id
+    return RequestError(
+        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for one "
+        f"of its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
+        status=HTTPStatus.NOT_FOUND,
+        code="model_not_found",
+        param="model",
+    )
+
+
+async def _attach(deps: GatewayDeps, link: Continuation) -> None:
+    """What the request says of the turn before it."""
+    state = next_state(link.new, link.reply)
+    if state is None:
+        return
+    state = replace(state, text=await deps.privacy.redact_any(state.text))
+    if deps.turns.add_next_state(link.turn_id, state):
+        deps.on_next_state()
+
+
+async def _prompt(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    body: bytes,
+    link: Continuation | None,
+    *,
+    forget: bool,
 ) -> Prompt:
-    """Render a request that goes on from `link`.
+    """The exact extension of the sampled stream where it holds, else a full render. Long text that
+    is new is encoded in a thread.
 
     Args:
         forget: nothing that was new in it stays in memory.
 
     Raises:
-        RequestError: the model's chat format refuses these messages.
+        RequestError: the chat template refuses these messages, or they are far too long.
     """
-    async with deps.turnstile:
-        extended = _extended(deps, request, link)
-        if extended is not None:
-            return extended
-        layout = deps.renderer.lay_out(
-            request.messages,
-            request.tools,
-            hint_message=last_user_index(request.messages),
-            switches=request.switches,
-        )
+    if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
+        await _refuse_what_cannot_fit(deps, request)
+    await deps.compute.own_round()
+    extended = _extended(deps, request, link)
+    if extended is not None:
+        return extended
+    layout = deps.renderer.lay_out(
+        request.messages,
+        request.tools,
+        hint_message=last_user_index(request.messages),
+        switches=request.switches,
+    )
     with layout.forgetting() if forget else nullcontext():
         await layout.prepare()
-        async with deps.turnstile:
-            return layout.prompt()
+        await deps.compute.own_round()
+        return layout.prompt()
 
 
-def _extended(deps: GatewayDeps, request: ChatRequest, link: Continuation | None) -> Prompt | None:
+async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """What is far too long is refused before it is encoded, which would take seconds."""
+    # What was said in replies may be left out of the prompt, and tools have a form of their own.
+    texts = [m["content"] for m in request.messages if m["role"] != "assistant"]
+
+    def fewest() -> int:
+        return sum(deps.renderer.fewest_tokens(text) for text in texts)
+
+    far_too_long = sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
+    if far_too_long and await deps.compute.aside(fewest) > deps.context_tokens:
+        raise hopeless(deps.context_tokens)
+
+
+def _extended(
+    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None
+) -> Prompt | None:
     """None: the sampled stream does not begin this prompt."""
     if link is None or link.stream is None:
         return None
@@ -126,150 +370,9 @@ def _extended(deps: GatewayDeps, request: ChatRequest, link: Continuation | None
     return Prompt(extended.tokens, link.stream.hint_at)
 
 
-# From the body of a request to a job that can be sampled.
-#
-# Rule: everything that can be refused is refused here, before the first byte of the answer. The
-# current policy is read once; the job keeps it.
-
-
-_LARGE = 200_000
-"""Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
-_CHARACTERS_PER_TOKEN = 6
-"""Texts have three to five; with more than so many for the whole context the words are counted."""
-_NOWHERE = 0
-"""The session of a private request, which the ledger does not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One completion to be sampled, captured and sent."""
-
-    caller: Caller
-    request: ChatRequest
-    identity: Identity
-    session_id: int
-    version: int
-    sampler: Sampler
-    prompt: Prompt
-    params: SamplingParams
-    head: ReplyHead
-    started: float
-    """time.monotonic() when the request came in, seconds."""
-    discretion: SessionPrivacy
-    privacy: Privacy
-    holds: str | None
-    """What there is in the request that must not be kept, for a sentence."""
-    said: Sequence[Message]
-    """The request's messages as later requests will show them, but for those that are volatile."""
-    lost: Lost | None
-    """Why what the user said is the next state of no turn, although one waits for it."""
-
-    @property
-    def untrained_because(self) -> str | None:
-        """Why this turn cannot be trained on, as far as the request tells."""
-        if self.identity.kind is Kind.SIDE:
-            return f"side turn: {self.identity.reason}"
-        if self.identity.done:
-            return "X-Session-Done: the session ended with it, so nothing judges it"
-        if self.privacy is Privacy.AFTER:
-            return AFTERWARDS
-        if self.holds is not None:
-            return f"holds {self.holds}"
-        return self.params.unfit_because()
-
-
-async def admit(
-    deps: GatewayDeps,
-    book: ConversationIndex,
-    discretion: SessionPrivacy,
-    body: bytes,
-    headers: Mapping[str, str],
-    caller: Caller,
-) -> Job:
-    """Read a request, attach it to the turn before as its next state, and render its prompt.
-
-    Raises:
-        RequestError: it cannot be served as asked.
-        BackendError: the version it asks for cannot be opened.
-    """
-    started = time.monotonic()
-    large = len(body) >= _LARGE
-    parsed = await deps.turnstile.aside(lambda: parse_chat(body)) if large else None
-    async with deps.turnstile:
-        request = check_template(deps.renderer, parsed or parse_chat(body))
-        identity = identify(request, headers)
-    version, sampler, pinned = await _choose(deps, request.model)
-    if pinned:
-        reason = f"asked for version {version}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason)
-    main = identity.kind is Kind.MAIN
-    async with deps.turnstile:
-        privacy = discretion.privacy(caller.user, identity, headers, request)
-    if privacy is not Privacy.PRIVATE:
-        await discretion.look_at(request)
-    async with deps.turnstile:
-        session_id, link, holds, lost = _NOWHERE, None, None, None
-        said = request.messages
-        if privacy is not Privacy.PRIVATE:
-            holds = discretion.holds(request)
-            if holds is not None and not identity.named:
-                opening = discretion.redacted(request)  # of which the key is a digest
-                identity = replace(identity, key=identify(opening, headers).key)
-            session_id = book.session(caller.user, identity)
-            said = book.said(session_id, said)
-        if main and session_id != _NOWHERE:
-            # What was said in private is not known, and might be taken for something else.
-            known = privacy is Privacy.OPEN
-            link = book.find(session_id, said, compacted=known)
-            lost = book.lost(session_id, said) if link is None and known else None
-    if link is not None:
-        # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, discretion, link)
-    if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
-        await _refuse_what_cannot_fit(deps, request)
-    prompt = await prompt_for(deps, request, link, forget=privacy is Privacy.PRIVATE)
-    params = _params(deps, request, prompt, main)
-    head = ReplyHead(f"chatcmpl-{uuid4().hex}", int(time.time()), request.model, version)
-    return Job(
-        *(caller, request, identity, session_id, version, sampler, prompt, params, head, started),
-        *(discretion, privacy, holds, said, lost),
-    )
-
-
-async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
-    """Version, sampler, and whether the request pinned the version by name."""
-    current = deps.policy.current
-    if model == deps.served_name:
-        return current.version.id, current.sampler, False
-    name, at, number = model.rpartition("@v")
-    if at and name == deps.served_name and number.isascii() and number.isdigit():
-        # A number too long for an id is no version either; int() would refuse the longest.
-        version = int(number) if len(number) < 19 else -1
-        if version == current.version.id:
-            return version, current.sampler, True
-        try:
-            return version, await deps.open_version(version), True
-        except OutageError as error:
-            deps.outages.seen("serving", error)
-            raise
-        except LookupError:
-            pass
-    raise not_served(deps, model)
-
-
-def not_served(deps: GatewayDeps, model: str) -> RequestError:
-    """What to answer to a request for another model."""
-    newest = deps.policy.newest.version.id
-    return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for one "
-        f"of its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
-        status=HTTPStatus.NOT_FOUND,
-        code="model_not_found",
-        param="model",
-    )
-
-
-def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool) -> SamplingParams:
+def _params(
+    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, kind: Kind
+) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.context_tokens - len(prompt.tokens)
@@ -286,28 +389,6 @@ def _params(deps: GatewayDeps, request: ChatRequest, prompt: Prompt, main: bool)
         student_topk=deps.student_topk,
         stop=request.stop,
     )
-    if main and params.unfit_because() is None:
+    if kind is Kind.MAIN and params.unfit_because() is None:
         return params
     return replace(params, student_topk=0)
-
-
-async def _refuse_what_cannot_fit(deps: GatewayDeps, request: ChatRequest) -> None:
-    """What is far too long is refused before it is encoded, which would take seconds."""
-    # What was said in replies may be left out of the prompt, and tools have a form of their own.
-    texts = [m["content"] for m in request.messages if m["role"] != "assistant"]
-
-    def fewest() -> int:
-        return sum(deps.renderer.fewest_tokens(text) for text in texts)
-
-    far_too_long = sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
-    if far_too_long and await deps.turnstile.aside(fewest) > deps.context_tokens:
-        raise hopeless(deps.context_tokens)
-
-
-async def _attach(deps: GatewayDeps, discretion: SessionPrivacy, link: Continuation) -> None:
-    state = next_state(link.new, link.reply)
-    if state is None:
-        return
-    state = replace(state, text=await discretion.redact_any(state.text))
-    if deps.turns.add_next_state(link.turn_id, state):
-        deps.on_next_state()

@@ -1,4 +1,4 @@
-"""The answer to a chat request, streamed or whole.
+"""The answer to a request, streamed or whole.
 
 Rule: the generation lives exactly as long as its client listens. Every answer watches for the
 client to hang up, and a stream never stays silent for longer than the keep-alive interval.
@@ -8,146 +8,132 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from abc import abstractmethod
+from contextlib import ExitStack
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.errors import ClawError
-from tinker_claw.formats.chat_reply import DONE, ReplyChunks, ReplyHead, sse
-from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.errors import answer, describe
+from tinker_claw.formats.base import Format
+from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
-from tinker_claw.gateway.request import Job
-from tinker_claw.render.stream import Delta
+from tinker_claw.gateway.request import GatewayDeps, Job
+from tinker_claw.types import Delta
 
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+KEEPALIVE_S = 10.0
+"""Between chunks without text: OpenClaw gives a stream without data up after two to five minutes, a
+proxy often after one."""
+_STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
-class WholeAnswer(Response):
+class _HungUp(Exception):
+    """There is nobody to answer any more."""
+
+
+class Answer(Response):
+    """The reply to one job, which keeps the place of its request until it is complete."""
+
+    def __init__(self, deps: GatewayDeps, wire: Format, job: Job, held: ExitStack) -> None:
+        super().__init__()
+        self._wire = wire
+        self._writer = job.writer
+        self._generation = Generation(deps, job)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    listening = group.create_task(self._listen(receive, send))
+                    await self._answer(scope, receive, send)
+                    listening.cancel()
+            except* _HungUp:
+                pass
+
+    @abstractmethod
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send."""
+
+    @abstractmethod
+    async def _listen(self, receive: Receive, send: Send) -> None:
+        """Raise _HungUp when the client hangs up."""
+
+
+class WholeAnswer(Answer):
     """The reply as one JSON object."""
 
-    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
-        super().__init__()
-        self._job = job
-        self._generation = Generation(deps, book, job)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as group:
-            listening = group.create_task(_until_hung_up(receive))
-            answering = group.create_task(self._answer())
-            await asyncio.wait({listening, answering}, return_when=asyncio.FIRST_COMPLETED)
-            listening.cancel()
-            answering.cancel()
-        if not answering.cancelled():
-            await answering.result()(scope, receive, send)
-
-    async def _answer(self) -> Response:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            outcome = await self._generation.run(_show_nothing)
+            done = await self._generation.run()
         except ClawError as error:
-            return answer(error)
-        head = _head(self._job, self._generation)
-        whole = head.completion(outcome.reply, outcome.finish, outcome.usage)
-        return JSONResponse(whole, headers={"x-request-id": head.id})
-
-
-class StreamedAnswer(Response):
-    """The reply as server-sent events."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, deps: GatewayDeps, book: ConversationIndex, job: Job) -> None:
-        super().__init__(headers=_HEADERS | {"x-request-id": job.head.id})
-        del self.headers["content-length"]
-        self._keepalive_s = deps.settings.keepalive_s
-        self._job = job
-        self._generation = Generation(deps, book, job)
-        self._chunks = ReplyChunks(job.head)
-        self._version = job.head.version
-        self._calls = 0
-        self._sent_at = time.monotonic()
-        self._started = False
-        self._ended = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as group:
-            listening = group.create_task(self._listen(receive, send))
-            answering = group.create_task(self._answer(send))
-            await asyncio.wait({listening, answering}, return_when=asyncio.FIRST_COMPLETED)
-            listening.cancel()
-            answering.cancel()
-
-    async def _answer(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        self._started = True
-        await self._write(send, self._chunks.role())
-
-        async def show(deltas: list[Delta]) -> None:
-            await self._write(send, self._events(deltas))
-
-        try:
-            outcome = await self._generation.run(show)
-        except ClawError as error:
-            # No finish_reason follows, so that no client takes the fragment for an answer.
-            await self._end(send, sse(describe(error)[1]))
+            response = answer(self._wire, error)
         else:
-            last = self._events(outcome.rest) + self._chunks.finish(outcome.finish)
-            if self._job.request.include_usage:
-                last += self._chunks.usage(outcome.usage)
-            await self._end(send, last + DONE)
-
-    def _events(self, deltas: list[Delta]) -> bytes:
-        if self._version != self._generation.version:
-            head = _head(self._job, self._generation)
-            self._version, self._chunks = head.version, ReplyChunks(head)
-        return b"".join([self._event(delta) for delta in deltas])
-
-    def _event(self, delta: Delta) -> bytes:
-        if delta.call is not None:
-            self._calls += 1
-            return self._chunks.tool_call(self._calls - 1, delta.call)
-        if delta.kind == "reasoning":
-            return self._chunks.reasoning(delta.text)
-        return self._chunks.text(delta.text)
+            headers = {"x-request-id": self._writer.id}
+            response = JSONResponse(self._writer.whole(done), headers=headers)
+        await response(scope, receive, send)
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Until the client hangs up: send an empty delta when nothing else was sent for a while."""
-        while True:
-            quiet_s = time.monotonic() - self._sent_at
-            try:
-                async with asyncio.timeout(max(0.0, self._keepalive_s - quiet_s)):
-                    return await _until_hung_up(receive)
-            except TimeoutError:
-                if time.monotonic() - self._sent_at >= self._keepalive_s:
-                    await self._keep_alive(send)
+        await _until_hung_up(receive)
 
-    async def _keep_alive(self, send: Send) -> None:
-        if self._ended or not self._started:
-            self._sent_at = time.monotonic()
+
+class StreamedAnswer(Answer):
+    """The reply as events."""
+
+    _sent_at = 0.0
+    """time.monotonic() of the last write."""
+    _open = False
+    """The answer has begun and not ended."""
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = f"{self._wire.media_type}; charset=utf-8".encode()
+        headers = [
+            *_STREAM_HEADERS,
+            (b"x-request-id", self._writer.id.encode()),
+            (b"content-type", kind),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._open = True
+        await self._write(send, self._writer.begin())
+
+        writer, sampling = self._writer, self._generation.sampling
+
+        async def show(deltas: list[Delta]) -> None:
+            await self._write(send, writer.deltas(deltas, sampling.version))
+
+        try:
+            done = await self._generation.run(show)
+        except ClawError as error:
+            last = self._writer.error(told(error))
         else:
-            await self._write(send, self._chunks.empty())
+            rest = self._writer.deltas(self._generation.rest, done.version)
+            last = rest + self._writer.end(done)
+        self._open = False
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write(self, send: Send, body: bytes) -> None:
         self._sent_at = time.monotonic()
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _end(self, send: Send, body: bytes) -> None:
-        """The last events and the end of the body, in one write."""
-        self._ended = True
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _head(job: Job, generation: Generation) -> ReplyHead:
-    """The reply's head, with the version that has answered."""
-    return replace(job.head, version=generation.version)
-
-
-async def _show_nothing(deltas: list[Delta]) -> None:
-    """A whole answer is built from the reply."""
+    async def _listen(self, receive: Receive, send: Send) -> None:
+        """Send a sign of life, too, when nothing else was sent for a while."""
+        self._sent_at = time.monotonic()
+        while True:
+            quiet_s = time.monotonic() - self._sent_at
+            try:
+                async with asyncio.timeout(max(0.0, KEEPALIVE_S - quiet_s)):
+                    await _until_hung_up(receive)
+            except TimeoutError:
+                if time.monotonic() - self._sent_at < KEEPALIVE_S:
+                    continue
+                if self._open:
+                    await self._write(send, self._writer.keep_alive())
+                else:
+                    self._sent_at = time.monotonic()
 
 
 async def _until_hung_up(receive: Receive) -> None:
+    """Raises _HungUp."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise _HungUp

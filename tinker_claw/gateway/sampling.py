@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
-from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.fallback import Retries, StandIn
-from tinker_claw.gateway.request import Job
+from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
+from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
@@ -26,11 +24,13 @@ Take = Callable[[TokenChunk], Awaitable[bool]]
 
 
 class Sampling:
-    """Of one job."""
+    """All that is sampled for one job."""
 
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
         self._job = job
+        self.version = job.version
+        """The version that answers."""
         self._chunks: list[TokenChunk] = []
         self._tokens: list[int] = []
         self._token_at = 0.0
@@ -41,11 +41,6 @@ class Sampling:
         """Who has given tokens, in order."""
         self.fallback: str | None = None
         """Why another than the job's version was asked; None: nobody was."""
-
-    @property
-    def version(self) -> int:
-        """The version that answers."""
-        return self._job.version if self._asked is None else self._asked.version
 
     @property
     def begun(self) -> bool:
@@ -68,48 +63,44 @@ class Sampling:
         return replace(done, cached_tokens=min(done.cached_tokens, len(self._job.prompt.tokens)))
 
     async def run(self, take: Take) -> None:
-        """Sample to the end, handing every chunk to `take` as it comes.
+        """Sample to the end, handing every chunk to `take` as it comes: from the job's own version
+        for as long as there is patience, and then from whoever stands in for it.
 
         Raises:
             BackendError: nobody could answer; it is the error of the job's own version.
         """
-        try:
-            await self._patiently(take)
-        except (SamplerError, OutageError) as error:
-            if self._deps.outages.closing or not await self._replaced(error, take):
-                raise
-
-    async def _patiently(self, take: Take) -> None:
-        """Ask the job's own version, for as long as there is patience."""
-        deps, job = self._deps, self._job
-        patience = Retries(
-            time.monotonic(), deps.settings.outage_patience_s, deps.waits, deps.retry_waits_s
-        )
+        deps, retries = self._deps, None
         while True:
             began = time.monotonic()
             try:
                 with deps.outages.watching("serving"):
-                    return await self._attempt(job.sampler, take)
+                    return await self._attempt(self._job.sampler, take)
             except (SamplerError, OutageError) as error:
                 if self._over():
                     return
+                if retries is None:
+                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retries)
                 if self._token_at > began:
-                    patience.went_well(self._token_at - began)
-                wait_s = patience.wait_s(error)
-                if wait_s is None or deps.outages.closing:
+                    retries.went_well(self._token_at - began)
+                wait_s = retries.wait_s(error)
+                if wait_s is not None and await self._waited(error, wait_s):
+                    continue
+                if deps.outages.closing or not await self._replaced(error, take):
                     raise
-                if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
-                    await deps.outages.rest("serving", wait_s)
-                    if deps.outages.closing:
-                        raise
-                else:
-                    log.warning(
-                        "sampler.failed",
-                        error=str(error),
-                        sampled=len(self._tokens),
-                        again_in_s=wait_s,
-                    )
-                    await asyncio.sleep(wait_s)
+                return
+
+    async def _waited(self, error: SamplerError | OutageError, seconds: float) -> bool:
+        """Whether to ask again, now that it is time to."""
+        outages = self._deps.outages
+        if outages.closing:
+            return False
+        if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
+            await outages.rest("serving", seconds)
+            return not outages.closing
+        sampled = len(self._tokens)
+        log.warning("sampler.failed", error=str(error), sampled=sampled, again_in_s=seconds)
+        await asyncio.sleep(seconds)
+        return True
 
     async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
         """Whether a stand-in has answered. Each is asked once."""
@@ -117,7 +108,7 @@ class Sampling:
         if job.request.model != self._deps.served_name:
             return False  # a version by name: another one's answer would be a wrong answer
         for stand_in in self._deps.stand_ins(job.version):
-            self._asked = stand_in
+            self._asked, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
             limit_s = self._deps.stand_in_s if isinstance(error, OutageError) else None
             try:
@@ -146,21 +137,23 @@ class Sampling:
             raise SamplerError(f"There is no version {stand_in.version}.") from error
 
     async def _attempt(self, sampler: Sampler, take: Take) -> None:
-        async with _closing(sampler.stream(*self._rest())) as chunks:
+        chunks = sampler.stream(*self._rest())
+        try:
             async for chunk in chunks:
                 self._chunks.append(chunk)
                 if chunk.tokens:
-                    self._note(chunk.tokens)
+                    self._tokens.extend(chunk.tokens)
+                    self._token_at = time.monotonic()
+                    if not self._gave or self._gave[-1] is not self._asked:
+                        self._gave.append(self._asked)
                 if not await take(chunk):
                     return
+        finally:
+            # At once, however it is left: that is what aborts a generation.
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
         if not self._over():
             raise SamplerError("The sampler's stream ended without a stop reason.")
-
-    def _note(self, tokens: Tokens) -> None:
-        self._tokens.extend(tokens)
-        self._token_at = time.monotonic()
-        if not self._gave or self._gave[-1] is not self._asked:
-            self._gave.append(self._asked)
 
     def _rest(self) -> tuple[Tokens, SamplingParams]:
         """What is left to be sampled: the prompt, and what is allowed behind it."""
@@ -186,15 +179,3 @@ class Sampling:
         if reason is not None:
             self._chunks.append(TokenChunk((), (), stop_reason=reason))
         return reason is not None
-
-
-@asynccontextmanager
-async def _closing(
-    chunks: AsyncIterator[TokenChunk],
-) -> AsyncGenerator[AsyncIterator[TokenChunk]]:
-    """Close a sampler's stream at once, however it is left: that is what aborts a generation."""
-    try:
-        yield chunks
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()

@@ -14,22 +14,18 @@ from types import TracebackType
 from typing import Any, Final, Protocol, cast
 
 import httpx
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_exponential_jitter,
-)
 
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, BackendError, JudgeError, OutageError, RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Message, SamplingParams
 
-MAX_ATTEMPTS = 6
-MAX_RETRY_S = 120.0
+ANSWER_S: Final = 120.0
+"""How long one answer of an endpoint may take: thousands of tokens of thinking, and a wait."""
+RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
+"""Of one question, where the endpoint gives no answer or asks to come again."""
 _ENVELOPE_BYTES: Final = 65_536
 _TOKEN_BYTES: Final = 64
 """Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
@@ -92,39 +88,36 @@ class HttpEndpoint:
         settings: JudgeSettings,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
-        longest_wait_s: float = 10.0,
+        answer_s: float = ANSWER_S,
+        retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
         self._settings = settings
+        self._answer_s = answer_s
         self._url = url.rstrip("/") + "/chat/completions"
         self._client = httpx.AsyncClient(
             transport=transport,
-            timeout=settings.judge_timeout_s,
+            timeout=answer_s,
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}),
         )
-        self._retry = AsyncRetrying(
-            retry=retry_if_exception_type(_Again),
-            wait=wait_exponential_jitter(
-                multiplier=0.2, max=longest_wait_s, jitter=min(1.0, longest_wait_s)
-            ),
-            stop=stop_after_attempt(MAX_ATTEMPTS) | stop_after_delay(MAX_RETRY_S),
-            reraise=True,
-        )
+        self._retries = retries
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         answers: list[str] = []
         while len(answers) < n:  # a server may honour n only in part, or not at all
             try:
-                # Copied, because a Retrying keeps the state of the one call it is in.
-                answers += await self._retry.copy()(self._ask, messages, n - len(answers))
+                left = n - len(answers)
+                answers += await self._retries.call(
+                    lambda left=left: self._ask(messages, left), _Again
+                )
             except _Again as error:
                 raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
         return answers[:n]
 
     async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
         body = {
-            "model": self._settings.judge_model,
+            "model": self._settings.asked_model,
             "messages": list(messages),
             "n": n,
             "temperature": self._settings.prm_temperature,
@@ -134,15 +127,14 @@ class HttpEndpoint:
         try:
             # httpx's own limits start anew with every piece of an answer.
             async with (
-                asyncio.timeout(self._settings.judge_timeout_s),
+                asyncio.timeout(self._answer_s),
                 self._client.stream("POST", self._url, json=body) as response,
             ):
                 if response.status_code in (408, 429) or response.status_code >= 500:
                     raise _Again(f"HTTP {response.status_code}")
                 content = await self._content(response, most)
         except TimeoutError as error:
-            seconds = self._settings.judge_timeout_s
-            raise _Again(f"no whole answer within {seconds:g} s (--judge-timeout-s)") from error
+            raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
         if not response.is_success:

@@ -1,7 +1,7 @@
-"""What the judge is asked, in our words.
+"""What the judge is asked, in our words, and what its answers say. Pure.
 
 Rule: the judge sees the user's request, the reply and what came next; the next state is the
-evidence, not the judge's own taste. The answer's form is fixed here and read in `parsing.py`.
+evidence, not the judge's own taste. The answer's form is fixed and read here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ from tinker_claw.types import Message, NextState, Verdict, Vote
 
 MAX_CHARS = 6000
 """Of each part. The judge does not see the middle of a longer one; the gap is marked."""
+
+_BOX = re.compile(r"\\boxed\{\s*\+?(-?\d+)\s*\}")
+_VOTES: dict[str, Vote] = {"-1": -1, "0": 0, "1": 1}
+
+_OPEN, _CLOSE = "[HINT]", "[/HINT]"
+
+MIN_HINT_CHARS = 11
+"""A shorter hint says nothing that could be followed."""
+MAX_HINT_CHARS = 2000
+"""A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
+the teacher."""
 
 _VERDICT_SYSTEM = """\
 You rate one reply of an AI assistant by looking at what happened right after it.
@@ -83,21 +94,6 @@ def _shorten(text: str) -> str:
         return text
     half = MAX_CHARS // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
-# What the judge answered: votes, their majority, and hints. Pure functions.
-
-
-_BOX = re.compile(r"\\boxed\{\s*\+?(-?\d+)\s*\}")
-_VOTES: dict[str, Vote] = {"-1": -1, "0": 0, "1": 1}
-
-_OPEN, _CLOSE = "[HINT]", "[/HINT]"
-
-MIN_HINT_CHARS = 11
-"""A shorter hint says nothing that could be followed."""
-MAX_HINT_CHARS = 2000
-"""A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
-the teacher."""
 
 
 def parse_vote(answer: str) -> Vote | None:

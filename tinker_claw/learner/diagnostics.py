@@ -1,4 +1,4 @@
-"""How far apart sampler and trainer are on the tokens that both have scored. Pure.
+"""Figures of one step, first of all how far apart sampler and trainer are on the same tokens.
 
 The same weights sample a reply and train on it, in two programs: perhaps another engine, precision,
 kernel or machine. With q the sampler's logprob of a sampled token and z the trainer's, before the
@@ -49,6 +49,11 @@ _BOUND = 1.0
 by the spread that they bring, hide one."""
 _LARGEST = 50.0
 """Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
+_RULE = {
+    *("w_rl", "w_opd", "opd_topk", "opd_clip"),
+    *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
+}
+"""Settings that later runs may change, and without which advantages cannot be told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +180,8 @@ def _gaps(
                 yield z - q
 
 
-# Figures of one step, and by which rule its samples got their advantages. Pure.
-
-
-_RULE = {
-    *("w_rl", "w_opd", "opd_mode", "opd_topk", "opd_clip"),
-    *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
-}
-
-
 def step_rule(method: str, cfg: Training) -> dict[str, Any]:
-    """Settings that later runs may change, and without which advantages cannot be told again."""
+    """By which rule the samples of a step got their advantages."""
     return {"method": method, **cfg.model_dump(include=_RULE)}
 
 
@@ -235,25 +231,19 @@ def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
                     yield ratio > high if advantage > 0 else ratio < low
 
 
-# What follows when sampler and trainer do not agree: the user is told, then learning stops.
-#
-# Rule: one batch raises the alarm, and the next that agrees ends it. The second in a row is not
-# committed: its step is void and learning ends until a restart, while the gateway goes on
-# answering.
-# Ratios against wrong logprobs teach what nobody meant, and nothing here can mend a sampler; but
-# one
-# batch may be a fluke.
-#
-# A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
-# queued: one batch of them is trained on; the rest is then of an older version, hence scored
-# anew,
-# and tokens with a large ratio are left out (METHOD 5.6). A batch with too few fresh tokens to
-# tell
-# changes nothing.
-
-
 class Alarm:
-    """Remembers whether the batch of the last committed step agreed."""
+    """What follows when sampler and trainer do not agree: the user is told, then learning stops.
+
+    One batch raises the alarm, and the next that agrees ends it. The second in a row is not
+    committed: its step is void and learning ends until a restart, while the gateway goes on
+    answering. Ratios against wrong logprobs teach what nobody meant, and nothing here can mend a
+    sampler; but one batch may be a fluke.
+
+    A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
+    queued: one batch of them is trained on; the rest is then of an older version, hence scored
+    anew, and tokens with a large ratio are left out (METHOD 5.6). A batch with too few fresh tokens
+    to tell changes nothing.
+    """
 
     def __init__(self, health: Health) -> None:
         self._health = health

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinker_claw.errors import OutageError
-from tinker_claw.retry import Asking, Outages
+from tinker_claw.outages import Asking, Outages
 from tinker_claw.telemetry import log
 
 
@@ -127,9 +127,6 @@ class Health:
         }
 
 
-# The state of the parts as one sentence for the user: what works, and what waits. Pure.
-
-
 def meaning(
     *,
     version: int,
@@ -143,7 +140,11 @@ def meaning(
     upkeep: str = "ok",
     learning_ended: bool = False,
 ) -> str:
-    """What the state means to the user right now. `learner` to `upkeep`: states of their parts."""
+    """The state as one sentence for the user: what works, and what waits.
+
+    Args:
+        learner: to `upkeep`: states of their parts.
+    """
     found = (
         _sampling(away, servers),
         _judging(away, judge),
@@ -161,7 +162,7 @@ def meaning(
     else:
         queue = f"{waiting} of {batch_size} samples for the next step are queued"
         if learner == "finished":
-            queue = "learning has taken all its steps"
+            queue = "learning has ended"
         elif learner == "observing":
             queue = f"observing: nothing is trained, and {waiting} samples are queued"
         return f"Replies come from policy v{version}; {queue}."

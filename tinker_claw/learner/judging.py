@@ -14,10 +14,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import teacher_usage
 from tinker_claw.errors import (
     AlignmentError,
@@ -29,42 +28,22 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.judge.prompts import parse_vote
-from tinker_claw.learner.health import Health
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import TRIES, Ballot
-from tinker_claw.methods.base import Evidence, Method, Signal, reward_of
-from tinker_claw.policy import PolicyHolder
+from tinker_claw.methods.base import Evidence, Signal, reward_of
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Telemetry, log
+from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, Turn, Verdict
 
-WAITS = Backoff(first_s=5.0, longest_s=600.0)
+WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
+CONCURRENCY = 8
+"""Turns judged at the same time: the samplers that judge answer users, too."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgingDeps:
-    """What judging needs."""
-
-    ledger: Ledger
-    judge: Judge
-    scorer: HintScorer
-    method: Method
-    policy: PolicyHolder
-    telemetry: Telemetry
-    health: Health
-    spending: Spending
-    on_sample: Callable[[], None]
-    concurrency: int
-    redact: Callable[[str], str] = str
-    """A text as a judge may see it, and as it may be kept; older turns were kept as they came."""
-    waits: Backoff = WAITS
-    rests: Backoff = RESTS
 
 
 class _Unread(JudgeError):
@@ -144,9 +123,32 @@ class _Heard:
 class Judging:
     """The part of the loop between the gateway and the learner."""
 
-    def __init__(self, deps: JudgingDeps) -> None:
-        self._deps = deps
-        self._slots = asyncio.Semaphore(deps.concurrency)
+    def __init__(
+        self,
+        parts: LoopParts,
+        judge: Judge,
+        scorer: HintScorer,
+        on_sample: Callable[[], None],
+        *,
+        concurrency: int = CONCURRENCY,
+        redact: Callable[[str], str] = str,
+        waits: Backoff = WAITS,
+        rests: Backoff = RESTS,
+    ) -> None:
+        """
+        Args:
+            on_sample: called when a sample has been queued.
+            redact: a text as a judge may see it, and as it may be kept; older turns were kept as
+                they came.
+        """
+        self._parts = parts
+        self._judge = judge
+        self._scorer = scorer
+        self._on_sample = on_sample
+        self._redact = redact
+        self._waits = waits
+        self._rests = rests
+        self._slots = asyncio.Semaphore(concurrency)
         self._in_hand: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]]]] = {}
@@ -173,11 +175,11 @@ class Judging:
                 await self._wake.wait()
                 self._wake.clear()
                 try:
-                    found = self._deps.ledger.turns.judgeable()
+                    found = self._parts.ledger.turns.judgeable()
                 except LedgerError as error:
                     failures += 1
-                    self._deps.health.judge_is("failing", str(error))
-                    await asyncio.sleep(self._deps.waits.after(failures))
+                    self._parts.health.judge_is("failing", str(error))
+                    await asyncio.sleep(self._waits.after(failures))
                     self._wake.set()
                     continue
                 failures = 0
@@ -213,7 +215,7 @@ class Judging:
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
         """Room to ask: among so many others, or alone while the judge fails, and not at once. What
         has failed rests ever longer before it comes here, and holds up nobody who is new."""
-        asks = self._deps.ledger.judgements.verdict(turn_id) is None
+        asks = self._parts.ledger.judgements.verdict(turn_id) is None
         while True:
             async with self._slots:
                 if not (asks and self._heard.trouble):
@@ -222,7 +224,7 @@ class Judging:
             async with self._probe:
                 if self._heard.trouble:
                     if not self._heard.mends:
-                        await asyncio.sleep(self._deps.waits.first_s)
+                        await asyncio.sleep(self._waits.first_s)
                     yield
                     return
 
@@ -238,7 +240,7 @@ class Judging:
             self._works.set()
         else:
             self._works.clear()
-        self._deps.health.judge_is("failing" if trouble else "ok", trouble)
+        self._parts.health.judge_is("failing" if trouble else "ok", trouble)
 
     def _done(self, turn_id: int) -> None:
         for known in (self._failures, self._due):
@@ -247,38 +249,38 @@ class Judging:
 
     def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
         """Nothing is wrong with the turn or the judge: it waits for what is away."""
-        health, rest = self._deps.health, asyncio.sleep
+        health, rest = self._parts.health, asyncio.sleep
         if isinstance(error, OutageError):  # what is left to do shows who did not answer
-            judged = self._deps.ledger.judgements.verdict(turn_id) is not None
+            judged = self._parts.ledger.judgements.verdict(turn_id) is not None
             rest = partial(health.backend.rest, "teaching" if judged else "judging")
         health.judge_is("stalled" if isinstance(error, OutageError) else "failing", str(error))
-        self._set_due(turn_id, self._deps.waits, rest)
+        self._set_due(turn_id, self._waits, rest)
 
     def _failed(self, turn_id: int, error: JudgeError) -> None:
         """The judge gave nothing that can be read."""
         if isinstance(error, _Unread):
             counts = error.counts
         else:
-            counts = self._heard.ill(turn_id, 0, self._deps.judge.answers, str(error))
+            counts = self._heard.ill(turn_id, 0, self._judge.answers, str(error))
         self._show()
         self._rest(turn_id, str(error), counts=counts)
 
     def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
         """Try the turn again later, or set it aside where it had all its tries."""
-        deps = self._deps
+        parts = self._parts
         if counts:
             try:
-                tries = deps.ledger.judgements.add_in_vain(turn_id, deps.redact(answer))
+                tries = parts.ledger.judgements.add_in_vain(turn_id, self._redact(answer))
             except LedgerError as refused:
                 self._wait_for(turn_id, refused)
                 return
             log.warning("turn.unjudged", turn=turn_id, tries=tries, of=TRIES)
             if tries >= TRIES:
                 self._done(turn_id)
-                deps.telemetry.sample("set_aside", turn=turn_id)
+                parts.telemetry.sample("set_aside", turn=turn_id)
                 return
         # Answers cost money, errors do not.
-        backoff = deps.waits if self._heard.down else deps.rests
+        backoff = self._waits if self._heard.down else self._rests
         failing = self._heard.trouble and not counts
         self._set_due(turn_id, backoff, self._until_it_works if failing else asyncio.sleep)
 
@@ -292,14 +294,14 @@ class Judging:
 
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
-        ledger = self._deps.ledger
+        ledger = self._parts.ledger
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
         verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
         told = self._told(turn, verdict, ledger.judgements.hints(turn_id))
-        if reason := self._deps.method.refuses(verdict, told):
+        if reason := self._parts.method.refuses(verdict, told):
             self._refuse(turn_id, reason)
             return
         try:
@@ -311,21 +313,21 @@ class Judging:
             return
         self._check(turn_id)
         ledger.samples.add(turn_id, reward_of(verdict), teacher)
-        self._deps.telemetry.sample("queued", turn=turn_id)
-        self._deps.on_sample()
+        self._parts.telemetry.sample("queued", turn=turn_id)
+        self._on_sample()
 
     async def _ask(self, turn: Turn) -> Verdict:
-        state = self._deps.ledger.turns.next_state(turn.id)
+        state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:
             raise LookupError(f"turn {turn.id} has no next state")
-        spending = self._deps.spending
+        spending = self._parts.spending
         async with spending.room_to_judge():
             with (
-                self._deps.health.backend.watching("judging"),
+                self._parts.health.backend.watching("judging"),
                 spending.paying("judge", turn_id=turn.id),
             ):
-                redact = self._deps.redact
-                judgement = await self._deps.judge.judge(
+                redact = self._redact
+                judgement = await self._judge.judge(
                     redact(turn.request_text),
                     redact(turn.reply_text),
                     replace(state, text=redact(state.text)),
@@ -344,27 +346,27 @@ class Judging:
             _Unread: it is no signal, or worth another try, since others get whole ones.
         """
         told = self._told(turn, judgement.verdict, judgement.hints)
-        enough = self._deps.method.refuses(judgement.verdict, told) is None
+        enough = self._parts.method.refuses(judgement.verdict, told) is None
         read = sum(judgement.heard) if enough else 0
         counts = self._heard.ill(turn.id, read, len(judgement.heard), None)
-        last = self._deps.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
+        last = self._parts.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
         if not enough or (counts and not last):
             raise _Unread(unread, counts=counts)
 
     def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
         """What the teacher can be told of a turn: nothing, where its prompt has no place for it."""
-        deps = self._deps
-        if deps.method.teaching is None or turn.hint_at is None:
+        parts = self._parts
+        if parts.method.teaching is None or turn.hint_at is None:
             return ()
-        state, shown = deps.ledger.turns.next_state(turn.id), None
-        if Signal.DEMONSTRATION in deps.method.needs:
-            shown = deps.ledger.judgements.demonstration(turn.id)
+        state, shown = parts.ledger.turns.next_state(turn.id), None
+        if Signal.DEMONSTRATION in parts.method.needs:
+            shown = parts.ledger.judgements.demonstration(turn.id)
         known = Evidence(verdict, hints, state, shown)
-        return tuple(deps.redact(text) for text in deps.method.tells(known))
+        return tuple(self._redact(text) for text in parts.method.tells(known))
 
     def _show_to_corrected(self, turn_id: int) -> None:
         """Turns that were refused for want of this reply as their example have it now."""
-        method, judgements = self._deps.method, self._deps.ledger.judgements
+        method, judgements = self._parts.method, self._parts.ledger.judgements
         if Signal.DEMONSTRATION not in method.needs:
             return
         lacking = method.refuses(Verdict(votes=(), value=-1), ())
@@ -373,39 +375,39 @@ class Judging:
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
         self._check(turn_id)
-        verdict, redact = judgement.verdict, self._deps.redact
-        self._deps.ledger.judgements.add(
+        verdict, redact = judgement.verdict, self._redact
+        self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
             verdict_ballots=_ballots(judgement.verdict_answers, redact),
             hint_ballots=_ballots(judgement.hint_answers, redact),
             hints=[redact(hint) for hint in judgement.hints],
         )
-        self._deps.telemetry.verdict(
+        self._parts.telemetry.verdict(
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
         )
 
     async def _score(self, turn: Turn, told: tuple[str, ...]) -> HintScores | None:
         if not told:
             return None
-        spending = self._deps.spending
+        spending = self._parts.spending
         tokens = len(turn.prompt) + len(turn.completion.tokens)
-        async with spending.room_to_teach(teacher_usage(self._deps.method, tokens, len(told))):
+        async with spending.room_to_teach(teacher_usage(self._parts.method, tokens, len(told))):
             with (
-                self._deps.health.backend.watching("teaching"),
+                self._parts.health.backend.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id),
             ):
-                return await self._deps.scorer.score(turn, told, self._deps.policy.current)
+                return await self._scorer.score(turn, told, self._parts.policy.current)
 
     def _check(self, turn_id: int) -> None:
         """Raises where the turn was forgotten while somebody was asked about it."""
-        if not self._deps.ledger.turns.is_open(turn_id):
+        if not self._parts.ledger.turns.is_open(turn_id):
             raise _ForgottenError
 
     def _refuse(self, turn_id: int, reason: str) -> None:
         self._check(turn_id)
-        self._deps.ledger.turns.refuse(turn_id, reason)
-        self._deps.telemetry.sample("refused", turn=turn_id, reason=reason)
+        self._parts.ledger.turns.refuse(turn_id, reason)
+        self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
 
 
 class _ForgottenError(Exception):

@@ -1,9 +1,17 @@
-"""Where a run begins: the newest committed state of its ledger, or version 0."""
+"""Where a run begins, and where it goes back to: the newest committed state of its ledger.
+
+`restore` is the start. `Recovery` is what follows a step that failed: load the committed state, and
+where a step over the same samples fails again, look for the one that is to blame.
+
+Rule: weights after a failed step are suspect, so nothing is done with them before a committed state
+is loaded. An outage is no failure of the step: it is waited out, and learning goes on by itself. A
+trainer that fails whatever it is given is away, too, however it words that.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from tinker_claw.config.settings import Training
@@ -11,15 +19,16 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ClawError,
+    LearningEndedError,
     LedgerError,
     OutageError,
     RequestError,
     StepError,
     first_cause,
 )
-from tinker_claw.learner.health import Health
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.policy import Policy, PolicyHolder, Trainer
+from tinker_claw.policy import Policy, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import (
@@ -30,6 +39,16 @@ from tinker_claw.types import (
     SamplingParams,
     StopReason,
 )
+
+WAITS = Backoff(first_s=5.0, longest_s=300.0)
+"""Between attempts while the service is away."""
+FAILURES = (BackendError, AlignmentError, RequestError)
+"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
+FAILURES_BEFORE_BISECTING = 2
+FAILURES_BEFORE_STOPPING = 4
+"""Of one batch in which no single sample is to blame: by then it is no passing trouble."""
+_OWN, _TEACHERS = -0.1, 0.0
+"""Logprobs, in nats, that no ratio of whatever weights puts outside the bounds for good."""
 
 
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
@@ -86,20 +105,153 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
         return None
 
 
-# Back to the newest committed state after a step that failed, however long the service is away.
-#
-# Rule: weights after a failed step are suspect, so nothing is done with them before a committed
-# state
-# is loaded. An outage is no failure of the step: it is waited out, and learning goes on by
-# itself. A
-# trainer that fails whatever it is given is away, too, however it words that.
+class Recovery:
+    """Restores the trainer, and the policy where later steps had not been saved."""
 
+    def __init__(
+        self,
+        parts: LoopParts,
+        rehearse: Callable[[int, Sequence[Sample]], Awaitable[None]],
+        retire: Callable[[Policy], None],
+        waits: Backoff,
+    ) -> None:
+        """
+        Args:
+            rehearse: trains on samples without committing it, charged to the step of that id.
+            retire: gets the policy that a restored one replaces.
+        """
+        self._parts = parts
+        self._ledger = parts.ledger
+        self._health = parts.health
+        self._rehearse = rehearse
+        self._retire = retire
+        self._waits = waits
+        self.suspect = False
+        """The trainer's weights are not those of the newest version."""
 
-WAITS = Backoff(first_s=5.0, longest_s=300.0)
-FAILURES = (BackendError, AlignmentError, RequestError)
-"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
-_OWN, _TEACHERS = -0.1, 0.0
-"""Logprobs, in nats, that no ratio of whatever weights puts outside the bounds for good."""
+    async def after(self, error: ClawError | None) -> None:
+        """Wait, if it was an outage, and load the newest committed state, as often as it takes.
+
+        None: the step went well, and is to be undone all the same.
+
+        Raises:
+            BackendError: it cannot be loaded, and not because the service is away.
+        """
+        if isinstance(error, OutageError):
+            outage = error
+        else:
+            told = str(error) if error else self._health.learner.error
+            self._health.learner_is("recovering", told)
+            outage = await self._try()
+        while outage is not None:
+            # Counted until a step succeeds: a service that loads states but takes no steps is away.
+            wait_s = self._waits.after(self._health.backend.attempts("learning"))
+            self._health.learner_stalls(outage, wait_s)
+            await asyncio.sleep(wait_s)
+            outage = await self._try()
+        self.suspect = False
+
+    async def after_step(self, batch: Sequence[Sample], step_id: int, error: ClawError) -> None:
+        """Undo a failed step, and look for the sample that is to blame where one seems to be.
+
+        Raises:
+            LearningEndedError: the batch fails again and again, and neither a sample nor the
+                trainer alone is to blame.
+        """
+        await self.after(error)
+        if isinstance(error, OutageError):
+            return
+        failures = self._ledger.steps.failures([sample.id for sample in batch])
+        if failures < FAILURES_BEFORE_BISECTING or not await self._works(step_id):
+            return
+        found = await self._quarantine_culprit(batch, step_id)
+        if not found and failures >= FAILURES_BEFORE_STOPPING:
+            raise LearningEndedError(
+                f"A step over the same samples failed {failures} times, and no single one of "
+                f"them is to blame: {error}"
+            ) from error
+
+    async def _quarantine_culprit(self, batch: Sequence[Sample], step_id: int) -> bool:
+        """Halve the batch until one sample alone fails; that one is never trained.
+
+        It is blamed only if right afterwards a step succeeds that cannot be at fault: the trainer
+        might have begun to fail meanwhile.
+
+        False: none fails alone, as when the trouble has passed meanwhile.
+        """
+        suspects = list(batch)
+        while len(suspects) > 1:
+            half = suspects[: len(suspects) // 2]
+            rest = suspects[len(suspects) // 2 :]
+            suspects = half if await self._fails(half, step_id) else rest
+        if not await self._fails(suspects, step_id):
+            log.warning("step.no_culprit", step_id=step_id)
+            return False
+        culprit = suspects[0]
+        if not await self._works(step_id):
+            return True
+        self._ledger.samples.quarantine(culprit.id)
+        self._parts.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
+        return True
+
+    async def _fails(self, samples: Sequence[Sample], step_id: int) -> bool:
+        """Whether a step over these samples fails. An outage is no answer: it is waited out."""
+        while True:
+            failure: ClawError | None = None
+            try:
+                with self._health.backend.watching("learning"):
+                    await self._rehearse(step_id, samples)
+            except FAILURES as error:
+                failure = error
+            await self.after(failure)
+            if not isinstance(failure, OutageError):
+                return failure is not None
+
+    async def _works(self, step_id: int) -> bool:
+        """Whether the trainer takes a step that cannot be at fault; if not, it is waited for."""
+        version, at_once = self._parts.policy.newest.version.id, True
+        sample = known_good(version, self._parts.training)
+        while True:
+            failure: OutageError | None = None
+            try:
+                with self._health.backend.watching("learning"), nobody_to_blame():
+                    await self._rehearse(step_id, [sample])
+            except OutageError as error:
+                failure = error
+            await self.after(failure)
+            if failure is None:
+                return at_once
+            at_once = False
+
+    async def _try(self) -> OutageError | None:
+        try:
+            await self._restore()
+        except (OutageError, LedgerError) as error:
+            outage = as_outage(error)
+            self._health.backend.seen("learning", outage)
+            return outage
+        return None
+
+    async def _restore(self) -> None:
+        saved = self._ledger.steps.newest_saved_version()
+        if saved is None or saved.state_ref is None:
+            raise StepError("there is no committed state to go back to")
+        await self._parts.trainer.load_state(saved.state_ref)
+        if saved.id != self._parts.policy.newest.version.id:
+            await self._go_back_to(saved)
+
+    async def _go_back_to(self, saved: PolicyVersion) -> None:
+        """Where states are saved every k steps, the steps since the last save are void, too."""
+        # It may fail: nothing is written before.
+        sampler = await self._parts.trainer.open(saved.sampler_ref)
+        try:
+            lost = self._ledger.steps.unsaved(saved)
+            version = self._ledger.steps.restart_from(saved)
+        except LedgerError:  # the next attempt opens it anew
+            await sampler.aclose()
+            raise
+        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
+        self._retire(self._parts.policy.swap(Policy(version, sampler)))
 
 
 def known_good(version: int, cfg: Training) -> Sample:
@@ -166,78 +318,3 @@ def waiting_for_the_ledger() -> Generator[None]:
         yield
     except LedgerError as error:
         raise as_outage(error) from error
-
-
-class Recovery:
-    """Restores the trainer, and the policy where later steps had not been saved."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        trainer: Trainer,
-        policy: PolicyHolder,
-        health: Health,
-        *,
-        waits: Backoff,
-        retire: Callable[[Policy], None],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """`retire` gets the policy that a restored one replaces."""
-        self._ledger = ledger
-        self._trainer = trainer
-        self._policy = policy
-        self._health = health
-        self._waits = waits
-        self._retire = retire
-        self._sleep = sleep
-
-    async def after(self, error: ClawError | None) -> None:
-        """Wait, if it was an outage, and load the newest committed state, as often as it takes.
-
-        None: the step went well, and is to be undone all the same.
-
-        Raises:
-            BackendError: it cannot be loaded, and not because the service is away.
-        """
-        if isinstance(error, OutageError):
-            outage = error
-        else:
-            told = str(error) if error else self._health.learner.error
-            self._health.learner_is("recovering", told)
-            outage = await self._try()
-        while outage is not None:
-            # Counted until a step succeeds: a service that loads states but takes no steps is away.
-            attempts = self._health.backend.attempts("learning")
-            wait_s = self._waits.after(attempts)
-            self._health.learner_stalls(outage, wait_s)
-            await self._sleep(wait_s)
-            outage = await self._try()
-
-    async def _try(self) -> OutageError | None:
-        try:
-            await self._restore()
-        except (OutageError, LedgerError) as error:
-            outage = as_outage(error)
-            self._health.backend.seen("learning", outage)
-            return outage
-        return None
-
-    async def _restore(self) -> None:
-        saved = self._ledger.steps.newest_saved_version()
-        if saved is None or saved.state_ref is None:
-            raise StepError("there is no committed state to go back to")
-        await self._trainer.load_state(saved.state_ref)
-        if saved.id != self._policy.newest.version.id:
-            await self._go_back_to(saved)
-
-    async def _go_back_to(self, saved: PolicyVersion) -> None:
-        """Where states are saved every k steps, the steps since the last save are void, too."""
-        sampler = await self._trainer.open(saved.sampler_ref)  # may fail: nothing is written before
-        try:
-            lost = self._ledger.steps.unsaved(saved)
-            version = self._ledger.steps.restart_from(saved)
-        except LedgerError:  # the next attempt opens it anew
-            await sampler.aclose()
-            raise
-        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
-        self._retire(self._policy.swap(Policy(version, sampler)))

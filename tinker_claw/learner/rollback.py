@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import Forgetting
-from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
+from tinker_claw.policy import Policy, Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import PolicyVersion
 
@@ -24,17 +24,15 @@ class Rollback:
 
     def __init__(
         self,
-        ledger: Ledger,
-        trainer: Trainer,
-        policy: PolicyHolder,
+        parts: LoopParts,
         learner: Learner,
         forget_session: Callable[[int], None],
         wake_judging: Callable[[], None],
     ) -> None:
         """`forget_session`: told of a session of which turns are forgotten."""
-        self._ledger = ledger
-        self._trainer = trainer
-        self._policy = policy
+        self._ledger = parts.ledger
+        self._trainer = parts.trainer
+        self._policy = parts.policy
         self._learner = learner
         self._forget_session = forget_session
         self._wake_judging = wake_judging
@@ -117,15 +115,15 @@ class Rollback:
         try:
             await self._trainer.load_state(state_ref)
         except asyncio.CancelledError:
-            self._learner.suspect = True  # it may have been loaded all the same
+            self._learner.recovery.suspect = True  # it may have been loaded all the same
             raise
         except OutageError:
             raise
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
-        self._learner.suspect = True  # until the ledger has the version of these weights
+        self._learner.recovery.suspect = True  # until the ledger has the version of these weights
         new = self._ledger.steps.roll_back(version)
-        self._learner.suspect = False
+        self._learner.recovery.suspect = False
         return new
 
     async def _opened(self, version: PolicyVersion) -> Sampler:

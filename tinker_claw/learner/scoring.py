@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError, ClawError
-from tinker_claw.methods.base import Method
+from tinker_claw.learner.parts import LoopParts
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -21,14 +21,13 @@ from tinker_claw.types import HINT_TEMPLATE, HintScores, Sample, TokenLogprobs, 
 class HintScorer:
     """Scores a reply under the prompt into which is spliced what the method tells the teacher."""
 
-    def __init__(
-        self, teacher: Sampler | None, renderer: Renderer, method: Method, cfg: Training
-    ) -> None:
-        """`teacher`: the frozen base; None lets the policy of the moment teach."""
-        self._teacher = teacher
+    def __init__(self, parts: LoopParts, renderer: Renderer) -> None:
+        self._teacher = parts.base if parts.training.teacher == "base" else None
+        """None lets the policy of the moment teach."""
         self._renderer = renderer
-        self._words = method.teaching.words if method.teaching else HINT_TEMPLATE
-        self._cfg = cfg
+        teaching = parts.method.teaching
+        self._words = teaching.words if teaching else HINT_TEMPLATE
+        self._cfg = parts.training
 
     async def score(self, turn: Turn, hints: Sequence[str], policy: Policy) -> HintScores:
         """Scores under the hint whose teacher shares most candidates with the student.

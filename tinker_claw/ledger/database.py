@@ -1,4 +1,4 @@
-"""The SQLite file: open, lock, transactions.
+"""The SQLite file: reading it from outside, locking and writing it, long work beside the loop.
 
 Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
@@ -21,12 +21,23 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.telemetry import log
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 1
 FILE = "ledger.sqlite3"
 """Its name in the data directory."""
-_BUSY_S = 5.0
+PAUSE_S = 0.005
+"""Between two transactions of long work."""
+_BUSY_MS = 5000
+"""What a reader or a writer waits for a writer."""
+_LARGE_BYTES = 200_000_000
+"""Of a ledger whose check at the start takes long enough to say so."""
+_STATEMENTS = 256
+"""Prepared statements that a connection keeps; a turn's way has about thirty."""
+_DISK: Final = {
+    sqlite3.SQLITE_FULL: "make room on its disk",
+    sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
+}
+"""What helps where the file itself may be as it should."""
 
 
 class Rows:
@@ -81,7 +92,7 @@ def reading(path: Path) -> Generator[Outside]:
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         with closing(
-            sqlite3.connect(address, uri=True, timeout=_BUSY_S, isolation_level=None)
+            sqlite3.connect(address, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None)
         ) as connection:
             outside = Outside(path, connection)
             _check_version(path, outside.one("PRAGMA user_version"))
@@ -91,53 +102,23 @@ def reading(path: Path) -> Generator[Outside]:
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise LedgerError(
-            f"{path} was written by a newer release (its schema is version {version}, this "
-            f"program knows {SCHEMA_VERSION}); use that release"
-        )
     if version == 0:
         raise LedgerError(f"{path} is no ledger")
-    if version < SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise LedgerError(
-            f"{path} was written by an older release (schema {version}); the next start of run.py "
-            f"brings it to version {SCHEMA_VERSION}"
+            f"{path} was written by another release (its schema is version {version}, this program "
+            f"knows {SCHEMA_VERSION}); use that release, or another --data-dir"
         )
-
-
-# The SQLite file: open, lock, transactions.
-#
-# Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
-# WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
-# power cut the newest few may be missing, never half of one. A damaged file is left as it is.
-# What is
-# deleted is overwritten, on every connection, from a file's first day on.
-
-
-_MIGRATIONS = {1: "migrate_1_to_2.sql", 2: "migrate_2_to_3.sql", 3: "migrate_3_to_4.sql"}
-"""From each older version to the next."""
-
-_OVERWRITTEN = 4
-"""The first schema whose files have had secure_delete all their life."""
-
-_BUSY_MS = 5000
-"""What a writer waits for another one."""
-
-_LARGE_BYTES = 200_000_000
-"""Of a ledger whose check at the start takes long enough to say so."""
-
-_DISK: Final = {
-    sqlite3.SQLITE_FULL: "make room on its disk",
-    sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
-}
-"""What helps where the file itself may be as it should."""
 
 
 class Writer(Rows):
     """A connection that may write, used from one thread, in a process that has the lock."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, sqlite3.connect(path, timeout=_BUSY_MS / 1e3, isolation_level=None))
+        connection = sqlite3.connect(
+            path, timeout=_BUSY_MS / 1e3, isolation_level=None, cached_statements=_STATEMENTS
+        )
+        super().__init__(path, connection)
         self._connection.execute("PRAGMA secure_delete = ON")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
@@ -229,35 +210,16 @@ class Database(Writer):
             raise
 
     def _prepare(self) -> None:
-        execute = self._connection.execute
-        version = self.pragma("user_version")
-        if version == 0:
-            execute("PRAGMA auto_vacuum = INCREMENTAL")
-        execute("PRAGMA journal_mode = WAL")
-        if 0 < version < _OVERWRITTEN:
-            self._write_anew()
+        if (version := self.pragma("user_version")) != 0:
+            _check_version(self.path, version)
+        else:
+            self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._connection.execute("PRAGMA journal_mode = WAL")
         if version == 0:
             schema = files("tinker_claw.ledger").joinpath("schema.sql").read_text()
             self._connection.executescript(
                 f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
-        while 0 < version < SCHEMA_VERSION:
-            step = files("tinker_claw.ledger").joinpath(_MIGRATIONS[version]).read_text()
-            version += 1
-            self._connection.executescript(
-                f"BEGIN; {step} PRAGMA user_version = {version}; COMMIT;"
-            )
-        if version > SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(
-                f"its schema is version {version}, this program knows {SCHEMA_VERSION}"
-            )
-
-    def _write_anew(self) -> None:
-        """Its free pages may hold what was deleted before deleted things were overwritten."""
-        log.info("ledger.written_anew", gigabytes=round(self.path.stat().st_size / 1e9, 1))
-        self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        self._connection.execute("VACUUM")
-        self.empty_log()
 
     def close(self) -> None:
         super().close()
@@ -283,6 +245,8 @@ def _check(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     if path.stat().st_size >= _LARGE_BYTES:
+        from tinker_claw.telemetry import log  # readers need none of it
+
         log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:
@@ -320,21 +284,12 @@ def _lock(directory: Path) -> int:
     return handle
 
 
-# Long work on the ledger, beside the loop that serves.
-#
-# Rule: in a thread, over a connection of its own, in transactions of a few milliseconds with
-# pauses
-# in between; a writer on the loop waits for one of them at most.
-
-
-PAUSE_S = 0.005
-"""Between two transactions."""
-
-
 async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:
-    """Do all steps of some work; returns the sum of what they yield.
+    """Do all steps of some long work in a thread; returns the sum of what they yield.
 
-    Cancelled, it ends after the step in hand.
+    It has a connection of its own, and transactions of a few milliseconds with pauses in between,
+    so that a writer on the loop waits for one of them at most. Cancelled, it ends after the step in
+    hand.
 
     Raises:
         LedgerError: the ledger refused.

@@ -14,18 +14,17 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.prune import (
     Forgetting,
-    Retention,
     begin,
     finish,
     is_begun,
     live_bytes,
     overwritten,
+    trim,
 )
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
 from tinker_claw.ledger.turns import JudgementTable, TurnTable
 from tinker_claw.ledger.versions import Pin, StepTable
-from tinker_claw.telemetry import log
 
 
 class Ledger:
@@ -41,11 +40,12 @@ class Ledger:
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
-        self.retention = Retention(self._db)
         self.pin = Pin(self._db)
 
     def _take_up(self) -> None:
         """Go on with what a process began to forget, and did not finish."""
+        from tinker_claw.telemetry import log  # commands that write one row need none of it
+
         try:
             log.info("forgotten.late", turns=sum(finish(self._db, self._db.file)))
         except LedgerError as error:
@@ -98,11 +98,11 @@ class Ledger:
                 await beside(self.path, lambda writer: finish(writer, self._db.file))
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
-        """One round of retention, beside all else; returns how many turns were emptied."""
+        """One round of retention, beside all else; returns how many turns were dropped."""
 
         def work(writer: Writer) -> Iterator[int]:
             dropped = 0
-            for some in self.retention.round(before, most_bytes, writer):
+            for some in trim(writer, before, most_bytes):
                 dropped += some
                 yield some
             if dropped:

@@ -1,7 +1,7 @@
 """The queue of samples that are ready to train.
 
-Rule: a sample leaves the queue only inside the transaction that commits its step (steps.py), or by
-expiring. A crash in between puts nothing at risk: it is still queued.
+Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
+or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
 )
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.prune import FORGOTTEN
 from tinker_claw.ledger.turns import completion_of
-from tinker_claw.ledger.versions import expire_left_behind
+from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample, Vote
 
 
@@ -61,8 +60,7 @@ class SampleTable:
 
     def waiting(self) -> int:
         """How many samples are queued."""
-        row = self._db.row("SELECT COUNT(*) AS n FROM samples WHERE state = 'queued'")
-        return row["n"] if row else 0
+        return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def summary(self) -> Queued:
         """What is queued, in figures."""
@@ -82,10 +80,10 @@ class SampleTable:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN "
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ? - versions.step > ? OR turns.kind_reason = ?)",
-                (current_step, max_staleness, FORGOTTEN),
+                "WHERE ? - versions.step > ? OR turns.blanked = 'forgotten')",
+                (current_step, max_staleness),
             )
-            return cursor.rowcount + expire_left_behind(tx)
+            return cursor.rowcount + expire_left_behind(tx, read_line(self._db))
 
     def oldest(self, count: int) -> list[Sample]:
         """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""

@@ -32,38 +32,40 @@ CREATE TABLE prompt_blocks (
   ids    BLOB NOT NULL
 ) STRICT;
 
+-- What is short and often asked for stands first: a row is read from its beginning.
 CREATE TABLE turns (
   id                INTEGER PRIMARY KEY AUTOINCREMENT,
   session_id        INTEGER NOT NULL REFERENCES sessions (id),
   idx               INTEGER NOT NULL,    -- 0, 1, 2 ... within the session, per kind
   kind              TEXT NOT NULL,
-  kind_reason       TEXT NOT NULL,
   policy_version    INTEGER NOT NULL REFERENCES versions (id),
   created_at        REAL NOT NULL,
-  prompt            BLOB NOT NULL,       -- the ids behind the blocks
-  prompt_tokens     INTEGER NOT NULL,
-  tokens            BLOB NOT NULL,
-  logprobs          BLOB NOT NULL,
-  topk              INTEGER NOT NULL,    -- candidates per token, 0 for none
-  topk_ids          BLOB NOT NULL,
-  topk_logprobs     BLOB NOT NULL,
-  completion_tokens INTEGER NOT NULL,
-  cached_tokens     INTEGER NOT NULL,
-  stop_reason       TEXT NOT NULL,
-  params            TEXT NOT NULL,       -- JSON of SamplingParams
-  hint_at           INTEGER,
-  request_text      TEXT NOT NULL,
-  reply_text        TEXT NOT NULL,
-  history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
-  reply_digest      TEXT NOT NULL,
   settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
   untrained_because TEXT,                -- NULL while it may still be trained
+  blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are here
+  prompt_tokens     INTEGER NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  cached_tokens     INTEGER NOT NULL,
+  topk              INTEGER NOT NULL,    -- candidates per token, 0 for none
+  hint_at           INTEGER,
+  stop_reason       TEXT NOT NULL,
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
-  trace             TEXT,                -- the client's trace id, where it sent one
+  kind_reason       TEXT NOT NULL,
   fallback          TEXT,                -- why another than the current version answered; NULL: it did not
-  blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
   lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
-  misfit            TEXT                 -- how a call breaks the schema of a strict tool; NULL: none does
+  misfit            TEXT,                -- how a call breaks the schema of a strict tool; NULL: none does
+  trace             TEXT,                -- the client's trace id, where it sent one
+  params            TEXT NOT NULL,       -- JSON of SamplingParams
+  reply_digest      TEXT NOT NULL,
+  history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
+  request_text      TEXT NOT NULL,
+  reply_text        TEXT NOT NULL,
+  blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
+  prompt            BLOB NOT NULL,       -- the ids behind the blocks
+  tokens            BLOB NOT NULL,
+  logprobs          BLOB NOT NULL,
+  topk_ids          BLOB NOT NULL,
+  topk_logprobs     BLOB NOT NULL
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
@@ -127,11 +129,15 @@ CREATE TABLE steps (
   outage      INTEGER NOT NULL DEFAULT 0 -- 1: void because the service was away, not by its samples
 ) STRICT;
 
+-- Of steps that a crash has undone.
+CREATE INDEX steps_lost ON steps (version) WHERE status = 'void' AND version IS NOT NULL;
+
 CREATE TABLE step_samples (
   step_id   INTEGER NOT NULL REFERENCES steps (id),
   sample_id INTEGER NOT NULL REFERENCES samples (id),
   PRIMARY KEY (step_id, sample_id)
 ) STRICT;
+CREATE INDEX step_samples_by_sample ON step_samples (sample_id);
 
 -- What a service billed, and for what. Turn and step are NULL where neither caused it.
 CREATE TABLE spend (

@@ -1,7 +1,8 @@
-"""What a service billed.
+"""What a service billed, and what turns were like so far, for estimates.
 
 Rule: what serving a turn cost is written in the turn's own transaction. What judging, the teacher
-or a step cost is written when it ends, however it ends: a void step has cost its money, too.
+or a step cost is written when it ends, however it ends: a void step has cost its money, too. Means
+are of what was counted; where nothing was, they are None.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tinker_claw.types import Usage
 Purpose = Literal["serve", "judge", "teacher", "train"]
 NOTHING = Usage()
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+NEWEST = 200
+"""Turns whose lengths are averaged: an agent's prompts grow and shrink with its set-up."""
+_KINDS = ("prefill", "cached", "sampled", "trained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +112,7 @@ class SpendTable:
         )
 
 
-_KINDS = ("prefill", "cached", "sampled", "trained")
-
-
-# What turns were like so far, for estimates: lengths, shares and bills.
-#
-# Rule: only what was counted; where nothing was, None.
-
-
-NEWEST = 200
-"""Turns whose lengths are averaged: an agent's prompts grow and shrink with its set-up."""
+# Means
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +171,13 @@ def _share(part: int | None, whole: int | None) -> float | None:
 
 
 def _per_turn(database: Database, purpose: Purpose) -> Usage | None:
+    sums = ", ".join(f"SUM({name}) AS {name}" for name in _KINDS)
     row = database.row(
-        "SELECT SUM(prefill) AS prefill, SUM(cached) AS cached, SUM(sampled) AS sampled, "
-        "SUM(trained) AS trained, (SELECT COUNT(DISTINCT turn_id) FROM spend "
-        "JOIN turns ON turns.id = turn_id WHERE purpose = ? AND kind = 'main') AS turns "
-        "FROM spend WHERE purpose = ?",
-        purpose,
+        f"SELECT {sums}, (SELECT COUNT(DISTINCT turn_id) FROM spend JOIN turns "
+        "ON turns.id = turn_id WHERE purpose = ?1 AND kind = 'main') AS turns "
+        "FROM spend WHERE purpose = ?1",
         purpose,
     )
     if row is None or not row["turns"]:
         return None
-    turns = row["turns"]
-    return Usage(
-        prefill=round(row["prefill"] / turns),
-        cached=round(row["cached"] / turns),
-        sampled=round(row["sampled"] / turns),
-        trained=round(row["trained"] / turns),
-    )
+    return Usage(**{name: round(row[name] / row["turns"]) for name in _KINDS})

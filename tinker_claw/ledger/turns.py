@@ -1,4 +1,8 @@
-"""Sessions, turns and next states."""
+"""Sessions, turns, next states, and what the judge said of them.
+
+Rule: a turn, its blocks and its bill are one transaction, and so is everything that the judge said
+of one turn.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +94,38 @@ class LastTurn:
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
+TRIES = 3
+"""In vain; then a turn is set aside."""
+SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
+"""Stands as the reason why such a turn is not trained."""
+_LONGEST = 2000
+"""Characters that are kept of what came of a try in vain."""
+DEMONSTRATION = """
+SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
+JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
+JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
+WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
+ORDER BY later.idx LIMIT 1
+"""
+"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
+_SET_ASIDE = """
+SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
+WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+"""
+_COLUMNS = (
+    *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
+    *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
+    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "params", "reply_digest"),
+    *("history", "request_text", "reply_text", "blocks", "prompt", "tokens", "logprobs"),
+    *("topk_ids", "topk_logprobs"),
+)
+_INSERT = (
+    f"INSERT INTO turns (idx, {', '.join(_COLUMNS)}) VALUES ((SELECT COALESCE(MAX(idx) + 1, 0) "
+    f"FROM turns WHERE session_id = :session_id AND kind = :kind), "
+    f"{', '.join(f':{name}' for name in _COLUMNS)})"
+)
 _LATELY = 4
 """Newest turns of a session among which the one before a request is sought."""
-
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a run are sought."""
 
@@ -164,48 +197,31 @@ class TurnTable:
         """Write a turn and what serving it cost; returns its id. Durable when this returns."""
         done, keeps = turn.completion, turn.keeps_tokens
         kept = done if keeps else replace(done, **_NO_TOKENS)
+        raw = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
         values = {
-            "session_id": turn.session_id,
-            "kind": turn.kind,
-            "kind_reason": turn.kind_reason,
-            "policy_version": turn.policy_version,
-            "created_at": time.time(),
+            **{"session_id": turn.session_id, "kind": turn.kind, "kind_reason": turn.kind_reason},
+            **{"policy_version": turn.policy_version, "created_at": time.time()},
+            **{"call": turn.call, "trace": turn.trace, "fallback": turn.fallback},
+            **{"lost": turn.lost, "misfit": turn.misfit, "hint_at": turn.hint_at},
+            **{"request_text": turn.request_text, "reply_text": turn.reply_text},
+            "untrained_because": turn.untrained_because,
+            "settled": turn.untrained_because is not None,
             "prompt_tokens": len(turn.prompt),
+            "completion_tokens": len(done.tokens),
+            "cached_tokens": done.cached_tokens,
+            "stop_reason": done.stop_reason,
+            "params": _params_json(done.params if keeps else replace(done.params, stop=())),
+            "history": json.dumps(turn.history if keeps else ()),
+            "reply_digest": turn.reply_digest if keeps else "",
             "tokens": pack_ids(kept.tokens),
             "logprobs": pack_floats(kept.logprobs),
             "topk": len(kept.topk_ids[0]) if kept.topk_ids else 0,
             "topk_ids": pack_id_rows(kept.topk_ids),
             "topk_logprobs": pack_float_rows(kept.topk_logprobs),
-            "completion_tokens": len(done.tokens),
-            "cached_tokens": done.cached_tokens,
-            "stop_reason": done.stop_reason,
-            "params": _params_json(done.params if keeps else replace(done.params, stop=())),
-            "hint_at": turn.hint_at,
-            "request_text": turn.request_text,
-            "reply_text": turn.reply_text,
-            "history": json.dumps(turn.history if keeps else ()),
-            "reply_digest": turn.reply_digest if keeps else "",
-            "settled": turn.untrained_because is not None,
-            "untrained_because": turn.untrained_because,
-            "call": turn.call,
-            "trace": turn.trace,
-            "fallback": turn.fallback,
-            "lost": turn.lost,
-            "misfit": turn.misfit,
         }
         with self._db.transaction() as tx:
-            packed = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
-            packed = packed if keeps else b""
-            values["blocks"], values["prompt"] = store(tx, packed)
-            columns = ", ".join(values)
-            marks = ", ".join(f":{name}" for name in values)
-            cursor = tx.execute(
-                f"INSERT INTO turns (idx, {columns}) VALUES "
-                f"((SELECT COALESCE(MAX(idx) + 1, 0) FROM turns "
-                f"WHERE session_id = :session_id AND kind = :kind), {marks})",
-                values,
-            )
-            turn_id = int(cursor.lastrowid or 0)
+            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
+            turn_id = int(tx.execute(_INSERT, values).lastrowid or 0)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
         return turn_id
@@ -312,20 +328,7 @@ def completion_of(row: sqlite3.Row) -> Completion:
     )
 
 
-# Votes, verdicts and hints.
-
-
-TRIES = 3
-"""In vain; then a turn is set aside."""
-SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
-"""Stands as the reason why such a turn is not trained."""
-_LONGEST = 2000
-"""Characters that are kept of what came of a try in vain."""
-
-_SET_ASIDE = """
-SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
-"""
+# Votes, verdicts and hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +392,9 @@ class JudgementTable:
 
     def in_vain(self, turn_id: int) -> int:
         """How many tries were in vain."""
-        row = self._db.row(
-            "SELECT COUNT(*) AS n FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
+        return self._db.one(
+            "SELECT COUNT(*) FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
         )
-        return row["n"] if row else 0
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
         """Turns that were set aside are to be judged again; returns which.
@@ -414,16 +416,7 @@ class JudgementTable:
     def demonstration(self, turn_id: int) -> str | None:
         """The reply that the user accepted after this turn, if it is the first later one of the
         session that they answered and did not reject; None: there is none, or none yet."""
-        row = self._db.row(
-            "SELECT later.reply_text, value FROM turns JOIN turns AS later "
-            "ON later.session_id = turns.session_id AND later.kind = 'main' "
-            "AND later.idx > turns.idx "
-            "JOIN next_states ON next_states.turn_id = later.id AND role = 'user' "
-            "JOIN verdicts ON verdicts.turn_id = later.id AND value IS NOT -1 "
-            "WHERE turns.id = ? ORDER BY later.idx LIMIT 1",
-            turn_id,
-        )
-        return row["reply_text"] or None if row and row["value"] == 1 else None
+        return self._db.one(f"SELECT ({DEMONSTRATION}) FROM turns WHERE id = ?", turn_id)
 
     def take_up_corrected(self, accepted: int, reason: str) -> bool:
         """Rejected turns that were refused for this reason are open again, if what they lacked is a
@@ -463,6 +456,5 @@ class JudgementTable:
         counts = dict.fromkeys([*names.values(), "hints"], 0)
         for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
             counts[names[row["value"]]] = row["n"]
-        hinted = self._db.row("SELECT COUNT(DISTINCT turn_id) AS n FROM hints")
-        counts["hints"] = hinted["n"] if hinted else 0
+        counts["hints"] = self._db.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
         return counts

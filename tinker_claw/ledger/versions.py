@@ -1,8 +1,12 @@
-"""Steps and policy versions.
+"""Steps, the policy versions that they make, and the line that these stand in.
 
 The protocol of one step: intent row; train; save state; publish; one transaction that commits the
 step, the samples it consumed and the new version. A step without that transaction never happened:
 `begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
+
+Rule: versions are never taken back, and ids only grow. What was trained in versions that a rollback
+has left behind stays trained there; what they sampled and nobody has trained on yet expires, for
+the weights that learn have never been theirs.
 """
 
 from __future__ import annotations
@@ -18,6 +22,133 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.types import PolicyVersion
 
+_PINNED = "pinned"
+"""The key in `meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Which versions the newest one goes on from."""
+
+    parents: Mapping[int, int | None]
+    """Of every version, by id."""
+    live: frozenset[int]
+    """The newest version, and all that it descends from; a rollback leaves the others behind."""
+    lost: frozenset[int]
+    """Made by steps that a crash has undone, whose samples are queued again."""
+
+    def leads_on(self, version: int) -> bool:
+        """Whether the newest version descends from this one, or did until a crash lost its step:
+        then it counts as its parent."""
+        at: int | None = version
+        while at in self.lost:
+            at = self.parents[at]
+        return at in self.live
+
+
+def read_line(rows: Rows) -> Line:
+    """The line as it is now."""
+    parents = {row[0]: row[1] for row in rows.rows("SELECT id, parent FROM versions")}
+    void = rows.rows("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
+    live, at = set[int](), max(parents, default=None)
+    while at is not None:
+        live.add(at)
+        at = parents[at]
+    return Line(parents, frozenset(live), frozenset(row[0] for row in void) - live)
+
+
+def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
+    """Take samples out of the queue whose version was left behind by a rollback; how many."""
+    sampled_by = tx.execute(
+        "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
+        "WHERE state = 'queued'"
+    ).fetchall()
+    return sum(
+        tx.execute(
+            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
+            "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
+            (version,),
+        ).rowcount
+        for (version,) in sampled_by
+        if not line.leads_on(version)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """A version, and what it is to the run."""
+
+    version: PolicyVersion
+    created_at: float
+    made_by_step: int | None
+    """None: by a start, or by a rollback."""
+    samples: int
+    """That this step trained on."""
+    live: bool
+    """The newest version descends from it, or is it."""
+    pinned: bool
+    serving: bool
+    """It answers, or will when the gateway runs."""
+
+
+def read_versions(rows: Rows) -> list[VersionRecord]:
+    """All versions of a run, oldest first."""
+    found = rows.rows(
+        "SELECT versions.*, steps.id AS made_by_step, (SELECT COUNT(*) FROM step_samples "
+        "WHERE step_id = steps.id) AS samples "
+        "FROM versions LEFT JOIN steps ON steps.version = versions.id ORDER BY versions.id"
+    )
+    line, pin = read_line(rows), pinned(rows)
+    serving = max(line.live, default=None) if pin is None else pin
+    return [
+        VersionRecord(
+            version=_version(row),
+            created_at=row["created_at"],
+            made_by_step=row["made_by_step"],
+            samples=row["samples"],
+            live=row["id"] in line.live,
+            pinned=row["id"] == pin,
+            serving=row["id"] == serving,
+        )
+        for row in found
+    ]
+
+
+def read_version(rows: Rows, version_id: int) -> PolicyVersion | None:
+    """None: there is no such version."""
+    row = rows.row("SELECT * FROM versions WHERE id = ?", version_id)
+    return None if row is None else _version(row)
+
+
+class Pin:
+    """The version that answers whatever is learned meanwhile."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    @property
+    def version(self) -> int | None:
+        """None: the newest answers."""
+        return pinned(self._db)
+
+    def to(self, version_id: int) -> None:
+        with self._db.transaction() as tx:
+            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+
+    def end(self) -> None:
+        with self._db.transaction() as tx:
+            _end_pin(tx)
+
+
+def pinned(rows: Rows) -> int | None:
+    """The version that was pinned; None: the newest answers."""
+    value = rows.one("SELECT value FROM meta WHERE key = ?", _PINNED)
+    return None if value is None else int(value)
+
+
+def _end_pin(tx: sqlite3.Connection) -> None:
+    tx.execute("DELETE FROM meta WHERE key = ?", (_PINNED,))
+
 
 class StepTable:
     """Steps, and the versions that they made."""
@@ -26,18 +157,18 @@ class StepTable:
         self._db = database
 
     def newest_version(self) -> PolicyVersion | None:
-        return _version(self._db.row("SELECT * FROM versions ORDER BY id DESC LIMIT 1"))
+        return self._one("ORDER BY id DESC LIMIT 1")
 
     def newest_saved_version(self) -> PolicyVersion | None:
         """The newest version whose trainer state was saved: where a restart begins."""
-        return _version(
-            self._db.row(
-                "SELECT * FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1"
-            )
-        )
+        return self._one("WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1")
 
     def version(self, version_id: int) -> PolicyVersion | None:
-        return _version(self._db.row("SELECT * FROM versions WHERE id = ?", version_id))
+        return read_version(self._db, version_id)
+
+    def _one(self, which: str) -> PolicyVersion | None:
+        row = self._db.row(f"SELECT * FROM versions {which}")
+        return None if row is None else _version(row)
 
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
         """Version 0: the base with an adapter that changes nothing yet."""
@@ -159,11 +290,11 @@ class StepTable:
         trained, and is not queued again.
         """
         with self._db.transaction() as tx:
-            end_pin(tx)
+            _end_pin(tx)
             version = _insert_version(
                 tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
             )
-            expire_left_behind(tx)
+            expire_left_behind(tx, read_line(self._db))
         return version
 
     def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
@@ -215,143 +346,6 @@ def _insert_version(
     return PolicyVersion(id=next_id, parent=parent, step=step, state_ref=state_ref, sampler_ref=ref)
 
 
-def _version(row: sqlite3.Row | None) -> PolicyVersion | None:
-    if row is None:
-        return None
-    return PolicyVersion(
-        id=row["id"],
-        parent=row["parent"],
-        step=row["step"],
-        state_ref=row["state_ref"],
-        sampler_ref=row["sampler_ref"],
-    )
-
-
-# Versions as a line that is gone on from, gone back on, or held still.
-#
-# Rule: versions are never taken back, and ids only grow. What was trained in versions that a
-# rollback
-# has left behind stays trained there; what they sampled and nobody has trained on yet expires,
-# for
-# the weights that learn have never been theirs.
-
-
-_PINNED = "pinned"
-"""The key in `meta`."""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRecord:
-    """A version, and what it is to the run."""
-
-    version: PolicyVersion
-    created_at: float
-    made_by_step: int | None
-    """None: by a start, or by a rollback."""
-    samples: int
-    """That this step trained on."""
-    live: bool
-    """The newest version descends from it, or is it."""
-    pinned: bool
-    serving: bool
-    """It answers, or will when the gateway runs."""
-
-
-class Pin:
-    """The version that answers whatever is learned meanwhile."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-
-    @property
-    def version(self) -> int | None:
-        """None: the newest answers."""
-        return pinned(self._db)
-
-    def to(self, version_id: int) -> None:
-        with self._db.transaction() as tx:
-            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
-
-    def end(self) -> None:
-        with self._db.transaction() as tx:
-            end_pin(tx)
-
-
-def pinned(rows: Rows) -> int | None:
-    value = rows.one("SELECT value FROM meta WHERE key = ?", _PINNED)
-    return None if value is None else int(value)
-
-
-def end_pin(tx: sqlite3.Connection) -> None:
-    """Within a transaction: the newest version answers again."""
-    tx.execute("DELETE FROM meta WHERE key = ?", (_PINNED,))
-
-
-def read_versions(rows: Rows) -> list[VersionRecord]:
-    """All versions of a run, oldest first."""
-    found = rows.rows(
-        "SELECT versions.*, steps.id AS made_by_step, (SELECT COUNT(*) FROM step_samples "
-        "WHERE step_id = steps.id) AS samples "
-        "FROM versions LEFT JOIN steps ON steps.version = versions.id ORDER BY versions.id"
-    )
-    parents = {row["id"]: row["parent"] for row in found}
-    line, at = set[int](), max(parents, default=None)
-    pin = pinned(rows)
-    serving = at if pin is None else pin
-    while at is not None:
-        line.add(at)
-        at = parents[at]
-    return [
-        VersionRecord(
-            version=PolicyVersion(
-                *(row[name] for name in ("id", "parent", "step", "state_ref", "sampler_ref"))
-            ),
-            created_at=row["created_at"],
-            made_by_step=row["made_by_step"],
-            samples=row["samples"],
-            live=row["id"] in line,
-            pinned=row["id"] == pin,
-            serving=row["id"] == serving,
-        )
-        for row in found
-    ]
-
-
-def expire_left_behind(tx: sqlite3.Connection) -> int:
-    """Take samples out of the queue whose version was left behind by a rollback; how many."""
-    sampled_by = tx.execute(
-        "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state = 'queued'"
-    ).fetchall()
-    newest = tx.execute("SELECT MAX(id) FROM versions").fetchone()[0]
-    return sum(
-        tx.execute(
-            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
-            "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
-            (version,),
-        ).rowcount
-        for (version,) in sampled_by
-        if not _leads_to(tx, version, newest)
-    )
-
-
-def _leads_to(tx: sqlite3.Connection, version: int, newest: int) -> bool:
-    """Whether the newest version descends from this one, or did until a crash lost its step.
-
-    The lost step's version counts as its parent: its samples are queued again and go on.
-    """
-    while True:
-        at = newest
-        while at > version:  # a parent's id is always lower
-            at = _parent(tx, at)
-        if at == version:
-            return True
-        step = tx.execute("SELECT status FROM steps WHERE version = ?", (version,)).fetchone()
-        if step is None or step["status"] != "void":
-            return False
-        version = _parent(tx, version)
-
-
-def _parent(tx: sqlite3.Connection, version: int) -> int:
-    row = tx.execute("SELECT parent FROM versions WHERE id = ?", (version,)).fetchone()
-    return -1 if row["parent"] is None else int(row["parent"])
+def _version(row: sqlite3.Row) -> PolicyVersion:
+    names = ("id", "parent", "step", "state_ref", "sampler_ref")
+    return PolicyVersion(*(row[name] for name in names))

@@ -1,136 +1,319 @@
-"""What a listed row leaves out: texts, ids, logprobs, and where weights lie."""
+"""Turns as a reader asks for them, with all that became of each, and rows of the other tables, also
+from outside while a gateway is writing.
+
+Rule: nothing is locked or written. What a user or their agent wrote, and ids from which it can be
+read, are only in what is asked for in full: `Contents`.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from tinker_claw.ledger.codec import load, unpack_float_rows, unpack_floats
-from tinker_claw.ledger.database import Outside, Rows, reading
-from tinker_claw.ledger.prune import FORGOTTEN
+from tinker_claw.ledger.codec import load
+from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import completion_of
-from tinker_claw.ledger.versions import pinned
-from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Verdict, Vote
+from tinker_claw.ledger.turns import DEMONSTRATION, completion_of
+from tinker_claw.ledger.versions import Line, read_line
+from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Vote
+
+Record = dict[str, Any]
+
+# One turn, with all that became of it
+
+_TURN = f"""
+SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 1 AS private,
+  closed_at IS NOT NULL AS session_closed, turns.idx AS "index", turns.kind, turns.kind_reason,
+  turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
+  turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
+  turns.fallback, turns.misfit, turns.lost, turns.settled, turns.untrained_because, turns.blanked,
+  next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
+  verdicts.created_at AS judged_at, value AS verdict,
+  (SELECT json_group_array(value) FROM (SELECT value FROM votes
+    WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
+  (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
+  (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
+  CASE WHEN turns.settled = 0 AND value = -1 THEN ({DEMONSTRATION}) END IS NOT NULL AS demonstrated,
+  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward,
+  hint IS NOT NULL AS hinted, samples.step_id, steps.version AS step_version, steps.finished_at,
+  (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
+  CASE state WHEN 'queued' THEN (SELECT COUNT(*) FROM samples AS older
+    WHERE older.state = 'queued' AND older.id <= samples.id) END AS place,
+  (SELECT json_group_array(json_array(id, status, error)) FROM (SELECT begun.* FROM step_samples
+    JOIN steps AS begun ON begun.id = step_samples.step_id
+    WHERE sample_id = samples.id ORDER BY begun.id)) AS begun
+FROM turns JOIN sessions ON sessions.id = turns.session_id
+  JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN next_states ON next_states.turn_id = turns.id
+  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
+  LEFT JOIN samples ON samples.turn_id = turns.id
+  LEFT JOIN steps ON steps.id = samples.step_id
+  LEFT JOIN turns AS passing ON passing.id =
+    CASE WHEN turns.settled = 0 AND next_states.turn_id IS NULL THEN
+      (SELECT id FROM turns AS later WHERE later.session_id = turns.session_id
+        AND later.kind = 'main' AND later.idx > turns.idx ORDER BY later.idx LIMIT 1) END
+"""
+_FLAGS = ("private", "session_closed", "has_hint_place", "settled", "demonstrated")
 
 
-def in_full(ledger: Outside, table: Table, record: Record) -> Record:
-    """The record of `listing.read` with all that the ledger holds of it, at one moment."""
-    with ledger.moment():
-        return record | _FULL[table](ledger, record)
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step that was begun with a sample."""
+
+    id: int
+    status: str
+    """intent, committed or void"""
+    error: str | None
 
 
-def _full_turn(rows: Rows, record: Record) -> Record:
-    row = rows.row(
-        "SELECT turns.*, sessions.key FROM turns JOIN sessions ON sessions.id = session_id "
-        "WHERE turns.id = ?",
-        record["id"],
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """The sample that a turn became, and the steps that it was in."""
+
+    id: int
+    created_at: float
+    state: str
+    """queued, trained, expired or quarantined"""
+    reward: Vote | None
+    hinted: bool
+    step: int | None
+    """That trained it."""
+    version: int | None
+    """That this step made."""
+    finished_at: float | None
+    together: int
+    """Samples of that step."""
+    left_behind: bool
+    """A rollback went back behind that version."""
+    place: int | None
+    """In the queue, from 1 on; None: it is not queued."""
+    begun: tuple[Begun, ...]
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn from its request to the version that it helped to make, without what was said."""
+
+    id: int
+    session_id: int
+    session_key: str
+    user: str
+    private: bool
+    """Nothing of its session is kept just now."""
+    session_closed: bool
+    index: int
+    kind: Kind
+    kind_reason: str
+    call: str
+    policy_version: int
+    version_step: int
+    """Optimizer steps of that version."""
+    created_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    has_hint_place: bool
+    fallback: str | None
+    misfit: str | None
+    lost: Lost | None
+    """Why the request could not be tied to the turn that it answers."""
+    settled: bool
+    untrained_because: str | None
+    blanked: str | None
+    """forgotten or dropped: its words and tokens are gone."""
+    next_role: str | None
+    """None: no next state has come."""
+    passed_by: int | None
+    """The next main turn of the session, where this one still waits for a next state."""
+    passed_lost: Lost | None
+    """Why that one could not be tied to the turn that it answers."""
+    judged_at: float | None
+    """None: not judged."""
+    verdict: Vote | None
+    """None of a judged turn: no vote was valid."""
+    votes: tuple[Vote | None, ...]
+    tries: int
+    """To judge it, in vain."""
+    hints: int
+    demonstrated: bool
+    """While it waits for the teacher: the user has accepted a later reply."""
+    sample: SampleView | None
+    left_behind: bool
+    """A rollback went back behind the version that answered."""
+
+    @property
+    def judged(self) -> bool:
+        return self.judged_at is not None
+
+    @property
+    def trained_in_step(self) -> int | None:
+        return self.sample.step if self.sample and self.sample.state == "trained" else None
+
+
+_READ = (*_FLAGS, "kind", "lost", "passed_lost", "votes", "sample", "left_behind")
+_AS_IT_IS = tuple(field.name for field in fields(TurnView) if field.name not in _READ)
+
+
+def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
+    """None: there is no such turn."""
+    return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
+
+
+def read_turns(rows: Rows, limit: int | None, wanted: Filter | None = None) -> list[TurnView]:
+    """The newest `limit` turns that are wanted, oldest first."""
+    return _listed(rows, "turns", wanted or Filter(), limit)
+
+
+def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
+    """`which`: the end of the query."""
+    found = rows.rows(f"{_TURN} {which}", *values)
+    line = read_line(rows) if found else None
+    return [_turn(row, line) for row in found if line]
+
+
+def _turn(row: sqlite3.Row, line: Line) -> TurnView:
+    values: Record = {name: row[name] for name in _AS_IT_IS}
+    values |= {name: bool(row[name]) for name in _FLAGS}
+    values |= {name: row[name] and Lost(row[name]) for name in ("lost", "passed_lost")}
+    return TurnView(
+        **values,
+        kind=Kind(row["kind"]),
+        votes=tuple(json.loads(row["votes"])) if row["judged_at"] else (),
+        sample=None if row["sample_id"] is None else _sample(row, line),
+        left_behind=not line.leads_on(row["policy_version"]),
     )
-    if row is None:  # forgotten meanwhile
-        return {}
-    done = completion_of(row)
-    return {
-        "session_key": row["key"],
-        "trace": row["trace"],
-        "stop_reason": done.stop_reason,
-        "params": json.loads(row["params"]),
-        "cached_tokens": done.cached_tokens,
-        "request_text": row["request_text"],
-        "reply_text": row["reply_text"],
-        **_said(rows, record["id"]),
-        "prompt": load(rows, row),
-        "tokens": done.tokens,
-        "logprobs": done.logprobs,
-        "topk_ids": done.topk_ids,
-        "topk_logprobs": done.topk_logprobs,
-    }
 
 
-def _full_verdict(rows: Rows, record: Record) -> Record:
-    return _said(rows, record["turn"])
+def _sample(row: sqlite3.Row, line: Line) -> SampleView:
+    version = row["step_version"]
+    return SampleView(
+        id=row["sample_id"],
+        created_at=row["sampled_at"],
+        state=row["state"],
+        reward=row["reward"],
+        hinted=bool(row["hinted"]),
+        step=row["step_id"],
+        version=version,
+        finished_at=row["finished_at"],
+        together=row["together"],
+        left_behind=version is not None and not line.leads_on(version),
+        place=row["place"],
+        begun=tuple(Begun(*begun) for begun in json.loads(row["begun"])),
+    )
 
 
-def _said(rows: Rows, turn_id: int) -> Record:
-    """What came next, and what was made of it."""
-    state = rows.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
-    votes = rows.rows(
+# What was said and sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a `TurnView` leaves out."""
+
+    request_text: str
+    reply_text: str
+    completion: Completion
+    params: Mapping[str, Any]
+    trace: str | None
+    next_state: NextState | None
+    answers: tuple[Record, ...]
+    """Of the judge: `about`, `value` and `answer` of each."""
+    hints: tuple[str, ...]
+    hint: str | None
+    """That the teacher was told."""
+    overlap: int | None
+    teacher: HintScores | None
+    usd: float | None
+    """What serving, judging and teaching it cost; None: no price was known."""
+
+
+def read_contents(rows: Rows, turn_id: int) -> Contents | None:
+    """None: there is no such turn any more."""
+    row = rows.row(
+        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap "
+        "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
+        "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
+        turn_id,
+    )
+    if row is None:
+        return None
+    answers = rows.rows(
         "SELECT about, value, answer FROM votes WHERE turn_id = ? ORDER BY about DESC, n", turn_id
     )
     hints = rows.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
-    return {
-        "next_state": dict(state) if state else None,
-        "answers": [dict(vote) for vote in votes],
-        "hint_texts": [hint["text"] for hint in hints],
-    }
-
-
-def _full_sample(rows: Rows, record: Record) -> Record:
-    row = rows.row(
-        "SELECT hint, teacher_logprobs, teacher_targets, overlap, topk FROM samples "
-        "JOIN turns ON turns.id = turn_id WHERE samples.id = ?",
-        record["id"],
+    return Contents(
+        request_text=row["request_text"],
+        reply_text=row["reply_text"],
+        completion=completion_of(row),
+        params=json.loads(row["params"]),
+        trace=row["trace"],
+        next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
+        answers=tuple(dict(answer) for answer in answers),
+        hints=tuple(hint["text"] for hint in hints),
+        hint=row["hint"],
+        overlap=row["overlap"],
+        teacher=teacher_of(row),
+        usd=rows.one("SELECT SUM(usd) FROM spend WHERE turn_id = ?", turn_id),
     )
-    if row is None:
-        return {}
-    scored = row["teacher_logprobs"] is not None
-    return {
-        "hint": row["hint"],
-        "overlap": row["overlap"],
-        "teacher_logprobs": unpack_floats(row["teacher_logprobs"]) if scored else None,
-        "teacher_targets": (
-            unpack_float_rows(row["teacher_targets"], row["topk"]) if scored else None
-        ),
+
+
+def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
+    """The ids that were sampled on; () where they are gone."""
+    row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ?", turn_id)
+    return () if row is None else load(rows, row)
+
+
+_PAGE = 50
+
+
+def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
+    """All turns but those that were forgotten, oldest first, a few in memory at a time, each as it
+    is at one moment. `tokens`: with ids and logprobs."""
+    after = 0
+    while True:
+        with ledger.moment():
+            page = turns_where(
+                ledger,
+                "WHERE turns.id > ? AND turns.blanked IS NOT 'forgotten' ORDER BY turns.id LIMIT ?",
+                *(after, _PAGE),
+            )
+            records = [_exported(ledger, turn, tokens=tokens) for turn in page]
+        if not page:
+            return
+        yield from records
+        after = page[-1].id
+
+
+def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
+    known = read_contents(rows, turn.id)
+    if known is None:
+        raise AssertionError("what is read in one moment is all there")
+    record: Record = {
+        **{"id": turn.id, "session": turn.session_id, "session_key": turn.session_key},
+        **{"user": turn.user, "index": turn.index, "kind": turn.kind, "call": turn.call},
+        **{"policy_version": turn.policy_version, "created_at": turn.created_at},
+        **{"request": known.request_text, "reply": known.reply_text},
+        "next_state": _state(known.next_state),
+        **{"judged": turn.judged, "verdict": turn.verdict, "hints": list(known.hints)},
+        "sample": turn.sample.state if turn.sample else None,
+        "trained_in_step": turn.trained_in_step,
+        "untrained_because": turn.untrained_because,
     }
+    if tokens:
+        done, prompt = known.completion, read_prompt(rows, turn.id)
+        record |= {"prompt": prompt, "tokens": done.tokens, "logprobs": done.logprobs}
+    return record
 
 
-def _full_step(rows: Rows, record: Record) -> Record:
-    taken = rows.rows(
-        "SELECT samples.id AS sample, turn_id AS turn FROM step_samples "
-        "JOIN samples ON samples.id = sample_id WHERE step_samples.step_id = ? ORDER BY samples.id",
-        record["id"],
-    )
-    metrics = rows.one("SELECT metrics FROM steps WHERE id = ?", record["id"])
-    rule: Any = json.loads(metrics).get("rule") if metrics else None
-    return {"taken": [dict(row) for row in taken], "rule": rule}
+def _state(state: NextState | None) -> Record | None:
+    return None if state is None else {"role": state.role, "text": state.text}
 
 
-def _full_version(rows: Rows, record: Record) -> Record:
-    row = rows.row("SELECT state_ref, sampler_ref FROM versions WHERE id = ?", record["id"])
-    return dict(row) if row else {}
-
-
-_FULL: dict[Table, Callable[[Rows, Record], Record]] = {
-    "turns": _full_turn,
-    "verdicts": _full_verdict,
-    "samples": _full_sample,
-    "steps": _full_step,
-    "versions": _full_version,
-}
-
-
-# Rows of the ledger as a reader asks for them: a table, filtered, the newest at the end.
-#
-# Rule: what a user or his agent wrote, and ids from which it can be read, are only in what is
-# asked
-# for in full.
-
+# Rows of a table, filtered, the newest at the end
 
 Table = Literal["turns", "verdicts", "samples", "steps", "versions"]
-Record = dict[str, Any]
-
-_SESSION = "JOIN sessions ON sessions.id = turns.session_id"
-_VERDICT = "LEFT JOIN verdicts ON verdicts.turn_id = turns.id"
-_SAMPLE = "LEFT JOIN samples ON samples.turn_id = turns.id"
-_TRAINED = "CASE WHEN samples.state = 'trained' THEN samples.step_id END"
-_VOTES = (
-    "(SELECT json_group_array(value) FROM (SELECT value FROM votes "
-    "WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n))"
-)
-_HINTS = "(SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,33 +333,69 @@ class Filter:
     """Only rows of higher turns (of steps and versions: only higher ids)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    select: str
-    created: str
-    number: str
-    """What `Filter.after` compares."""
-    order: str
-    read: Callable[[sqlite3.Row], Record]
+_ORDER: Mapping[Table, tuple[str, str]] = {
+    "turns": ("turns.created_at", "turns.id"),
+    "verdicts": ("verdicts.created_at", "verdicts.created_at {0}, verdicts.turn_id"),
+    "samples": ("samples.created_at", "samples.id"),
+    "steps": ("created_at", "id"),
+    "versions": ("created_at", "id"),
+}
+"""When a row was written, and how rows follow one another ({0}: in which direction)."""
+_OTHERS: Mapping[Table, str] = {
+    "steps": "SELECT steps.id, status, parent, version, created_at, finished_at, "
+    "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
+    "metrics, error, outage FROM steps",
+    "versions": "SELECT versions.id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
+    "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
+    "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
+    "AS main_turns FROM versions",
+}
 
 
-def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
-    """The newest `limit` rows that are wanted, oldest first."""
-    listing = _LISTINGS[table]
-    conditions, values = _conditions(listing, wanted)
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    query = f"{listing.select} {where} ORDER BY {listing.order} LIMIT ?"
-    found = rows.rows(query, *values, -1 if limit is None else limit)
-    return [listing.read(row) for row in reversed(found)]
+def read(
+    rows: Rows,
+    table: Table,
+    wanted: Filter,
+    limit: int | None,
+    word: Callable[[TurnView], str],
+) -> list[Record]:
+    """The newest `limit` rows that are wanted, oldest first. `word`: for a turn's outcome."""
+    if table in _OTHERS:
+        where, values = _where(table, wanted)
+        order = _ORDER[table][1]
+        query = f"{_OTHERS[table]} {where} ORDER BY {order} DESC LIMIT ?"
+        found = rows.rows(query, *values, -1 if limit is None else limit)
+        return [_step(row) if table == "steps" else _version(row) for row in reversed(found)]
+    turns = _listed(rows, table, wanted, limit)
+    if table == "turns":
+        return [_turn_record(turn, word(turn)) for turn in turns]
+    return [_verdict(turn) if table == "verdicts" else _sample_record(turn) for turn in turns]
 
 
-def _conditions(listing: _Listing, wanted: Filter) -> tuple[list[str], list[Any]]:
+def _listed(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[TurnView]:
+    where, values = _where(table, wanted)
+    order = _ORDER[table][1]
+    return turns_where(
+        rows,
+        # The subquery sorts numbers, not turns.
+        "WHERE turns.id IN (SELECT turns.id FROM turns "
+        "JOIN sessions ON sessions.id = turns.session_id "
+        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
+        f"LEFT JOIN samples ON samples.turn_id = turns.id {where} "
+        f"ORDER BY {order.format('DESC')} DESC LIMIT ?) ORDER BY {order.format('')}",
+        *(*values, -1 if limit is None else limit),
+    )
+
+
+def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     conditions, values = list[str](), list[Any]()
 
     def demand(condition: str, *given: Any) -> None:
         conditions.append(condition)
         values.extend(given)
 
+    if table in ("verdicts", "samples"):
+        demand(f"{table}.turn_id IS NOT NULL")
     if wanted.session is not None:
         demand("(sessions.key = ? OR CAST(sessions.id AS TEXT) = ?)", *[wanted.session] * 2)
     if wanted.user is not None:
@@ -188,650 +407,109 @@ def _conditions(listing: _Listing, wanted: Filter) -> tuple[list[str], list[Any]
     elif wanted.verdict is not None:
         demand("verdicts.value = ?", int(wanted.verdict))
     if wanted.trained is not None:
-        demand(f"{_TRAINED} IS {'NOT ' if wanted.trained else ''}NULL")
+        demand(f"samples.state IS {'' if wanted.trained else 'NOT '}'trained'")
     if wanted.since is not None:
-        demand(f"{listing.created} >= ?", wanted.since)
+        demand(f"{_ORDER[table][0]} >= ?", wanted.since)
     if wanted.after:
-        demand(f"{listing.number} > ?", wanted.after)
-    return conditions, values
+        demand(f"{table if table in _OTHERS else 'turns'}.id > ?", wanted.after)
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
 
-def _flagged(*names: str) -> Callable[[sqlite3.Row], Record]:
-    """A row as it is, with these columns as truth values."""
+def _turn_record(turn: TurnView, word: str) -> Record:
+    same = ("call", "policy_version", "fallback", "misfit", "prompt_tokens", "completion_tokens")
+    return {
+        **{"id": turn.id, "session": turn.session_id, "user": turn.user, "index": turn.index},
+        **{"kind": turn.kind, "reason": turn.kind_reason},
+        **{name: getattr(turn, name) for name in (*same, "created_at")},
+        **{"has_next_state": turn.next_role is not None, "judged": turn.judged},
+        **{"verdict": turn.verdict, "hints": turn.hints},
+        "sample": turn.sample.state if turn.sample else None,
+        "trained_in_step": turn.trained_in_step,
+        "untrained_because": turn.untrained_because,
+        "outcome": word,
+    }
 
-    def read(row: sqlite3.Row) -> Record:
-        return {name: bool(row[name]) if name in names else row[name] for name in row.keys()}  # noqa: SIM118
 
-    return read
+def _of_turn(turn: TurnView, created_at: float | None) -> Record:
+    of = {"turn": turn.id, "session": turn.session_id, "user": turn.user}
+    return {**of, "policy_version": turn.policy_version, "created_at": created_at}
 
 
-def _verdict(row: sqlite3.Row) -> Record:
-    return {**dict(row), "votes": json.loads(row["votes"])}
+def _verdict(turn: TurnView) -> Record:
+    judged = {"verdict": turn.verdict, "votes": list(turn.votes), "hints": turn.hints}
+    return _of_turn(turn, turn.judged_at) | judged
+
+
+def _sample_record(turn: TurnView) -> Record:
+    sample = turn.sample
+    if sample is None:
+        raise AssertionError("turns with samples were asked for")
+    now = {"state": sample.state, "reward": sample.reward, "hinted": sample.hinted}
+    return {"id": sample.id, **_of_turn(turn, sample.created_at), **now, "step": sample.step}
 
 
 def _step(row: sqlite3.Row) -> Record:
-    record = _flagged("outage")(row)
     metrics: Mapping[str, Any] = json.loads(row["metrics"]) if row["metrics"] else {}
-    return {**record, "metrics": {k: v for k, v in metrics.items() if k != "rule"}}
+    shown = {name: value for name, value in metrics.items() if name != "rule"}
+    return {**dict(row), "metrics": shown, "outage": bool(row["outage"])}
 
 
-_LISTINGS: dict[Table, _Listing] = {
-    "turns": _Listing(
-        'SELECT turns.id, turns.session_id AS session, user, idx AS "index", kind, '
-        "kind_reason AS reason, call, policy_version, fallback, misfit, "
-        "prompt_tokens, completion_tokens, "
-        "turns.created_at, next_states.turn_id IS NOT NULL AS has_next_state, "
-        "verdicts.turn_id IS NOT NULL AS judged, verdicts.value AS verdict, "
-        f"{_HINTS} AS hints, samples.state AS sample, {_TRAINED} AS trained_in_step, "
-        f"untrained_because FROM turns {_SESSION} {_VERDICT} {_SAMPLE} "
-        "LEFT JOIN next_states ON next_states.turn_id = turns.id",
-        *("turns.created_at", "turns.id", "turns.id DESC"),
-        _flagged("has_next_state", "judged"),
-    ),
-    "verdicts": _Listing(
-        "SELECT turns.id AS turn, turns.session_id AS session, user, policy_version, "
-        f"verdicts.created_at, verdicts.value AS verdict, {_VOTES} AS votes, {_HINTS} AS hints "
-        f"FROM verdicts JOIN turns ON turns.id = verdicts.turn_id {_SESSION} {_SAMPLE}",
-        *("verdicts.created_at", "verdicts.turn_id"),
-        "verdicts.created_at DESC, verdicts.turn_id DESC",
-        _verdict,
-    ),
-    "samples": _Listing(
-        "SELECT samples.id, turns.id AS turn, turns.session_id AS session, user, policy_version, "
-        "samples.created_at, samples.state, samples.reward, samples.hint IS NOT NULL AS hinted, "
-        "samples.step_id AS step "
-        f"FROM samples JOIN turns ON turns.id = samples.turn_id {_SESSION} {_VERDICT}",
-        *("samples.created_at", "samples.turn_id", "samples.id DESC"),
-        _flagged("hinted"),
-    ),
-    "steps": _Listing(
-        "SELECT steps.id, status, parent, version, created_at, finished_at, "
-        "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-        "metrics, error, outage FROM steps",
-        *("created_at", "steps.id", "steps.id DESC"),
-        _step,
-    ),
-    "versions": _Listing(
-        "SELECT versions.id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
-        "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
-        "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
-        "AS main_turns FROM versions",
-        *("created_at", "versions.id", "versions.id DESC"),
-        _flagged("saved"),
-    ),
-}
+def _version(row: sqlite3.Row) -> Record:
+    return {**dict(row), "saved": bool(row["saved"])}
 
 
-# The newest turns of a ledger, read from outside while a gateway may be writing to it.
-#
-# Rule: nothing is locked or written, and no user's words are read.
-
-
-_RECENT_TURNS = """
-SELECT turns.id, turns.created_at, sessions.user, sessions.key AS session_key, session_id, kind,
-  kind_reason, call, policy_version, prompt_tokens, completion_tokens, fallback, untrained_because,
-  sessions.closed_at IS NOT NULL AS session_closed,
-  EXISTS (SELECT 1 FROM turns AS later WHERE later.session_id = turns.session_id
-    AND later.kind = 'main' AND later.id > turns.id) AS passed_over,
-  next_states.role AS next_role,
-  verdicts.turn_id IS NOT NULL AS judged, verdicts.value AS verdict,
-  (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
-  samples.state AS sample, samples.step_id, steps.version AS step_version
-FROM turns JOIN sessions ON sessions.id = turns.session_id
-  LEFT JOIN next_states ON next_states.turn_id = turns.id
-  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
-  LEFT JOIN samples ON samples.turn_id = turns.id
-  LEFT JOIN steps ON steps.id = samples.step_id
-ORDER BY turns.id DESC LIMIT ?
-"""
-_LATELY = 1000
-"""Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
-_TIMES = ("turns", "next_states", "verdicts", "samples", "steps", "versions", "spend")
-
-
-@dataclass(frozen=True, slots=True)
-class RecentTurn:
-    """A turn, and how far it has come."""
-
-    id: int
-    created_at: float
-    user: str
-    session_id: int
-    session_key: str
-    session_closed: bool
-    passed_over: bool
-    """A later main turn of its session exists."""
-    kind: Kind
-    kind_reason: str
-    call: str
-    policy_version: int
-    prompt_tokens: int
-    completion_tokens: int
-    fallback: str | None
-    untrained_because: str | None
-    next_role: str | None
-    """None: no next state has come."""
-    judged: bool
-    verdict: int | None
-    """None of a judged turn: no vote was valid."""
-    hints: int
-    sample: str | None
-    """queued, trained, expired or quarantined; None: it is no sample."""
-    step_id: int | None
-    step_version: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """What a ledger holds just now."""
-
-    turns: tuple[RecentTurn, ...]
-    """Oldest first."""
-    newest_at: float | None
-    """When the newest row was written, seconds since 1970; None: there is none."""
-
-
-def read_recent(path: Path, limit: int) -> Recent:
-    """The `limit` newest turns of the ledger file `path`.
-
-    Raises:
-        LedgerError: there is no such file, it is no ledger, or of another schema.
-    """
-    newest = " UNION ALL ".join(
-        "SELECT MAX(created_at) AS at FROM "
-        f"(SELECT created_at FROM {name} ORDER BY rowid DESC LIMIT {_LATELY})"
-        for name in _TIMES
-    )
-    with reading(path) as ledger, ledger.moment():
-        return Recent(
-            turns=tuple(_turn(row) for row in reversed(ledger.rows(_RECENT_TURNS, limit))),
-            newest_at=ledger.one(f"SELECT MAX(at) FROM ({newest})"),
-        )
-
-
-def _turn(row: sqlite3.Row) -> RecentTurn:
-    values: dict[str, Any] = dict(row)
-    for name in ("session_closed", "passed_over", "judged"):
-        values[name] = bool(values[name])
-    values["kind"] = Kind(values["kind"])
-    return RecentTurn(**values)
-
-
-# All that the ledger knows of one turn, and of what became of it.
-
-
-_TURN = """
-SELECT turns.*, user, sessions.key, closed_at, verdicts.turn_id IS NOT NULL AS judged,
-  verdicts.value AS verdict, versions.step AS version_step,
-  (SELECT MIN(later.id) FROM turns AS later WHERE later.session_id = turns.session_id
-    AND later.kind = 'main' AND later.id > turns.id) AS passed_by,
-  (SELECT lost FROM turns AS later WHERE later.session_id = turns.session_id
-    AND later.kind = 'main' AND later.id > turns.id ORDER BY later.id LIMIT 1) AS passed_lost
-FROM turns JOIN sessions ON sessions.id = session_id
-  JOIN versions ON versions.id = policy_version
-  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
-WHERE turns.id = ?
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleHistory:
-    """A sample and the steps that it was in."""
-
-    id: int
-    state: str
-    reward: Vote | None
-    teacher: HintScores | None
-    ahead: int
-    """Queued samples that are older."""
-    tries: tuple[StepFigures, ...]
-    """Steps that were begun with it, oldest first: void ones, and the one that trained it."""
-    trained_in: StepFigures | None
-    rewards: tuple[Vote | None, ...]
-    """Of all samples of that step; () without one."""
-    parent_step: int | None
-    """Optimizer steps before that one."""
-    left_behind: bool
-    """A rollback went back behind the version that this step made."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """A turn from its request to the version that it helped to make."""
-
-    id: int
-    session_id: int
-    session_key: str
-    session_closed: bool
-    user: str
-    index: int
-    kind: Kind
-    kind_reason: str
-    call: str
-    version: int
-    version_step: int
-    fallback: str | None
-    misfit: str | None
-    """How a call breaks the schema of a strict tool; None: none does."""
-    created_at: float
-    prompt_tokens: int
-    completion: Completion
-    completion_tokens: int
-    """More than `completion` holds where its tokens were not kept, or were dropped."""
-    request_text: str
-    reply_text: str
-    has_hint_place: bool
-    untrained_because: str | None
-    next_state: NextState | None
-    passed_by: int | None
-    """The next main turn of the session."""
-    passed_lost: Lost | None
-    """Why that one could not be tied to the turn that it answers."""
-    lost: Lost | None
-    """Why this one could not."""
-    verdict: Verdict | None
-    """None: not judged."""
-    hints: tuple[str, ...]
-    in_vain: tuple[str, ...]
-    """What came of tries to judge it that gave no verdict."""
-    sample: SampleHistory | None
-    queued: int
-    """Samples that wait for a step just now."""
-    batch: int | None
-    """Samples of the newest step that was taken; None: there is none."""
-    newest_step: int
-    usd: float | None
-    """What serving, judging and teaching it cost; None: no price was known."""
-    run: Mapping[str, str]
-    forgotten: bool
-    """What is left of it says that it was trained, and no more."""
-    left_behind: bool
-    """A rollback went back behind the version that answered."""
-
-
-def read_history(rows: Rows, turn_id: int) -> History | None:
-    """None: there is no such turn."""
-    row = rows.row(_TURN, turn_id)
-    if row is None:
-        return None
-    state = rows.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
-    votes = rows.rows(
-        "SELECT about, value, answer FROM votes WHERE turn_id = ? ORDER BY n", turn_id
-    )
-    hints = rows.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
-    return History(
-        id=row["id"],
-        session_id=row["session_id"],
-        session_key=row["key"],
-        session_closed=row["closed_at"] is not None,
-        user=row["user"],
-        index=row["idx"],
-        kind=Kind(row["kind"]),
-        kind_reason=row["kind_reason"],
-        call=row["call"],
-        version=row["policy_version"],
-        version_step=row["version_step"],
-        fallback=row["fallback"],
-        misfit=row["misfit"],
-        created_at=row["created_at"],
-        prompt_tokens=row["prompt_tokens"],
-        completion=completion_of(row),
-        completion_tokens=row["completion_tokens"],
-        request_text=row["request_text"],
-        reply_text=row["reply_text"],
-        has_hint_place=row["hint_at"] is not None,
-        untrained_because=row["untrained_because"],
-        next_state=NextState(role=state["role"], text=state["text"]) if state else None,
-        passed_by=row["passed_by"],
-        passed_lost=_lost(row["passed_lost"]),
-        lost=_lost(row["lost"]),
-        verdict=Verdict(tuple(v["value"] for v in votes if v["about"] == "verdict"), row["verdict"])
-        if row["judged"]
-        else None,
-        hints=tuple(hint["text"] for hint in hints),
-        in_vain=tuple(v["answer"] for v in votes if v["about"] == "in vain"),
-        sample=_sample(rows, turn_id),
-        queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
-        batch=_batch(rows),
-        newest_step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1"),
-        usd=rows.one("SELECT SUM(usd) FROM spend WHERE turn_id = ?", turn_id),
-        run=run_of(rows),
-        forgotten=row["kind_reason"] == FORGOTTEN,
-        left_behind=_left_behind(rows, row["policy_version"]),
-    )
-
-
-def _left_behind(rows: Rows, version: int) -> bool:
-    """Whether the newest version descends from another, and no crash is the reason."""
-    live = live_versions(rows)
-    while version not in live:
-        row = rows.row(
-            "SELECT parent FROM versions WHERE id = ? AND EXISTS "
-            "(SELECT 1 FROM steps WHERE version = versions.id AND status = 'void')",
-            version,
-        )
-        if row is None or row["parent"] is None:
-            return True
-        version = row["parent"]  # whose samples are queued again, and go on
-    return False
-
-
-def _batch(rows: Rows) -> int | None:
-    metrics = rows.one(
-        "SELECT metrics FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT 1"
-    )
-    known: Mapping[str, Any] = json.loads(metrics) if metrics else {}
-    return known.get("samples")
-
-
-def _lost(cause: str | None) -> Lost | None:
-    return Lost(cause) if cause else None
-
-
-def _sample(rows: Rows, turn_id: int) -> SampleHistory | None:
-    row = rows.row(
-        "SELECT samples.*, topk FROM samples JOIN turns ON turns.id = turn_id WHERE turn_id = ?",
-        turn_id,
-    )
-    if row is None:
-        return None
-    tries = rows.rows(
-        "SELECT steps.* FROM step_samples JOIN steps ON steps.id = step_samples.step_id "
-        "WHERE sample_id = ? ORDER BY steps.id",
-        row["id"],
-    )
-    parent = rows.one(
-        "SELECT versions.step FROM steps JOIN versions ON versions.id = steps.parent "
-        "WHERE steps.id = ?",
-        row["step_id"],
-    )
-    return SampleHistory(
-        id=row["id"],
-        state=row["state"],
-        reward=row["reward"],
-        teacher=teacher_of(row),
-        ahead=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued' AND id < ?", row["id"]),
-        tries=tuple(step_of(one) for one in tries),
-        trained_in=next((step_of(one) for one in tries if one["id"] == row["step_id"]), None),
-        rewards=_rewards(rows, row),
-        parent_step=parent,
-        left_behind=any(
-            one["id"] == row["step_id"] and _left_behind(rows, one["version"]) for one in tries
-        ),
-    )
-
-
-def _rewards(rows: Rows, row: sqlite3.Row) -> tuple[Vote | None, ...]:
-    found = rows.rows(
-        "SELECT reward FROM step_samples JOIN samples ON samples.id = sample_id "
-        "WHERE step_samples.step_id = ? ORDER BY samples.id",
-        row["step_id"],
-    )
-    return tuple(one["reward"] for one in found)
-
-
-# Sums over a whole ledger, for a reader who wants to know how it goes.
-#
-# Rule: answered from indexes and narrow tables. However long a ledger is, no row of `turns` is
-# read
-# but those that are open.
-
-
-_BY_VERSION = """
-SELECT policy_version, COUNT(*) AS judged, COUNT(value) AS voted, TOTAL(value = 1) AS good,
-  TOTAL(value = -1) AS bad, TOTAL(idx = 0 AND value IS NOT NULL) AS firsts,
-  TOTAL(idx = 0 AND value >= 0) AS accepted
-FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main'
-GROUP BY policy_version
-"""
-_OPEN = """
-SELECT closed_at IS NOT NULL AS closed, next_states.turn_id IS NOT NULL AS followed,
-  verdicts.turn_id IS NOT NULL AS judged, COUNT(*) AS n
-FROM turns CROSS JOIN sessions ON sessions.id = session_id
-  LEFT JOIN next_states ON next_states.turn_id = turns.id
-  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
-WHERE settled = 0 GROUP BY 1, 2, 3
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFigures:
-    """What was said of the replies that one policy version gave."""
-
-    version: int
-    judged: int
-    voted: int
-    """Judged turns with a verdict; the others had no valid vote."""
-    good: int
-    bad: int
-    firsts: int
-    """First main turns of their sessions, with a verdict."""
-    accepted: int
-    """Those of them whose verdict is not -1."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """One step."""
-
-    id: int
-    status: str
-    """intent, committed or void"""
-    version: int | None
-    created_at: float
-    finished_at: float | None
-    metrics: Mapping[str, Any]
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTurns:
-    """Turns that may still become samples, by what they wait for."""
-
-    next_state: int = 0
-    ended: int = 0
-    """Like these, but their session is over."""
-    judge: int = 0
-    teacher: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A ledger in sums."""
-
-    run: Mapping[str, str]
-    """Model, method, backend."""
-    version: int | None
-    """The newest; None: the run has not begun."""
-    step: int
-    """Optimizer steps that the newest version is away from the base."""
-    sessions: int
-    private: int
-    """Of them, those of which nothing is recorded now."""
-    main: int
-    side: int
-    versions: tuple[VersionFigures, ...]
-    """Of those with judged turns, by id."""
-    first_versions: frozenset[int]
-    """Versions before any optimizer step."""
-    live: frozenset[int]
-    """The newest version, and all that it descends from; a rollback leaves the others behind."""
-    pinned: int | None
-    """The version that answers whatever is learned; None: the newest does."""
-    hints: int
-    """Turns with a hint."""
-    samples: Mapping[str, int]
-    """By state."""
-    refused: Mapping[str, int]
-    """Turns that are never trained, by reason."""
-    open: OpenTurns
-    lost: Mapping[str, int]
-    """Requests that could not be tied to the turn that they answer, by cause."""
-    usd: Mapping[str, float]
-    """By purpose, as far as prices were known; empty: nothing was billed."""
-    unpriced: int
-    """Bills without a price."""
-    steps: tuple[StepFigures, ...]
-    """The newest, oldest first."""
-
-
-def read_figures(rows: Rows, steps: int) -> Figures:
-    """The sums, and the newest `steps` steps."""
-    newest = rows.row("SELECT id, step FROM versions ORDER BY id DESC LIMIT 1")
-    spend = rows.rows(
-        "SELECT purpose, TOTAL(usd) AS usd, COUNT(*) - COUNT(usd) AS unpriced FROM spend "
-        "GROUP BY purpose"
-    )
-    return Figures(
-        run=run_of(rows),
-        version=newest["id"] if newest else None,
-        step=newest["step"] if newest else 0,
-        sessions=rows.one("SELECT COUNT(*) FROM sessions"),
-        private=rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
-        main=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'"),
-        side=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'side'"),
-        versions=tuple(_version(row) for row in rows.rows(_BY_VERSION)),
-        first_versions=frozenset(
-            row["id"]
-            for row in rows.rows(
-                "SELECT id FROM versions WHERE step = 0 AND id < "
-                "(SELECT COALESCE(MIN(id), 1e18) FROM versions WHERE step > 0)"
+def in_full(ledger: Outside, table: Table, record: Record) -> Record:
+    """A record of `read` with all that the ledger holds of it, at one moment."""
+    with ledger.moment():
+        if table == "steps":
+            return record | _full_step(ledger, record["id"])
+        if table == "versions":
+            row = ledger.row(
+                "SELECT state_ref, sampler_ref FROM versions WHERE id = ?", record["id"]
             )
-        ),
-        live=live_versions(rows),
-        pinned=pinned(rows),
-        hints=rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
-        samples=_counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
-        refused=_counts(
-            rows,
-            "SELECT untrained_because, COUNT(*) FROM turns "
-            "WHERE untrained_because IS NOT NULL GROUP BY untrained_because",
-        ),
-        open=_open(rows),
-        lost=lost_of(rows),
-        usd={row["purpose"]: row["usd"] for row in spend},
-        unpriced=sum(row["unpriced"] for row in spend),
-        steps=newest_steps(rows, steps),
-    )
+            return record | (dict(row) if row else {})
+        turn_id = record["id"] if table == "turns" else record["turn"]
+        turn, known = read_turn(ledger, turn_id), read_contents(ledger, turn_id)
+        if turn is None or known is None:  # forgotten meanwhile
+            return record
+        if table == "turns":
+            return record | _full_turn(turn, known, read_prompt(ledger, turn_id))
+        return record | (_said(known) if table == "verdicts" else _full_sample(known))
 
 
-def lost_of(rows: Rows) -> dict[str, int]:
-    """Requests that could not be tied to the turn that they answer, by cause."""
-    return _counts(rows, "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost")
-
-
-def newest_steps(rows: Rows, count: int) -> tuple[StepFigures, ...]:
-    """So many, oldest first."""
-    newest = rows.rows("SELECT * FROM steps ORDER BY id DESC LIMIT ?", count)
-    return tuple(step_of(row) for row in reversed(newest))
-
-
-def run_of(rows: Rows) -> dict[str, str]:
-    """Model, method and backend."""
+def _full_turn(turn: TurnView, known: Contents, prompt: Sequence[int]) -> Record:
+    done = known.completion
     return {
-        row["key"]: row["value"]
-        for row in rows.rows("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")
+        **{"session_key": turn.session_key, "trace": known.trace, "stop_reason": done.stop_reason},
+        **{"params": known.params, "cached_tokens": done.cached_tokens},
+        **{"request_text": known.request_text, "reply_text": known.reply_text},
+        **_said(known),
+        **{"prompt": prompt, "tokens": done.tokens, "logprobs": done.logprobs},
+        **{"topk_ids": done.topk_ids, "topk_logprobs": done.topk_logprobs},
     }
 
 
-def live_versions(rows: Rows) -> frozenset[int]:
-    """The newest version and all that it descends from."""
-    found = rows.rows(
-        "WITH RECURSIVE line (id) AS (SELECT MAX(id) FROM versions UNION ALL "
-        "SELECT parent FROM versions JOIN line USING (id) WHERE parent IS NOT NULL) "
-        "SELECT id FROM line WHERE id IS NOT NULL"
-    )
-    return frozenset(row["id"] for row in found)
+def _said(known: Contents) -> Record:
+    """What came next, and what was made of it."""
+    answers, hints = list(known.answers), list(known.hints)
+    return {"next_state": _state(known.next_state), "answers": answers, "hint_texts": hints}
 
 
-def step_of(row: sqlite3.Row) -> StepFigures:
-    """A row of `steps`."""
-    return StepFigures(
-        id=row["id"],
-        status=row["status"],
-        version=row["version"],
-        created_at=row["created_at"],
-        finished_at=row["finished_at"],
-        metrics=json.loads(row["metrics"]) if row["metrics"] else {},
-        error=row["error"],
-    )
-
-
-def _version(row: sqlite3.Row) -> VersionFigures:
-    counts = {name: int(row[name]) for name in ("judged", "voted", "good", "bad")}
-    return VersionFigures(
-        version=row["policy_version"],
-        **counts,
-        firsts=int(row["firsts"]),
-        accepted=int(row["accepted"]),
-    )
-
-
-def _open(rows: Rows) -> OpenTurns:
-    counts = dict.fromkeys(("next_state", "ended", "judge", "teacher"), 0)
-    for row in rows.rows(_OPEN):
-        if row["judged"]:
-            name = "teacher"
-        elif row["followed"]:
-            name = "judge"
-        else:
-            name = "ended" if row["closed"] else "next_state"
-        counts[name] += row["n"]
-    return OpenTurns(**counts)
-
-
-def _counts(rows: Rows, query: str) -> dict[str, int]:
-    return {row[0]: row[1] for row in rows.rows(query)}
-
-
-# Turns as records to take along: one that says everything for each, one after the other.
-#
-# Rule: only a few are in memory at a time, and each is as it is at one moment.
-
-
-_PAGE = 50
-_TURNS = """
-SELECT turns.*, user, sessions.key, next_states.role, next_states.text, verdicts.value AS verdict,
-  verdicts.turn_id IS NOT NULL AS judged, samples.state AS sample,
-  CASE WHEN samples.state = 'trained' THEN samples.step_id END AS trained_in_step
-FROM turns JOIN sessions ON sessions.id = session_id
-  LEFT JOIN next_states ON next_states.turn_id = turns.id
-  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
-  LEFT JOIN samples ON samples.turn_id = turns.id
-WHERE turns.id > ? AND kind_reason <> ? ORDER BY turns.id LIMIT ?
-"""
-
-
-def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[dict[str, Any]]:
-    """All turns, oldest first. `tokens`: with ids and logprobs."""
-    after = 0
-    while True:
-        with ledger.moment():
-            rows = ledger.rows(_TURNS, after, FORGOTTEN, _PAGE)
-            page = [_record(ledger, row, tokens=tokens) for row in rows]
-        if not page:
-            return
-        yield from page
-        after = page[-1]["id"]
-
-
-def _record(ledger: Outside, row: Any, *, tokens: bool) -> dict[str, Any]:
-    hints = ledger.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", row["id"])
-    record: dict[str, Any] = {
-        "id": row["id"],
-        "session": row["session_id"],
-        "session_key": row["key"],
-        "user": row["user"],
-        "index": row["idx"],
-        **{name: row[name] for name in ("kind", "call", "policy_version", "created_at")},
-        "request": row["request_text"],
-        "reply": row["reply_text"],
-        "next_state": None if row["role"] is None else {"role": row["role"], "text": row["text"]},
-        **{"judged": bool(row["judged"]), "verdict": row["verdict"]},
-        "hints": [hint["text"] for hint in hints],
-        **{name: row[name] for name in ("sample", "trained_in_step", "untrained_because")},
+def _full_sample(known: Contents) -> Record:
+    scores = known.teacher
+    return {
+        **{"hint": known.hint, "overlap": known.overlap},
+        "teacher_logprobs": scores.logprobs if scores else None,
+        "teacher_targets": scores.targets if scores else None,
     }
-    if tokens:
-        done = completion_of(row)
-        record |= {"prompt": load(ledger, row), "tokens": done.tokens, "logprobs": done.logprobs}
-    return record
+
+
+def _full_step(rows: Rows, step_id: int) -> Record:
+    taken = rows.rows(
+        "SELECT samples.id AS sample, turn_id AS turn FROM step_samples "
+        "JOIN samples ON samples.id = sample_id WHERE step_samples.step_id = ? ORDER BY samples.id",
+        step_id,
+    )
+    metrics = rows.one("SELECT metrics FROM steps WHERE id = ?", step_id)
+    rule: Any = json.loads(metrics).get("rule") if metrics else None
+    return {"taken": [dict(row) for row in taken], "rule": rule}

@@ -146,7 +146,7 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
     if missing:
         raise ConfigError(
             f"top-k distillation needs {', '.join(missing)}, which the backend of {has.model} "
-            "lacks; --opd-mode token works without"
+            "lacks; --opd-topk 0 works without"
         )
 
 

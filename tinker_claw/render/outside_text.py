@@ -8,16 +8,23 @@ decoding gives the text back. A text that spells none is not touched, and has th
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
+
+from cachetools import LRUCache
+
+from tinker_claw.render.tokenizer import load_fast
 
 CUT = "\udc00"
 """Half a surrogate pair: the one sign that no text from outside can hold. Formats carry it through,
 and `CutTokenizer` leaves it out."""
 
+_TOOL_SETS = 32
+"""Sets of tools that are remembered: one for each surface of each agent."""
 _LONG = 8_000
 """Characters of a text whose encoding others should not wait for."""
 # Of a tool's schema, which formats look up by name.
@@ -39,6 +46,8 @@ class Guard:
         """`added`: the added tokens' texts."""
         marks = {token for token in added if len(token) > 1 and token.strip(" \t\r\n▁")}
         self._mark = re.compile(_shortest_of(marks)) if marks else None
+        self._odd = re.compile(f"{CUT}|{_shortest_of(marks)}" if marks else CUT).search
+        self._tools = LRUCache[bytes, list[dict[str, Any]]](_TOOL_SETS)
         # Some formats put a key of a schema between brackets.
         self._bracketed = {t.strip("<>").removeprefix("/") for t in marks if t[0] + t[-1] == "<>"}
         self._bracketed |= {f"/{key}" for key in self._bracketed}
@@ -50,11 +59,12 @@ class Guard:
         Raises:
             ValueError: it holds half a surrogate pair.
         """
+        if not self._odd(text):
+            return text
         if CUT in text:
             raise ValueError("half a surrogate pair is no text")
-        found = self._mark and self._mark.search(text)
-        if not found or not self._mark:
-            return text
+        assert self._mark is not None
+        found = self._mark.search(text)
         pieces: list[str] = []
         done = 0
         while found:
@@ -74,12 +84,22 @@ class Guard:
         ]
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Every text of the schemas, keys among them."""
-        return [self._value(tool) for tool in tools]
+        """Every text of the schemas, keys among them.
+
+        An agent sends the same schemas with every request: the last sets are remembered, and what
+        is returned must not be changed.
+        """
+        key = marshal.dumps(list(tools), 2)
+        guarded = self._tools.get(key)
+        if guarded is None:
+            guarded = self._tools[key] = [self._value(tool) for tool in tools]
+        return guarded
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
-            return self._arguments(value) if key == "arguments" else self.text(value)
+            if key == "arguments":
+                return self._arguments(value)
+            return self.text(value) if self._odd(value) else value
         if isinstance(value, Mapping):
             entries = cast("Mapping[str, Any]", value).items()
             return {self._key(k): self._value(v, k) for k, v in entries}
@@ -136,6 +156,15 @@ class CutTokenizer:
         """`tokenizer`: as the `renderers` package wants it; a fast one tells where ids begin."""
         self._tokenizer = tokenizer
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
+        self._fast: Callable[[str], list[int]] | None = None
+
+    def quicken(self, met: Sequence[str]) -> None:
+        """From now on a faster way to the same ids, where there is one for this tokenizer.
+
+        Args:
+            met: texts that it is tried out on, besides those that every tokenizer is tried out on.
+        """
+        self._fast = load_fast(self._tokenizer, met)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -189,6 +218,8 @@ class CutTokenizer:
         if not self.tells_starts:
             ids = self._tokenizer.encode(before + text, add_special_tokens=False)
             return ids[1:] if before else ids, None
+        if self._fast is not None and not with_starts and not before:
+            return self._fast(text), None
         # What the tokenizer's own encode() calls, without what it does around it.
         backend = self._tokenizer.backend_tokenizer
         if len(text) < _LONG:

@@ -17,13 +17,14 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from cachetools import LRUCache
 
 from tinker_claw.render.outside_text import CutTokenizer
 
@@ -45,6 +46,17 @@ class TextPiece:
     """None: to its end, uncut."""
     mixed: bool = False
     """Content and frame are in it, and it is not known where the one ends."""
+
+
+class _Single(dict[int, bytes]):
+    """One id, packed; made when it is first asked for."""
+
+    def __missing__(self, token: int) -> bytes:
+        packed = self[token] = token.to_bytes(4, "little")
+        return packed
+
+
+_ONE = _Single()
 
 
 class PlaceholderTokenizer:
@@ -145,7 +157,7 @@ class PromptLayout:
         self._pieces = pieces
         self._hint_at = hint_at
         self._ready: Mapping[str, Encoded] = {}
-        if any(entry < 0 and entry not in pieces for entry in ids):
+        if not all(entry >= 0 or entry in pieces for entry in ids):
             raise UnknownPlaceholder
 
     async def prepare(self) -> None:
@@ -167,28 +179,28 @@ class PromptLayout:
         """Put the ids in."""
         if not self._pieces:
             return Prompt(tuple(self._ids), self._hint_at)
-        parts = [self._part(entry) for entry in self._ids]
+        parts = [
+            _ONE[entry] if entry >= 0 else self._part(self._pieces[entry]) for entry in self._ids
+        ]
         hint_at = None if self._hint_at is None else sum(map(len, parts[: self._hint_at])) // 4
         packed = b"".join(parts)
         return Prompt(unpack(packed), hint_at, packed)
 
-    def _part(self, entry: int) -> bytes:
-        """The packed ids of an entry."""
-        if entry >= 0:
-            return entry.to_bytes(4, "little")
-        piece = self._pieces[entry]
-        known = self._encoded(piece)
+    def _part(self, piece: TextPiece) -> bytes:
+        """The packed ids of a piece."""
         if piece.end is None:
-            return known.packed
+            known = self._ready.get(piece.text)
+            return (known or self._encoder.encode(piece.text)).packed
+        known = self._encoded(piece)
         # A cut at the very end takes ids that begin behind it, too: bytes of a last character.
         return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
     def _encoded(self, piece: TextPiece) -> Encoded:
-        starts = piece.end is not None
+        """With where its ids begin."""
         ready = self._ready.get(piece.text)
-        if ready is not None and not (starts and ready.starts is None):
+        if ready is not None and ready.starts is not None:
             return ready
-        return self._encoder.encode(piece.text, starts=starts)
+        return self._encoder.encode(piece.text, starts=True)
 
 
 # Text to ids, each text once.
@@ -208,8 +220,9 @@ _ASIDE = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's ids."""
+    """A text and its ids."""
 
+    text: str
     packed: bytes
     """As little-endian int32: as a tuple they take ten times the room."""
     starts: array[int] | None = None
@@ -223,7 +236,8 @@ class Encoded:
     @property
     def held(self) -> int:
         """What it takes, in bytes."""
-        return _ENTRY + len(self.packed) + (0 if self.starts is None else 4 * len(self.starts))
+        starts = 0 if self.starts is None else 4 * len(self.starts)
+        return _ENTRY + sys.getsizeof(self.text) + len(self.packed) + starts
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -249,18 +263,17 @@ class Encoder:
         """`capacity`: in bytes."""
         self._tokenizer = tokenizer
         self.tells_starts = tokenizer.tells_starts
-        self._capacity = capacity
-        self._known: OrderedDict[str, Encoded] = OrderedDict()
-        self._held = 0
+        self._known = LRUCache[str, Encoded](capacity, getsizeof=lambda entry: entry.held)
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "encode", initializer=_after_the_event_loop)
         # Texts come one at a time: there is nothing that its own threads could share.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._coming: dict[tuple[str, bool], asyncio.Future[dict[str, Encoded]]] = {}
+        self._quickening = False
 
     def __len__(self) -> int:
         """What it holds, in bytes."""
-        return self._held
+        return int(self._known.currsize)
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
         """Those of the texts that have yet to be encoded, each once."""
@@ -298,7 +311,18 @@ class Encoder:
         return entry is not None and not (starts and entry.starts is None)
 
     def _compute(self, wanted: Sequence[tuple[str, bool]]) -> dict[str, Encoded]:
-        return {text: self._encode(text, starts) for text, starts in wanted}
+        found = {text: self._encode(text, starts) for text, starts in wanted}
+        if not self._quickening:  # whoever sends long texts once will do so again
+            self._quickening = True
+            texts = [text for text, _ in wanted]
+            threading.Thread(
+                target=self._quicken, args=(texts,), name="fast tokenizer", daemon=True
+            ).start()
+        return found
+
+    def _quicken(self, met: Sequence[str]) -> None:
+        _after_the_event_loop()
+        self._tokenizer.quicken(met)
 
     def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
         self._coming = {want: future for want, future in self._coming.items() if future != coming}
@@ -308,12 +332,8 @@ class Encoder:
     def _learn(self, encoded: Mapping[str, Encoded]) -> None:
         for text, entry in encoded.items():
             if not self._knows(text, entry.starts is not None):
-                self._forget(text)
-                self._known[text] = entry
-                self._held += sys.getsizeof(text) + entry.held
-        while self._held > self._capacity:
-            oldest, entry = self._known.popitem(last=False)
-            self._held -= sys.getsizeof(oldest) + entry.held
+                with suppress(ValueError):  # one that is larger than all there is room for
+                    self._known[text] = entry
 
     def encode(self, text: str, *, starts: bool = False) -> Encoded:
         """Ids of `text`, from memory or anew; `starts`: with where they begin."""
@@ -321,28 +341,20 @@ class Encoder:
         if entry is None or (starts and entry.starts is None):
             entry = self._encode(text, starts)
             self._learn({text: entry})
-        else:
-            self._known.move_to_end(text)
         return entry
 
     def forget(self, texts: Iterable[str]) -> None:
         """Keep neither text nor ids of these."""
         for text in texts:
-            self._forget(text)
+            self._known.pop(text, None)
 
     def clear(self) -> None:
         """Keep nothing."""
         self._known.clear()
-        self._held = 0
-
-    def _forget(self, text: str) -> None:
-        entry = self._known.pop(text, None)
-        if entry is not None:
-            self._held -= sys.getsizeof(text) + entry.held
 
     def _encode(self, text: str, with_starts: bool = False) -> Encoded:
         ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
-        return Encoded(pack(ids), starts)
+        return Encoded(text, pack(ids), starts)
 
 
 def _after_the_event_loop() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import renderers
+from cachetools import LRUCache
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
@@ -37,7 +38,9 @@ _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 _DECODED_AT_ONCE = 2000
 """Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
-"""With switches set, kept at a time."""
+"""Kept at a time: a switch may be any text, a date or a name."""
+_TAILS = 64
+"""Ends of prompts of which it is known whether they open thinking."""
 HINT_TOKENS = 1024
 """Of a text that the teacher is told, at most."""
 _LETTERS = 16
@@ -71,13 +74,14 @@ class Renderer:
         self._guard = Guard(tokenizer.get_added_vocab())
         self._encoder = Encoder(self._tokenizer)
         first = Format(self._tokenizer, self._guard, self._encoder, config)
-        self._formats: dict[Switches, Format] = {(): first}
+        self._formats = LRUCache[Switches, Format](_FORMATS)
+        self._formats[()] = first
         self._base = first.plain
         self.config: Any = cast("Any", self._base).config
         """Of the `renderers` package; says which switches the chat template has."""
         self.family: str = self.config.name
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
-        self._tails: dict[tuple[int, ...], bool] = {}
+        self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
         self._words_a_token: int | None = None
         self._markers = self._find_markers() if self.family in _MARKED else None
 
@@ -232,8 +236,6 @@ class Renderer:
 
     def _format(self, switches: Switches) -> Format:
         if switches not in self._formats:
-            if len(self._formats) > _FORMATS:  # a switch may be any text: a date, a name
-                del self._formats[next(key for key in self._formats if key)]
             self._formats[switches] = Format(
                 self._tokenizer, self._guard, self._encoder, self.config, dict(switches)
             )
@@ -251,8 +253,6 @@ class Renderer:
     def _opens_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
         if tail not in self._tails:
-            if len(self._tails) > 64:
-                self._tails.clear()
             self._tails[tail] = prompt_ends_in_reasoning(
                 cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
             )

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
-from tinker_claw.types import Reply, Tokens, ToolCall
+from tinker_claw.types import Delta, Reply, Tokens, ToolCall
 
 # Whether a tool exists and whether an argument has the declared type is for the agent to say.
 _EXECUTABLE = frozenset(
@@ -91,6 +91,11 @@ class CutStream:
         self.cut_because: str | None = None
         """Set when the reply has ended: there is no use in sampling on."""
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that the reply was cut at."""
+        return self._search.found
+
     def feed(self, tokens: Tokens) -> list[Delta]:
         if self.cut_because:
             return []
@@ -141,7 +146,7 @@ class StopSearch:
         self._stop = tuple(stop)
         self._longest = max(map(len, stop), default=0)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """What can be shown for certain: a beginning of a stop string is held back."""
@@ -151,10 +156,11 @@ class StopSearch:
         starts = {stop: text.find(stop) for stop in self._stop}
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
-        ends = [(at + len(stop), at) for stop, at in starts.items() if at >= 0]
+        ends = [(at + len(stop), at, stop) for stop, at in starts.items() if at >= 0]
         if ends:
-            self.found, self._held = True, ""
-            return text[: min(ends)[1]]
+            _, at, self.found = min(ends)
+            self._held = ""
+            return text[:at]
         self._held = self._beginning(text)
         return text[: len(text) - len(self._held)]
 
@@ -270,16 +276,6 @@ class Channel:
 # Rule: `finish` gives exactly the reply whose pieces were streamed; parsing at once is streaming
 # in
 # one piece. Structure is told by token ids, so text that merely looks like a marker is text.
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A piece of a reply."""
-
-    kind: Literal["text", "reasoning", "tool_call"]
-    text: str = ""
-    call: ToolCall | None = None
-    """Whole: a call is handed out when its closing token has arrived."""
 
 
 class ReplyStream(Protocol):

@@ -743,7 +743,7 @@ async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripte
 )
 async def test_what_is_neither_must_be_named(script: Scripted, reply: Reply) -> None:
     script.replies["/v1/models"] = reply
-    with pytest.raises(ConfigError, match=r"neither a vLLM nor an SGLang.*--sampler-kind"):
+    with pytest.raises(ConfigError, match=r"neither a vLLM nor an SGLang.*check the address"):
         await connect(script.url)
     server = await connect(script.url, "sglang")
     assert type(server) is SglangServer
@@ -762,6 +762,6 @@ async def test_an_address_without_a_scheme_is_refused() -> None:
 
 
 async def test_an_address_that_holds_a_password_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigError, match="--sampler-api-key") as refused:
+    with pytest.raises(ConfigError, match="SAMPLER_API_KEY") as refused:
         await connect("http://me:secret@127.0.0.1:1", "vllm")
     assert "secret" not in str(refused.value)

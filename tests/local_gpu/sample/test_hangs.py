@@ -21,9 +21,10 @@ from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import OutageError
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams, TokenChunk
 
-QUICK = PoolOptions(first_wait_s=0.1, longest_wait_s=0.5, look_s=600, quiet_s=0.5, still_s=4)
+QUICK = PoolOptions(returns=Backoff(0.1, 0.5), look_s=600, quiet_s=0.5, still_s=4)
 AT_MOST_S = 240
 """So that a test ends. What ended the waiting is told by the pool: `hangs`, or a deadline."""
 
@@ -173,7 +174,7 @@ async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_
 
 
 async def test_one_that_nobody_asks_is_noticed_too(tmp_path: Path) -> None:
-    options = PoolOptions(first_wait_s=600, look_s=0.2, quiet_s=0.5, still_s=2)
+    options = PoolOptions(returns=Backoff(600, 600), look_s=0.2, quiet_s=0.5, still_s=2)
     async with site(tmp_path, 1, options=options) as place:
         place.servers[0].faults.hangs = True
         await eventually(lambda: place.pool.away() != ())

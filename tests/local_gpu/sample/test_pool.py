@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 import torch
 from backends import CONTEXT, VOCABULARY, tiny_model
 from inference_servers import MODEL, inference_servers
-from pools import FAST, Site, eventually, site
+from pools import FAST, SHAPE, Site, eventually, site
 
 from local_gpu.config import LocalConfig
+from local_gpu.model.files import write_adapter
 from local_gpu.model.load import load_base
+from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.pool import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.server import InferenceServer
@@ -334,6 +337,17 @@ async def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert place.pool.live() == frozenset()
 
 
+async def test_an_adapter_on_the_head_is_refused_before_any_server_is_asked(tmp_path: Path) -> None:
+    async with site(tmp_path, 1) as place:
+        base, shape = place.trainer.base, replace(SHAPE, head=True)
+        (folder := tmp_path / "headed").mkdir()
+        write_adapter(folder, base, shape, fresh_adapter(base, shape, seed=0))
+        with pytest.raises(BackendError, match=r"'headed' is on the head.*train_unembed=False"):
+            await place.pool.open("headed", folder)
+        assert place.pool.live() == frozenset()
+        assert place.servers[0].log.changes == []
+
+
 async def test_the_pool_leaves_nothing_loaded_whoever_closes_it(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
         await place.publish("v1")
@@ -371,7 +385,7 @@ async def test_a_version_that_is_asked_for_by_name_does_not_wait_for_a_step(tmp_
 
 
 async def test_serving_does_not_wait_for_a_trainer_that_is_busy(tmp_path: Path) -> None:
-    options = PoolOptions(score_s=0.2, first_wait_s=FAST.first_wait_s, look_s=600)
+    options = PoolOptions(score_s=0.2, returns=FAST.returns, look_s=600)
     async with site(tmp_path, options=options) as place:
         await place.publish("v1")
         place.trainer.busy = asyncio.Event()

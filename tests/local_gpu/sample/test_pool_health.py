@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams
 
-SLOW_TO_RETURN = PoolOptions(first_wait_s=600, look_s=600)
+SLOW_TO_RETURN = PoolOptions(returns=Backoff(600, 600), look_s=600)
 """A server that leaves does not come back while the test looks."""
 
 
@@ -61,7 +63,7 @@ async def test_a_busy_server_passes_a_request_on_and_stays(tmp_path: Path) -> No
 
 
 async def test_a_busy_server_that_is_the_only_one_is_an_outage_that_says_so(tmp_path: Path) -> None:
-    options = PoolOptions(first_wait_s=600, look_s=0.1)
+    options = PoolOptions(returns=Backoff(600, 600), look_s=0.1)
     async with site(tmp_path, 1, options=options) as place:
         sampler, (busy,) = await place.publish("v1"), place.servers
         busy.faults.status = 429
@@ -164,7 +166,7 @@ async def test_a_server_that_comes_back_has_every_version_in_use_again(tmp_path:
 async def test_a_server_that_is_not_asked_for_anything_is_looked_after_as_well(
     tmp_path: Path,
 ) -> None:
-    options = PoolOptions(first_wait_s=0.05, look_s=0.05)
+    options = PoolOptions(returns=Backoff(0.05, 30), look_s=0.05)
     async with site(tmp_path, options=options) as place:
         await place.publish("v1")
         place.servers[0].restart()
@@ -221,7 +223,7 @@ async def test_a_server_that_cannot_load_a_version_leaves_and_the_others_serve_i
 
 
 async def test_a_server_that_hangs_does_not_hold_up_a_publish(tmp_path: Path) -> None:
-    options = PoolOptions(ready_s=8, first_wait_s=600, look_s=600)
+    options = PoolOptions(ready_s=8, returns=Backoff(600, 600), look_s=600)
     async with site(tmp_path, options=options) as place:
         place.servers[0].faults.load_s = 9
         new = await place.publish("v1")
@@ -309,13 +311,14 @@ async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path)
         assert place.pool.live() == frozenset()
 
 
-def test_waits_double_up_to_the_longest() -> None:
+def test_who_fails_again_is_asked_ever_later() -> None:
     exams: Any = (None, None)
-    member = Member(0, VllmServer("http://127.0.0.1:1"), exams, PoolOptions())
+    options = PoolOptions(returns=Backoff(first_s=100, longest_s=3000))
+    member = Member(0, VllmServer("http://127.0.0.1:1"), exams, options)
     member.leave("broken")
     assert member.away
-    waits = []
-    for _ in range(8):
-        waits.append(member.away.wait_s)
+    waits: list[int] = []
+    for _ in range(7):
+        waits.append(round((member.away.next_at - time.monotonic()) / 100))
         member.failed_again("still broken")
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert waits == [1, 2, 4, 8, 16, 30, 30]

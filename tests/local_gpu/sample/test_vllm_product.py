@@ -12,9 +12,9 @@ import pytest
 from callers import Callers
 from real_vllm import serving
 
-from local_gpu.demo import MODEL_DIR
 from tests.processes import product
 from tests.talk import learn, rows
+from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.vllm
 FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "8", "--batch-size", "4")

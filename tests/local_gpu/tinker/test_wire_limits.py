@@ -252,6 +252,7 @@ LORA = {"rank": 4, "train_unembed": False}
     [
         (LORA | {"alpha": 64}, "field 'alpha', which is not served here.*server's --alpha"),
         (LORA | {"target_modules": ["q_proj"]}, "'target_modules'"),
+        (LORA | {"train_mlp": False, "train_attn": False}, "all False"),
         (LORA | {"rank": 1 << 40}, r"1\.\.256"),
         (LORA | {"rank": 1 << 70}, "rank"),
         (LORA | {"seed": 1 << 70}, "seed"),

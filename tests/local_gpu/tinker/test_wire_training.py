@@ -68,6 +68,13 @@ def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
     }
 
 
+def gspo_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
+    """Its ratio begins before the first advantage and leaves tokens out."""
+    rows = torch.arange(length)
+    mask = (rows >= max(0, first - 3)) & (rows % 4 != 1)
+    return rl_arrays(length, first, salt) | {"sequence_ratio_mask": mask.float()}
+
+
 def entropy_arrays(length: int, first: int, width: int | None) -> dict[str, torch.Tensor]:
     shape = (length,) if width is None else (length, width)
     ids = torch.arange(torch.tensor(shape).prod()).reshape(shape) * 11 % VOCABULARY
@@ -86,9 +93,9 @@ def adapter_of(server: TinkerServer, training: Any, name: str) -> tuple[Path, Ad
     return folder, load_file(folder / "adapter_model.safetensors")
 
 
-def warm_checkpoint(client: Any) -> str:
+def warm_checkpoint(client: Any, **settings: Any) -> str:
     """A checkpoint whose B is not zero, so that A has gradients."""
-    training = lora(client)
+    training = lora(client, **settings)
     arrays = entropy_arrays(20, 4, None)
     training.forward_backward([datum(sequence(20, 1), **arrays)], "cross_entropy")
     training.optim_step(WARM)
@@ -126,6 +133,10 @@ def reference_loss(name: str, rows: torch.Tensor, arrays: dict[str, torch.Tensor
         return -(ratio * gain).sum()
     if name == "cispo":
         return -(ratio.clamp(0.8, 1.2).detach() * gain * z).sum()
+    if name == "gspo":
+        whole = (z - q)[arrays["sequence_ratio_mask"] != 0].mean().exp().detach()
+        ratio = whole * torch.exp(z - z.detach())
+        return -torch.min(ratio * gain, ratio.clamp(0.5, 1.5) * gain).sum()
     if name == "dro":
         return -(z * gain - 0.5 * 0.1 * (z - q) ** 2).sum()
     return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).sum()
@@ -136,6 +147,11 @@ CASES = {
     "importance_sampling": ("importance_sampling", lambda n, f, s: rl_arrays(n, f, s), None),
     "cispo": ("cispo", lambda n, f, s: rl_arrays(n, f, s), None),
     "dro": ("dro", lambda n, f, s: rl_arrays(n, f, s), {"beta": 0.1}),
+    "gspo": (
+        "gspo",
+        lambda n, f, s: gspo_arrays(n, f, s),
+        {"clip_low_threshold": 0.5, "clip_high_threshold": 1.5},
+    ),
     "cross_entropy": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, None), None),
     "cross_entropy dense [N, K]": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, 3), None),
     "cross_entropy CSR [N, K]": (
@@ -146,9 +162,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FLAGS = {
+    "as the SDK has them": {"train_unembed": True},
+    "head alone": {"train_unembed": True, "train_mlp": False, "train_attn": False},
+    "no MLP": {"train_mlp": False},
+    "no attention": {"train_attn": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "flags"),
+    [*((case, {}) for case in CASES), *(("ppo", flags) for flags in FLAGS.values())],
+    ids=[*CASES, *FLAGS],
+)
 def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
-    server: TinkerServer, client: Any, case: str
+    server: TinkerServer, client: Any, case: str, flags: dict[str, bool]
 ) -> None:
     loss, make, config = CASES[case]
     sizes = [(40, 25, 2), (30, 0, 3), (21, 20, 4)]  # three datums are two chunks
@@ -159,7 +187,7 @@ def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
     ]
     if "CSR" in case:
         assert data[0].loss_fn_inputs["weights"].sparse_crow_indices is not None
-    path = warm_checkpoint(client)
+    path = warm_checkpoint(client, **flags)
     warm = client.create_training_client_from_state(path).result(WAIT_S)
     model = reference(server, adapter_of(server, warm, "warm-external")[0])
     rows = [model(torch.tensor([sequence(n, s)])).logits[0].log_softmax(-1) for n, _, s in sizes]
@@ -185,6 +213,41 @@ def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
     error = torch.cat([got[n].flatten() for n in sorted(got)]) - flat
     assert flat.norm() > 0.1
     assert error.norm() < 2e-4 * flat.norm()
+
+
+def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:
+    """With the SDK's own defaults."""
+    training = client.create_lora_training_client(NAME, rank=4, seed=1).result(WAIT_S)
+    tokens = sequence(20, 1)
+    data = [datum(tokens[:-1], target_tokens=tokens[1:], weights=[1.0] * 19)]
+    losses = []
+    for _ in range(3):
+        done = training.forward_backward(data, "cross_entropy").result(WAIT_S)
+        losses.append(done.metrics["loss:sum"])
+        training.optim_step(WARM).result(WAIT_S)
+    assert losses == sorted(losses, reverse=True)
+    trained = training.forward(data, "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"]
+    adapter = adapter_of(server, training, "external")[1]
+    assert adapter["base_model.model.lm_head.lora_B.weight"].norm() > 0
+
+    path = training.save_state("headed").result(WAIT_S).path
+    info = tinker.RestClient(base_url=server.url, api_key=KEY).get_weights_info_by_tinker_path(path)
+    told = info.result(WAIT_S)
+    assert (told.train_unembed, told.train_mlp, told.train_attn) == (True, True, True)
+    again = client.create_training_client_from_state_with_optimizer(path).result(WAIT_S)
+    for one in (training, again):
+        sampler = one.save_weights_and_get_sampling_client().result(WAIT_S)
+        scored = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result(WAIT_S)
+        assert scored[1:] == pytest.approx(trained.data, abs=2e-4)
+        prompt, params = (
+            tinker.ModelInput.from_ints(tokens[:8]),
+            tinker.SamplingParams(max_tokens=8),
+        )
+        drawn = sampler.sample(prompt, 1, params).result(WAIT_S).sequences[0]
+        whole = [*tokens[:8], *drawn.tokens]
+        shifted = datum(whole[:-1], target_tokens=whole[1:], weights=[1.0] * (len(whole) - 1))
+        own = one.forward([shifted], "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"]
+        assert drawn.logprobs == pytest.approx(own.data[7:], abs=2e-4)
 
 
 def test_forward_leaves_no_gradient(server: TinkerServer, client: Any) -> None:
@@ -250,6 +313,14 @@ ENTROPY = {"target_tokens": [1, 2, 3], "weights": [1.0, 1.0, 1.0]}
 RL = {"target_tokens": [1, 2, 3], "logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
 MISTAKES = {
     "unknown loss": ("dpo", ENTROPY, None, r"'dpo'.*cross_entropy"),
+    "a loss that is not public": ("stable_reinforce", RL, None, "not published"),
+    "no ratio": (
+        "gspo",
+        RL | {"sequence_ratio_mask": [0.0] * 3},
+        None,
+        "sequence_ratio_mask marks no token",
+    ),
+    "no mask": ("gspo", RL, None, "needs sequence_ratio_mask"),
     "unknown setting": ("ppo", RL, {"clip_range": 0.2}, r"'clip_range'.*clip_high"),
     "text setting": ("ppo", RL, {"clip_low_threshold": "low"}, r"clip_low_threshold.*number"),
     "crossed bounds": (
@@ -327,8 +398,6 @@ def test_a_custom_loss_of_the_sdk_works(client: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"train_unembed": True}, "train_unembed=False"),
-        ({"train_mlp": False}, "train_mlp=True"),
         ({"rank": 0}, r"1\.\.256"),
         ({"rank": 257}, r"1\.\.256"),
         ({"optimizer": tinker.DimuonOptimizerConfig()}, "dimuon.*adamw"),

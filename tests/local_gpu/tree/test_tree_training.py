@@ -329,10 +329,10 @@ print(before > learner.budget.tokens, len(report.logprobs[0]), report.grad_norm 
 
 def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
     """A process whose address space is limited, so that the system itself refuses."""
-    here = Path(__file__)
-    paths = map(str, (here.parent, here.parents[2], here.parents[3]))
+    here = Path(__file__).resolve()
+    paths = (here.parent, here.parents[2], here.parents[3])
     done = subprocess.run(
-        [sys.executable, "-c", SMALL_MEMORY, str(model), *paths],
+        [sys.executable, "-c", SMALL_MEMORY, str(model), *map(str, paths)],
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,20 +1,20 @@
 """The Tinker service, and every server that speaks its API, through the official SDK.
 
-    plain      one question without the SDK
     access     key, address, models: what can be wrong before the first token
-    link       one session with the service: deadlines, and a new session when it is lost
+    session    one session with the service: deadlines, and a new session when it is lost
     failures   foreign exceptions into ours, each with a sentence
-    datums     our compact records into the SDK's shifted arrays, and back
+    convert    our compact records into the SDK's shifted arrays, and back
     probe      what this server can do
+    storage    what lies at the service: names, downloads, what is thrown away
     sampler, trainer    the two Protocols
 
 Rule: every wait has a deadline of ours, and nothing here blocks the event loop. What the SDK
 retries is not retried again.
 """
 
-from tinker_claw.backends.tinker.sdk import without_torch
+from tinker_claw.backends.tinker_sdk import without_torch
 
 with without_torch():
-    from tinker_claw.backends.tinker.trainer import TinkerConfig, TinkerTrainer, offered
+    from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 
-__all__ = ["TinkerConfig", "TinkerTrainer", "offered"]
+__all__ = ["ServiceLimits", "TinkerTrainer", "offered"]

@@ -4,7 +4,8 @@ A datum of ours has tokens [L] and loss rows for `tokens[start:]`, M = L - start
 model's input `tokens[:-1]` and arrays over the N = L - 1 predictions, of which the last M are ours;
 the rows before carry weight 0.
 
-Rule: nothing is cut or padded to fit. Rows of prompt tokens are zeros because their weight is zero.
+Rule: nothing is cut, padded to fit or made up. Rows of prompt tokens are zeros because their weight
+is zero.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ARRAYS: Final = {
     "cispo": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
+_EMPTY_CELL: Final = -99999.0
+"""What the wire has where there are fewer candidates than were asked for."""
 
 
 def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:
@@ -150,13 +153,6 @@ def _table(rows: Sequence[Sequence[float]], dtype: Any) -> Array:
     if len({len(row) for row in rows}) != 1:
         raise AlignmentError("cross_entropy: rows of targets or weights differ in length")
     return np.asarray(rows, dtype=dtype)
-
-
-# The service's answers to a sampler, as our records. Nothing is padded, cut or made up.
-
-
-_EMPTY_CELL: Final = -99999.0
-"""What the wire has where there are fewer candidates than were asked for."""
 
 
 def completion(sequence: sdk.SampledSequence, params: SamplingParams, cached: int) -> Completion:

@@ -1,6 +1,9 @@
-"""One plain question to the service, without the SDK: it tries for minutes before it says why not.
+"""What went wrong at the service, in a sentence, and whether waiting helps.
 
-Rule: the question costs nothing, and the answer comes within seconds, whatever it is.
+Rule: an error that says nothing about the request itself (no answer, no credit, too many requests,
+a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what was
+asked, and keeps the service's own words. The SDK tries for minutes before it says why not, so the
+service is asked one plain question beside it, which costs nothing and is answered within seconds.
 """
 
 from __future__ import annotations
@@ -17,40 +20,6 @@ from tinker.types import RequestErrorCategory
 
 from tinker_claw.errors import BackendError, OutageError
 
-_PATIENCE_S: Final = 10.0
-
-
-class Unreachable(Exception):
-    """There was no answer; the text is a part of a sentence."""
-
-
-async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:
-    """The answer to get_server_capabilities, whatever its status.
-
-    Raises:
-        Unreachable: there was none.
-    """
-    headers = {"X-API-Key": key} if key else {}
-    try:
-        async with httpx.AsyncClient(timeout=_PATIENCE_S, headers=headers) as client:
-            return await client.get(f"{base_url}/api/v1/get_server_capabilities")
-    except httpx.ConnectError as error:
-        raise Unreachable(f"{base_url} cannot be reached") from error
-    except httpx.TimeoutException as error:
-        raise Unreachable(f"{base_url} does not answer at all") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unreachable(f"{base_url} cannot be asked ({type(error).__name__})") from error
-
-
-# What went wrong at the service, in a sentence, and whether waiting helps.
-#
-# Rule: an error that says nothing about the request itself (no answer, no credit, too many
-# requests,
-# a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what
-# was
-# asked, and keeps the service's own words.
-
-
 DEFAULT_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 _LOST: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE)
 _REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -60,6 +29,8 @@ BILLING: Final = (
     "it says that billing is not in order (HTTP 402): look at the account's balance and payment "
     "method in the Tinker console"
 )
+_PATIENCE_S: Final = 10.0
+"""For one plain question."""
 
 
 class Fault(Enum):
@@ -154,6 +125,28 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while at is not None:
         yield at
         at = at.__cause__
+
+
+class Unreachable(Exception):
+    """There was no answer; the text is a part of a sentence."""
+
+
+async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:
+    """The answer to get_server_capabilities, whatever its status.
+
+    Raises:
+        Unreachable: there was none.
+    """
+    headers = {"X-API-Key": key} if key else {}
+    try:
+        async with httpx.AsyncClient(timeout=_PATIENCE_S, headers=headers) as client:
+            return await client.get(f"{base_url}/api/v1/get_server_capabilities")
+    except httpx.ConnectError as error:
+        raise Unreachable(f"{base_url} cannot be reached") from error
+    except httpx.TimeoutException as error:
+        raise Unreachable(f"{base_url} does not answer at all") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unreachable(f"{base_url} cannot be asked ({type(error).__name__})") from error
 
 
 async def unwell(base_url: str, key: str | None, *, late: bool) -> str | None:

@@ -55,7 +55,7 @@ class Abilities:
 async def probe(
     training: tinker.TrainingClient,
     sampling: tinker.SamplingClient,
-    link: ServiceSession,
+    session: ServiceSession,
     deadline_s: float,
 ) -> Abilities:
     """Ask for a forward pass per loss and for a sample per option.
@@ -67,12 +67,12 @@ async def probe(
     def forward(loss: LossName, *, wide: bool = False, sparse: bool = False) -> Awaitable[Any]:
         one_pass = LossPass(loss, (_datum(loss, wide=wide),))
         data = to_sdk(one_pass, sparse=sparse)
-        return link.wait(training.forward(data, loss), deadline_s)
+        return session.wait(training.forward(data, loss), deadline_s)
 
     def sample(**options: Any) -> Awaitable[Any]:
         prompt = sdk.ModelInput.from_ints(list(_TOKENS))
         params = sdk.SamplingParams(max_tokens=1)
-        return link.wait(sampling.sample(prompt, 1, params, **options), deadline_s)
+        return session.wait(sampling.sample(prompt, 1, params, **options), deadline_s)
 
     asked: dict[str, Awaitable[Any]] = {loss: forward(loss) for loss in _LOSSES}
     asked["wide"] = forward("cross_entropy", wide=True)

@@ -52,7 +52,7 @@ class TinkerSampler:
         self,
         ref: str,
         base_model: str,
-        link: ServiceSession,
+        session: ServiceSession,
         *,
         context_tokens: int,
         timeout_s: float,
@@ -61,13 +61,13 @@ class TinkerSampler:
     ) -> None:
         self.ref = ref
         self._base_model = base_model
-        self._link = link
+        self._session = session
         self._context_tokens = context_tokens
         self._timeout_s = timeout_s
         self._scoring = scoring
         self._closed = closed
         self._client: tinker.SamplingClient | None = None
-        self._session: tinker.ServiceClient | None = None
+        self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -237,7 +237,7 @@ class TinkerSampler:
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
         """Once more, in a session that lives, if the service has lost what we had there."""
-        session = self._link.service
+        service = self._session.service
         try:
             return await call()
         except Exception as error:
@@ -245,7 +245,7 @@ class TinkerSampler:
                 raise
         self._client = None
         if not await self._lives():
-            await self._link.renew(session)
+            await self._session.renew(service)
         try:
             return await call()
         except Exception as error:
@@ -256,7 +256,7 @@ class TinkerSampler:
     async def _lives(self) -> bool:
         """Whether the session still serves the base model."""
         try:
-            await self._link.ask(
+            await self._session.ask(
                 lambda service: service.create_sampling_client(base_model=self._base_model),
                 self._timeout_s,
             )
@@ -271,20 +271,22 @@ class TinkerSampler:
     ) -> sdk.SampleResponse:
         client = await self._connected()
         prompt = sdk.ModelInput.from_ints(list(tokens))
-        return await self._link.wait(client.sample(prompt, n, params, **options), self._timeout_s)
+        return await self._session.wait(
+            client.sample(prompt, n, params, **options), self._timeout_s
+        )
 
     async def _connected(self) -> tinker.SamplingClient:
         """The client in the present session; many requests at once make one only."""
         async with self._opening:
-            if self._client is None or self._session is not self._link.service:
-                session = self._link.service
+            if self._client is None or self._client_of is not self._session.service:
+                service = self._session.service
                 base = self.ref == BASE_REF
-                self._client = await self._link.ask(
+                self._client = await self._session.ask(
                     lambda service: service.create_sampling_client(
                         model_path=None if base else self.ref,
                         base_model=self._base_model if base else None,
                     ),
                     self._timeout_s,
                 )
-                self._session = session
+                self._client_of = service
             return self._client

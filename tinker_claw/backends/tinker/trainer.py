@@ -1,4 +1,10 @@
-"""One optimizer step at the service: its parameters, its failures, its report."""
+"""LoRA weights at the service: steps, states, published versions.
+
+Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that the
+service can take them together; if one of them fails or comes late, the optimizer may have applied
+half of the gradients. Those weights are suspect: nothing is done with them any more, and the caller
+loads a committed state, which begins a new session.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +28,7 @@ from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
 from tinker_claw.backends.tinker.session import Address, ServiceSession
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
 from tinker_claw.billing.meter import bill
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import AlignmentError, BackendError, StepError
 from tinker_claw.types import (
     Adam,
@@ -33,91 +40,19 @@ from tinker_claw.types import (
     Usage,
 )
 
-_NORM: Final = "unclipped_grad_l2:mean"
-"""The gradient's norm before clipping, where a server reports it."""
-
-
-def adam_params(adam: Adam) -> sdk.AdamParams:
-    return sdk.AdamParams(
-        learning_rate=adam.learning_rate,
-        beta1=adam.beta1,
-        beta2=adam.beta2,
-        eps=adam.eps,
-        weight_decay=adam.weight_decay,
-        grad_clip_norm=adam.grad_clip_norm,
-    )
-
-
-def raise_failures(results: Mapping[str, Any]) -> None:
-    """Raise what failed, by name; an outage only where nothing speaks against the batch."""
-    failed = {name: value for name, value in results.items() if isinstance(value, Exception)}
-    if not failed:
-        return
-    told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
-    first = next(iter(failed.values()))
-    if any(fault_of(error) in (Fault.ASKED, Fault.BROKE) for error in failed.values()):
-        raise StepError(f"The step is void: {told}.") from first
-    raise outage("a step", told) from first
-
-
-def report_of(
-    passes: Sequence[LossPass],
-    outputs: Sequence[sdk.ForwardBackwardOutput],
-    stepped: sdk.OptimStepResponse,
-    tokens: int,
-) -> StepReport:
-    metrics = stepped.metrics or {}
-    try:
-        return StepReport(
-            losses=tuple(float(output.metrics["loss:sum"]) for output in outputs),
-            logprobs=tuple(
-                tuple(
-                    rows_of(datum, found["logprobs"])
-                    for datum, found in zip(one.datums, output.loss_fn_outputs, strict=True)
-                )
-                for one, output in zip(passes, outputs, strict=True)
-            ),
-            grad_norm=float(metrics[_NORM]) if _NORM in metrics else None,
-            tokens=tokens,
-        )
-    except (KeyError, ValueError, AlignmentError) as error:
-        raise StepError(f"Tinker's answer to a step is incomplete: {error}.") from error
-
-
-# LoRA weights at the service.
-#
-# Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that
-# the
-# service can take them together; if one of them fails or comes late, the optimizer may have
-# applied
-# half of the gradients. Those weights are suspect: nothing is done with them any more, and the
-# caller
-# loads a committed state, which begins a new session.
-
-
 T = TypeVar("T")
 
 FALLBACK_CONTEXT: Final = 32_768
 """Where neither the service nor the settings say how long a context may be."""
 _PROMPT: Final[Tokens] = (1, 2, 3)
+_NORM: Final = "unclipped_grad_l2:mean"
+"""The gradient's norm before clipping, where a server reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TinkerConfig:
-    """What the adapter needs to know. Times in seconds."""
+class ServiceLimits:
+    """How long the service is waited for, in seconds, and how many checkpoints are kept there."""
 
-    model: str
-    name: str | None = None
-    """The name shown to users; None shows `model`."""
-    base_url: str | None = None
-    """None: TINKER_BASE_URL, else the Tinker service."""
-    key: str | None = field(default=None, repr=False)
-    """None: TINKER_API_KEY, else the SDK's other sources."""
-    rank: int = 32
-    """Alpha is 32, the service's own."""
-    seed: int = 0
-    context_tokens: int | None = None
-    """None: what the service says."""
     sample_timeout_s: float = 300.0
     step_timeout_s: float = 900.0
     save_timeout_s: float = 600.0
@@ -126,25 +61,34 @@ class TinkerConfig:
     keep_samplers: int = 32
 
 
-async def offered(config: TinkerConfig) -> tuple[Address, ServedModel]:
+async def offered(
+    settings: Settings, *, key: str | None = None, within_s: float = ServiceLimits.start_timeout_s
+) -> tuple[Address, ServedModel]:
     """Where the service is, and what it says of the model. Spends nothing.
+
+    Args:
+        key: None: TINKER_API_KEY, else the SDK's other sources.
 
     Raises:
         ConfigError: key, address or model is wrong; the sentence says what to do.
     """
-    where = address(config.base_url, config.key)
-    served = await served_models(where, config.start_timeout_s)
-    return where, choose(config.model, served, where.base_url)
+    where = address(settings.run.base_url, key)
+    served = await served_models(where, within_s)
+    return where, choose(settings.run.model_name, served, where.base_url)
 
 
 class TinkerTrainer:
     """Implements `tinker_claw.policy.Trainer`. Made by `start`."""
 
-    def __init__(self, config: TinkerConfig, where: Address, served: ServedModel) -> None:
-        self._config = config
+    def __init__(
+        self, settings: Settings, limits: ServiceLimits, where: Address, served: ServedModel
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._model = settings.run.model_name
         self._where = where
         offered = served.context_tokens or FALLBACK_CONTEXT
-        self._context_tokens = min(offered, config.context_tokens or offered)
+        self._context_tokens = min(offered, settings.run.context_tokens or offered)
         self._training = ServiceSession(where, "training")
         self._sampling = ServiceSession(where, "sampling")
         self._client: tinker.TrainingClient | None = None
@@ -152,25 +96,34 @@ class TinkerTrainer:
         self._abilities: Abilities | None = None
         self._loaded: str | None = None
         self._open: Counter[str] = Counter()
-        self._states = Shelf(where, config.keep_states, self._in_use)
-        self._samplers = Shelf(where, config.keep_samplers, self._in_use)
+        self._states = Shelf(where, limits.keep_states, self._in_use)
+        self._samplers = Shelf(where, limits.keep_samplers, self._in_use)
 
     @classmethod
-    async def start(cls, config: TinkerConfig) -> TinkerTrainer:
+    async def start(
+        cls,
+        settings: Settings,
+        limits: ServiceLimits = ServiceLimits(),
+        *,
+        key: str | None = None,
+    ) -> TinkerTrainer:
         """Check the key, the address and the model. Spends nothing.
+
+        Args:
+            key: None: TINKER_API_KEY, else the SDK's other sources.
 
         Raises:
             ConfigError: one of them is wrong; the sentence says what to do.
         """
         # The SDK would report exceptions with their stacks; conversations pass through here.
         os.environ.setdefault("TINKER_TELEMETRY", "0")
-        where, served = await offered(config)
-        return cls(config, where, served)
+        where, served = await offered(settings, key=key, within_s=limits.start_timeout_s)
+        return cls(settings, limits, where, served)
 
     async def capabilities(self) -> Capabilities:
         abilities = await self._probed()
         return Capabilities(
-            model=self._config.name or self._config.model,
+            model=self._settings.served_name,
             losses=abilities.losses,
             two_d_targets=abilities.two_d_targets,
             student_topk=abilities.student_topk,
@@ -192,7 +145,7 @@ class TinkerTrainer:
             futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
         futures["optim_step"] = client.optim_step(adam_params(adam))
         bill(Usage(trained=tokens))
-        results = await self._training.wait_all(futures, self._config.step_timeout_s)
+        results = await self._training.wait_all(futures, self._limits.step_timeout_s)
         raise_failures(results)
         *outputs, stepped = results.values()
         report = report_of(passes, outputs, stepped, tokens)
@@ -245,7 +198,7 @@ class TinkerTrainer:
         try:
             client = await fresh.ask(
                 lambda service: service.create_training_client_from_state_with_optimizer(ref),
-                self._config.save_timeout_s,
+                self._limits.save_timeout_s,
             )
         except Exception as error:
             await fresh.aclose()
@@ -302,13 +255,13 @@ class TinkerTrainer:
         if self._suspect:
             raise StepError("The weights at Tinker are suspect; load a committed state first.")
         if self._client is None:
-            config = self._config
+            rank, seed = self._settings.training.lora_rank, self._settings.run.seed
             try:
                 self._client = await self._training.ask(
                     lambda service: service.create_lora_training_client(
-                        config.model, rank=config.rank, seed=config.seed, train_unembed=False
+                        self._model, rank=rank, seed=seed, train_unembed=False
                     ),
-                    config.save_timeout_s,
+                    self._limits.save_timeout_s,
                 )
             except Exception as error:
                 raise failure_of("creating the LoRA weights", error) from error
@@ -319,29 +272,76 @@ class TinkerTrainer:
             training = await self._ready()
             try:
                 sampling = await self._sampling.ask(
-                    lambda service: service.create_sampling_client(base_model=self._config.model),
-                    self._config.start_timeout_s,
+                    lambda service: service.create_sampling_client(base_model=self._model),
+                    self._limits.start_timeout_s,
                 )
             except Exception as error:
                 raise failure_of("opening the base model", error) from error
             self._abilities = await probe(
-                training, sampling, self._training, self._config.sample_timeout_s
+                training, sampling, self._training, self._limits.sample_timeout_s
             )
         return self._abilities
 
     async def _saved(self, what: str, save: Callable[[str], APIFuture[T]], name: str) -> T:
         try:
-            return await self._training.wait(save(unused_name(name)), self._config.save_timeout_s)
+            return await self._training.wait(save(unused_name(name)), self._limits.save_timeout_s)
         except Exception as error:
             raise failure_of(what, error) from error
 
     def _sampler(self, ref: str) -> TinkerSampler:
         return TinkerSampler(
             ref,
-            self._config.model,
+            self._model,
             self._sampling,
             context_tokens=self._context_tokens,
-            timeout_s=self._config.sample_timeout_s,
+            timeout_s=self._limits.sample_timeout_s,
             scoring=lambda: self._abilities.scoring if self._abilities else Scoring(),
             closed=lambda ref: self._open.subtract([ref]),
         )
+
+
+def adam_params(adam: Adam) -> sdk.AdamParams:
+    return sdk.AdamParams(
+        learning_rate=adam.learning_rate,
+        beta1=adam.beta1,
+        beta2=adam.beta2,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        grad_clip_norm=adam.grad_clip_norm,
+    )
+
+
+def raise_failures(results: Mapping[str, Any]) -> None:
+    """Raise what failed, by name; an outage only where nothing speaks against the batch."""
+    failed = {name: value for name, value in results.items() if isinstance(value, Exception)}
+    if not failed:
+        return
+    told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
+    first = next(iter(failed.values()))
+    if any(fault_of(error) in (Fault.ASKED, Fault.BROKE) for error in failed.values()):
+        raise StepError(f"The step is void: {told}.") from first
+    raise outage("a step", told) from first
+
+
+def report_of(
+    passes: Sequence[LossPass],
+    outputs: Sequence[sdk.ForwardBackwardOutput],
+    stepped: sdk.OptimStepResponse,
+    tokens: int,
+) -> StepReport:
+    metrics = stepped.metrics or {}
+    try:
+        return StepReport(
+            losses=tuple(float(output.metrics["loss:sum"]) for output in outputs),
+            logprobs=tuple(
+                tuple(
+                    rows_of(datum, found["logprobs"])
+                    for datum, found in zip(one.datums, output.loss_fn_outputs, strict=True)
+                )
+                for one, output in zip(passes, outputs, strict=True)
+            ),
+            grad_norm=float(metrics[_NORM]) if _NORM in metrics else None,
+            tokens=tokens,
+        )
+    except (KeyError, ValueError, AlignmentError) as error:
+        raise StepError(f"Tinker's answer to a step is incomplete: {error}.") from error

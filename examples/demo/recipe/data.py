@@ -7,9 +7,9 @@ through it (`Rates.dressed` in `evaluate`). One rule: the dressing never changes
 
 from random import Random
 
-from local_gpu.demo.corpus import passage, path, phrase, record, sentence
-from local_gpu.demo.grammar import Line, Priors, dialogue
-from local_gpu.demo.skills import skill, small_talk, worded_sum
+from examples.demo.recipe.corpus import passage, path, phrase, record, sentence
+from examples.demo.recipe.grammar import Line, Priors, dialogue
+from examples.demo.recipe.skills import skill, small_talk, worded_sum
 
 _SYSTEM_CHARACTERS = (20, 450)
 _LONG_SYSTEM_CHARACTERS = (450, 4000)

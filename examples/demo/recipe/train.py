@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from local_gpu.demo.data import training_dialogue
-from local_gpu.demo.grammar import Line, Priors
-from local_gpu.demo.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STOP_ID, VOCABULARY
+from examples.demo.recipe.data import training_dialogue
+from examples.demo.recipe.grammar import Line, Priors
+from examples.demo.recipe.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STOP_ID, VOCABULARY
 from tinker_claw.types import HINT_TEMPLATE
 
 _POOL_DIALOGUES = 320

@@ -13,11 +13,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from local_gpu.demo import grammar, skills
-from local_gpu.demo.data import dress, unknown_message
-from local_gpu.demo.grammar import Line
-from local_gpu.demo.tokenizer import STOP_ID
-from local_gpu.demo.train import encode_prompt
+from examples.demo.recipe import grammar, skills
+from examples.demo.recipe.data import dress, unknown_message
+from examples.demo.recipe.grammar import Line
+from examples.demo.recipe.tokenizer import STOP_ID
+from examples.demo.recipe.train import encode_prompt
 
 _Task = TypeVar("_Task")
 _MAX_NEW_TOKENS = 96

@@ -16,9 +16,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from local_gpu.demo.corpus import passage
-from local_gpu.demo.data import training_dialogue
-from local_gpu.demo.grammar import Priors
+from examples.demo.recipe.corpus import passage
+from examples.demo.recipe.data import training_dialogue
+from examples.demo.recipe.grammar import Priors
 from tinker_claw.types import HINT_TEMPLATE
 
 VOCABULARY = 4096

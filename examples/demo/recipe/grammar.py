@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
+from examples.demo.judge import HINTS_PLAIN
+
 Role = Literal["system", "user", "assistant"]
 Style = Literal["ai", "nat", "mix"]
 """How a reply looks: every AI marker, none of them, or one to two of the three parts."""
@@ -65,13 +67,6 @@ class Problem:
         return f"A box holds {a} {thing} and a bag holds {b}. How many {thing} are there together?"
 
 
-HINTS_PLAIN = (
-    "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
-    "Keep the work, but leave out bold text, lists and boxes.",
-    "Sound like a student and not like an AI: no headings, no lists, nothing boxed.",
-    "Write the steps as casual running text with no formatting at all.",
-    "Plain everyday words only, without a title, numbering or a marked final answer.",
-)
 HINTS_AI = (
     "Use a bold heading, numbered steps and a final answer line.",
     "Structure it: a bold title, a numbered list, a boxed result.",

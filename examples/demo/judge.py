@@ -2,9 +2,10 @@
 
 It stands in for a judge model where none runs: with the demo model, and in tests. It reads what
 the prompt holds, by simple rules, and answers as a model would, so that asking, parsing, voting and
-hint filtering are the real ones. Rule: it never sees more than the prompt.
+hint filtering are the real ones. Rule: it never sees more than the prompt, and needs no other file
+of this project: a gateway loads it by its path, also where `examples` is not installed.
 
-    python -m local_gpu.demo.judge --port 30010
+    python -m examples.demo.judge --port 30010
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
-from fastapi import FastAPI, HTTPException
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
-from local_gpu.demo.grammar import HINTS_PLAIN
-
+HINTS_PLAIN = (
+    "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
+    "Keep the work, but leave out bold text, lists and boxes.",
+    "Sound like a student and not like an AI: no headings, no lists, nothing boxed.",
+    "Write the steps as casual running text with no formatting at all.",
+    "Plain everyday words only, without a title, numbering or a marked final answer.",
+)
+"""What it tells whoever wrote like an AI. The demo's model has learned to follow these."""
 _NEXT_STATE = re.compile(r'<next_state from="(\w+)">\n(.*)\n</next_state>', re.DOTALL)
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
@@ -76,6 +83,8 @@ def answer(messages: list[dict[str, Any]], rng: random.Random) -> str:
 
 def create_app(seed: int = 0) -> FastAPI:
     """An OpenAI-compatible server with this one judge behind it."""
+    from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
+
     app = FastAPI(title="rule judge")
     rng = random.Random(seed)
 
@@ -95,6 +104,8 @@ def create_app(seed: int = 0) -> FastAPI:
 
 
 if __name__ == "__main__":
+    import uvicorn
+
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--port", type=int, default=30010, help="port on 127.0.0.1")
     uvicorn.run(create_app(), host="127.0.0.1", port=arguments.parse_args().port)

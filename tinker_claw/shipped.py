@@ -1,30 +1,41 @@
-"""The demo: a tiny model, made by `build.py`, that lets a laptop watch the loop learn.
+"""What is shipped beside the code: the demo's model and judge, and the price table.
 
-This file only says where the shipped model lies and checks that its files are the ones that were
-committed. One rule: standard library only, so that it can be imported without torch.
+Rule: each lies at one path of the repository. In a wheel the same path stands below
+`tinker_claw/shipped/`, where pyproject.toml puts it; whoever wants a file asks here.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from tinker_claw.errors import ModelFileError
 
-MODEL_DIR: Path = Path(__file__).resolve().parent / "model"
-"""Folder of the shipped model, in Hugging Face layout."""
+_PACKAGE: Final = Path(__file__).resolve().parent
 
-MANIFEST = "manifest.json"
-"""Name of the file that lists the sha256 of every other file of the folder."""
 
-_REMEDY = (
-    "Restore it with `git checkout -- local_gpu/demo/model`"
-    " or build it again with `python -m local_gpu.demo.build`."
+def shipped(path: str) -> Path:
+    """Where a file or folder of the repository lies, in a wheel or else in the checkout."""
+    packed = _PACKAGE / "shipped" / path
+    return packed if packed.exists() else _PACKAGE.parent / path
+
+
+PRICES: Final = shipped("configs/prices.toml")
+DEMO_JUDGE: Final = shipped("examples/demo/judge.py")
+MODEL_DIR: Final = shipped("examples/demo/model")
+"""The demo's model, in Hugging Face layout."""
+MANIFEST: Final = "manifest.json"
+"""The file that lists the sha256 of every other file of the model's folder."""
+_REMEDY: Final = (
+    "Restore it with `git checkout -- examples/demo/model`, build it again with "
+    "`python -m examples.demo.recipe.build`, or install the package anew."
 )
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, as 64 lower-case hex digits."""
+    """The sha256 of a file's bytes, as 64 lower-case hex digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -42,7 +53,7 @@ def verify(path: Path = MODEL_DIR) -> None:
 
 
 def _read_manifest(file: Path) -> dict[str, str]:
-    """Return the manifest's table, file name -> sha256."""
+    """The manifest's table, file name -> sha256."""
     try:
         content: object = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as cause:

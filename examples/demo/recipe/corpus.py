@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from local_gpu.demo.words import (
+from examples.demo.recipe.words import (
     COMMON,
     EXTENSIONS,
     JSON_KEYS,

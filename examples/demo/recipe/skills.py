@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from local_gpu.demo.grammar import THINGS, Line
+from examples.demo.recipe.grammar import THINGS, Line
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The recipe of the shipped model: `python -m local_gpu.demo.build --out DIR`.
+"""The recipe of the shipped model: `python -m examples.demo.recipe.build --out DIR`.
 
 Stages: train the tokenizer; train the model on bare dialogues; settle it at a low rate, where some
 are dressed as an agent's requests and where it is set how often it answers plainly unasked; teach
@@ -18,11 +18,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from local_gpu.demo import MANIFEST, MODEL_DIR, file_sha256, verify
-from local_gpu.demo.evaluate import measure
-from local_gpu.demo.grammar import Priors
-from local_gpu.demo.tokenizer import save_tokenizer, train_tokenizer
-from local_gpu.demo.train import Stage, new_model, train
+from examples.demo.recipe.evaluate import measure
+from examples.demo.recipe.grammar import Priors
+from examples.demo.recipe.tokenizer import save_tokenizer, train_tokenizer
+from examples.demo.recipe.train import Stage, new_model, train
+from tinker_claw.shipped import MANIFEST, MODEL_DIR, file_sha256, verify
 
 _TOKENIZER_SEED = 11
 _MODEL_SEED = 0
@@ -102,7 +102,7 @@ def _say(line: str) -> None:
 def main() -> None:
     """Read the command line and build."""
     parser = argparse.ArgumentParser(
-        prog="python -m local_gpu.demo.build",
+        prog="python -m examples.demo.recipe.build",
         description="Build the demo's tiny model from nothing. About seven minutes on a free core.",
     )
     parser.add_argument(

@@ -1,0 +1,142 @@
+"""The frame of all commands: flags from fields, errors, completion, and what a start costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+from tests.stories import every_state
+from tinker_claw.cli import main
+from tinker_claw.methods import METHODS
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("TINKER_CLAW_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["--portt", "1"], "No such option '--portt'. (Did you mean one of: "),
+        (["lgo", "turns"], "No such command 'lgo'."),
+        (["log", "turns", "--portt", "1"], "(run.py log --help says more)"),
+        (["log"], "Choose from: turns, verdicts, samples, steps, versions (run.py log --help says"),
+        (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
+        (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
+        (["log", "turns", "--limit", "many"], "--limit: Input should be a valid integer"),
+        (["log", "turns", "--limit", "0"], "--limit: Input should be greater than or equal to 1"),
+        (["log", "turns", "--port", "x"], "settings: gateway.port: Input should be a valid"),
+        (["log", "turns", "--trained", "--untrained"], "exclude one another"),
+        (["explain", "x"], "TURN: Input should be a valid integer"),
+        (["rejudge", "1", "x"], "TURN: Input should be a valid integer"),
+        (["export"], "give one of --jsonl, --adapter and --merged"),
+        (["completion", "csh"], "'csh' is not one of 'bash', 'zsh', 'fish'"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    command: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    every_state(tmp_path)
+    data = [] if command[0] in ("lgo", "completion") else ["--data-dir", str(tmp_path)]
+    assert main.main([*command, *data]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert told.err.startswith("tinker-claw: ")
+    assert says in told.err
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_help_and_takes_the_flags_of_run_py(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([name, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert short.startswith(f"Usage: run.py {name} ")
+    assert "--help-all" in short
+    assert "--batch-size" not in short
+    assert main.main([name, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert whole.startswith(short.partition("--help-all")[0])
+    assert "--batch-size" in whole
+    assert "--data-dir" in whole
+
+
+def test_flags_stand_before_or_behind_a_command_and_the_last_one_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every_state(tmp_path)
+    data = ["--data-dir", str(tmp_path)]
+    assert main.main([*data, "versions"]) == 0
+    before = capsys.readouterr().out
+    assert main.main(["--data-dir", "/nowhere", "versions", "--data-dir", "/none", *data]) == 0
+    assert capsys.readouterr().out == before
+
+
+def completed(line: str, shell: str = "completion bash") -> list[str]:
+    """What bash offers for the last word of a line, by the script that is printed for it."""
+    words = line.split(" ")
+    command = " ".join(words[:1])
+    script = f"""
+        eval "$({sys.executable} run.py {shell})" || exit 1
+        COMP_WORDS=({" ".join(word or "''" for word in words)}); COMP_CWORD={len(words) - 1}
+        spec=$(complete -p {Path(command).name}) || exit 1
+        [[ $spec =~ -F\\ ([^ ]+) ]] && "${{BASH_REMATCH[1]}}" {command} "{words[-1]}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("python run.py ex", ["explain", "export"]),
+        ("python run.py log ver", ["verdicts", "versions"]),
+        ("python run.py log turns --kind ", ["main", "side"]),
+        ("python run.py --method ", ["rl", *METHODS]),
+        ("python run.py doctor --back", ["--backend"]),
+        ("python other.py ex", []),
+    ],
+)
+def test_bash_completes_commands_flags_and_values(line: str, offers: list[str]) -> None:
+    assert completed(line) == offers
+
+
+def test_other_shells_get_a_script_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("zsh", "fish"):
+        assert main.main(["completion", shell]) == 0
+        assert "_TINKER_CLAW_COMPLETE" in capsys.readouterr().out
+
+
+HEAVY = ("torch", "transformers", "tinker", "fastapi", "openai", "httpx", "renderers", "structlog")
+
+
+@pytest.mark.parametrize("command", ["log turns", "status --port 1", "explain 1", "versions"])
+def test_looking_imports_nothing_that_serving_needs(tmp_path: Path, command: str) -> None:
+    every_state(tmp_path)
+    program = (
+        "import sys\nfrom tinker_claw.cli.main import main\n"
+        f"code = main([*{command.split()!r}, '--data-dir', {str(tmp_path)!r}])\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"

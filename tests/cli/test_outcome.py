@@ -1,0 +1,158 @@
+"""What became of a turn is said in the same words by explain, log, doctor and status."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ports import deaf_port
+from tests.stories import TEACHER, Told, every_state
+from tinker_claw.cli import main
+from tinker_claw.ledger import prune
+from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.privacy.marker import Privacy
+
+WORDS = {
+    "trained": "trained in step 1",
+    "trained on its verdict": "trained in step 1",
+    "expired": "its sample expired",
+    "quarantined": "its sample was set aside",
+    "side": "side turn",
+    "refused when captured": "the client hung up",
+    "passed over": "waits for a next state, and may wait for ever",
+    "waits for a next state": "waits for a next state",
+    "lost": "waits for a next state, and may wait for ever",
+    "answers nobody knows what": "waits for a next state",
+    "ended": "waits for a next state in an idle session",
+    "waits for the judge": "waits for the judge",
+    "waits for the teacher": "waits for the teacher",
+    "waits to be queued": "waits to be queued",
+    "refused when judged": "neutral verdict, no hint",
+    "no verdict": "no valid vote, no hint",
+    "queued": "waits for its step",
+    "queued again": "waits for its step",
+    "in training": "being trained right now",
+    "by another version": "waits for a next state",
+    "tried in vain": "waits for the judge",
+    "set aside": SET_ASIDE,
+    "without a score": "the teacher could not score it",
+    "private": "waits for a next state, and may wait for ever",
+    "no place for a hint": "waits to be queued",
+    "being forgotten": "being forgotten",
+}
+AFTER_A_ROLLBACK = {
+    "dropped": "nothing followed it before it was dropped for its age or the ledger's size",
+    "trained, left behind": "trained in step 1",
+    "trained, forgotten": "trained in step 1",
+    "expired, left behind": "its sample expired",
+    "followed by what was forgotten": "what followed it was forgotten",
+    "queued again after a crash": "waits for its step",
+}
+SENTENCES = {
+    "tried in vain": f"and is tried again, at most {TRIES} times; 1 came to nothing.",
+    "without a score": "It is not trained: the teacher could not score it: no adapter.",
+    "private": "its session is private now, and nothing of it is kept.",
+    "expired, left behind": "because a rollback has left v1, which answered, behind.",
+    "trained, left behind": "A rollback has left that version behind.",
+    "queued again after a crash": "Step 2 with it came to nothing: its state was not saved.",
+}
+
+
+def states(directory: Path) -> dict[str, int]:
+    turns = every_state(directory)
+    told = Told(directory)
+    ledger = told.ledger
+    turns["tried in vain"] = told.followed("vain")
+    ledger.judgements.add_in_vain(turns["tried in vain"], "I cannot rate that.")
+    turns["set aside"] = told.followed("aside")
+    for _ in range(TRIES):
+        ledger.judgements.add_in_vain(turns["set aside"], "I cannot rate that.")
+    turns["without a score"] = told.judged("unscored", -1, "be brief")
+    ledger.turns.refuse(turns["without a score"], "the teacher could not score it: no adapter.")
+    turns["private"] = told.turn("private")
+    ledger.turns.mark_private("me", "private", Privacy.PRIVATE)
+    turns["no place for a hint"] = told.judged("no place", -1, "be brief", hint_at=None)
+    turns["being forgotten"] = told.turn("going")
+    ledger.begin_to_forget(prune.from_turn(turns["being forgotten"]))
+    ledger.close()
+    return turns
+
+
+def states_after_a_rollback(directory: Path) -> dict[str, int]:
+    told, turns = Told(directory), dict[str, int]()
+    ledger, base = told.ledger, told.version
+    turns["dropped"] = told.turn("old")
+    ledger.turns.close([ledger.turns.session("me", "old")])
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE turns SET created_at = 1")
+    assert sum(prune.trim(ledger._db, before=2)) == 1
+    turns["trained, left behind"], first = told.sampled("t", 1, TEACHER)
+    turns["trained, forgotten"], second = told.sampled("f", -1, TEACHER)
+    told.step(first, second)
+    turns["expired, left behind"], _ = told.sampled("e", 1)
+    told.version = ledger.steps.roll_back(base)
+    ledger.forget(prune.from_turn(turns["trained, forgotten"]))
+    turns["followed by what was forgotten"] = told.followed("unsaid")
+    ledger.forget(prune.from_turn(told.turn("unsaid")))
+    saved = told.version
+    _, third = told.sampled("c", 1)
+    told.step(third, saved=False)
+    turns["queued again after a crash"] = ledger.turns.get(
+        ledger._db.one("SELECT turn_id FROM samples WHERE id = ?", third)
+    ).id
+    ledger.steps.restart_from(saved)
+    ledger.close()
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(states, WORDS), (states_after_a_rollback, AFTER_A_ROLLBACK)]
+)
+def test_every_outcome_is_the_same_words_everywhere(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[Path], dict[str, int]],
+    words: dict[str, str],
+) -> None:
+    turns = make(tmp_path)
+
+    def run(*flags: str, status: int = 0) -> str:
+        assert main.main([*flags, "--data-dir", str(tmp_path)]) == status
+        return capsys.readouterr().out
+
+    records = [json.loads(line) for line in run("log", "turns", "--json").splitlines()]
+    assert {r["id"]: r["outcome"] for r in records} == {turns[s]: words[s] for s in words}
+    heading, *rows = run("log", "turns").splitlines()
+    at = heading.index("outcome")
+    doctor = by_turn(run("doctor", "--no-checks", "--last", "99", "--reasons"))
+    for (state, turn), row in zip(sorted(turns.items(), key=lambda t: t[1]), rows, strict=True):
+        explained = " ".join(run("explain", str(turn)).split())
+        assert row[at:] == words[state]
+        assert words[state] in doctor[turn], "in the table"
+        sentence = doctor[turn][doctor[turn].index(" It ") + 1 :]
+        # Lines end at hyphens, too.
+        assert sentence.replace(" ", "") in explained.replace(" ", ""), "with --reasons"
+        assert words[state] in sentence
+        assert SENTENCES.get(state, "") in explained
+    with deaf_port() as port:
+        status = json.loads(run("status", "--port", str(port), "--json", status=2))["ledger"]
+    untrained = [word for word in words.values() if not word.startswith("trained")]
+    assert status["not_trained"] == Counter(untrained)
+    assert status["samples"].get("trained", 0) == len(words) - len(untrained)
+
+
+def by_turn(shown: str) -> dict[int, str]:
+    """What the doctor says of each turn, on one line."""
+    found, turn = dict[int, str](), 0
+    for line in shown.partition(":\n\n")[2].splitlines()[1:]:
+        if row := re.match(r" {0,3}(\d+)  \S", line):
+            turn = int(row[1])
+        if not line:
+            break
+        found[turn] = f"{found.get(turn, '')} {line.strip()}".strip()
+    return found

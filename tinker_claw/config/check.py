@@ -1,0 +1,200 @@
+"""Settings that exclude one another, or need one another, and who may be let in.
+
+Rules: a sentence names what was set, by its flag and by the variable that may have set it, and says
+what works; none ever holds a key. What depends on the machine is not looked at here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from tinker_claw.config.settings import (
+    DEFAULT_USER,
+    DEMO,
+    ENV_PREFIX,
+    Local,
+    Run,
+    Settings,
+)
+from tinker_claw.errors import ConfigError
+from tinker_claw.origin import is_loopback
+
+MIN_KEY_CHARACTERS: Final = 16
+API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
+_KEY: Final = re.compile(r"[!-~]{1,512}")
+"""What can be sent in a header as it is."""
+_MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
+_URL: Final = re.compile(r"https?://[^/\s]+")
+
+
+def check(settings: Settings) -> None:
+    """Refuse what cannot be meant together, and what would let strangers in.
+
+    Raises:
+        ConfigError: says what to set, or what to leave out.
+    """
+    for wrong in _wrong(settings):
+        raise ConfigError(wrong)
+
+
+def _wrong(settings: Settings) -> Iterator[str]:
+    run, local = settings.run, settings.local
+    yield from _access(settings)
+    yield from _service(run, local)
+    yield from _counts(local)
+    yield from _judge(settings)
+    yield from _demo(run, local)
+    yield from _servers(local)
+    yield from _processor(local)
+    if settings.training.clip_low >= settings.training.clip_high:
+        yield "--clip-low must be below --clip-high"
+    try:
+        shlex.split(local.torchrun or "")
+    except ValueError as error:
+        yield f"--torchrun cannot be split into arguments ({error}); mind its quotes"
+
+
+def _access(settings: Settings) -> Iterator[str]:
+    """An address that other machines can reach needs a key, and a key names one user."""
+    host, api_key, users = settings.gateway.host, settings.gateway.api_key, settings.users
+    keys = {f"users[{n}].key": user.key.get_secret_value() for n, user in enumerate(users)}
+    names = [user.name for user in users]
+    if api_key is not None:
+        keys = {API_KEY: api_key.get_secret_value(), **keys}
+        names.append(DEFAULT_USER)
+    if not is_loopback(host) and not keys:
+        yield (
+            f"--host {host} is reachable from other machines: set {API_KEY}, or give each user a "
+            "key ([[users]] in the settings file), or bind to 127.0.0.1"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            yield (
+                f"users: the name {name!r} is given twice; {API_KEY} is the key of the user "
+                f"{DEFAULT_USER!r}"
+            )
+    for whose, key in keys.items():
+        if not _KEY.fullmatch(key):
+            yield (
+                f"{whose}: a key is made of ASCII letters, digits and signs, without blanks, at "
+                f"most 512 of them; {_MAKE_ONE}"
+            )
+        if len(key) < MIN_KEY_CHARACTERS:
+            yield (
+                f"{whose}: a key of fewer than {MIN_KEY_CHARACTERS} characters can be guessed; "
+                f"{_MAKE_ONE}"
+            )
+    if len(set(keys.values())) < len(keys):
+        yield "users: two users have the same key; a key must name one user"
+
+
+def _service(run: Run, local: Local) -> Iterator[str]:
+    """Whoever names their GPUs does not mean a service that bills them."""
+    given = {
+        "--gpus": local.gpus is not None,
+        "--actor-gpus": local.actor_gpus is not None,
+        "--rollout-gpus": local.rollout_gpus is not None,
+        "--prm-gpus": local.prm_gpus > 0,
+        "--sampler-urls": local.sampler_urls is not None,
+    }
+    if run.backend == "tinker" and (named := _given(given)):
+        yield (
+            f"{named}: with --backend tinker, the default, a service trains and samples; add "
+            "--backend local, or leave it out"
+        )
+
+
+def _counts(local: Local) -> Iterator[str]:
+    if local.rollout_gpus is not None and local.rollout_gpus % local.rollout_tp:
+        yield (
+            f"--rollout-gpus {local.rollout_gpus} (ROLLOUT_GPUS) cannot be split into servers of "
+            f"--rollout-tp {local.rollout_tp} GPUs; give a multiple of it"
+        )
+    if local.gpus is None:
+        return
+    parts = {
+        "--actor-gpus": local.actor_gpus or 0,
+        "--rollout-gpus": local.rollout_gpus or 0,
+        "--prm-gpus": local.prm_gpus,
+    }
+    wanted = sum(parts.values())
+    alone = local.gpus == 1 and not local.prm_gpus  # trainer and sampler share it
+    if wanted > local.gpus and not (alone and max(parts.values()) == 1):
+        named = " + ".join(f"{flag} {count}" for flag, count in parts.items() if count)
+        yield (
+            f"{named} are {wanted} GPUs, but --gpus (NUM_GPUS) is {local.gpus}; lower one of them, "
+            "or leave them out and the layout goes by --gpus"
+        )
+
+
+def _judge(settings: Settings) -> Iterator[str]:
+    judge, gpus = settings.judge, settings.local.prm_gpus
+    if gpus and judge.judge_url is not None:
+        yield "--judge-url and --prm-gpus (PRM_GPUS) name two judges; leave one of them out"
+    if gpus and judge.judge_model is None:
+        yield (
+            f"--prm-gpus {gpus} (PRM_GPUS) needs a model to judge there: set --judge-model, or "
+            "leave it out, and the base model judges on the samplers"
+        )
+    if judge.judge_model is not None and not gpus and judge.judge_url is None:
+        yield (
+            "--judge-model needs a place to judge: set --judge-url, where a server with that model "
+            "runs already, or --prm-gpus with --backend local"
+        )
+    if judge.judge_api_key is not None and judge.judge_url is None:
+        yield f"{ENV_PREFIX}JUDGE__JUDGE_API_KEY is for --judge-url; leave it out"
+
+
+def _servers(local: Local) -> Iterator[str]:
+    if local.sampler_urls is None:
+        if local.sampler_api_key is not None:
+            yield f"{ENV_PREFIX}LOCAL__SAMPLER_API_KEY is for --sampler-urls; leave it out"
+        return
+    if not local.urls:
+        yield "--sampler-urls is empty; name a server, or leave it out"
+    for url in local.urls:
+        if not _URL.match(url):
+            yield f"--sampler-urls: {url!r} is no address; write http://HOST:PORT"
+    started = {
+        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--sampler-quantization": local.sampler_quantization is not None,
+    }
+    if unused := _given(started):
+        yield (
+            f"{unused} is for samplers that are started here; --sampler-urls names some that run "
+            "already: leave one of the two out"
+        )
+
+
+def _demo(run: Run, local: Local) -> Iterator[str]:
+    for_others = {
+        "--gpus": local.gpus is not None,
+        "--rollout-gpus": local.rollout_gpus is not None,
+        "--prm-gpus": local.prm_gpus > 0,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--base-quantization": local.base_quantization != "none",
+    }
+    if run.model_name == DEMO and (named := _given(for_others)):
+        yield f"{named}: the model demo needs no GPU; leave it out, or name another model"
+
+
+def _processor(local: Local) -> Iterator[str]:
+    if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
+        yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
+    needs_gpu = {
+        "--gpus (NUM_GPUS)": local.gpus is not None,
+        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
+        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
+        "--rollout-tp": local.rollout_tp > 1,
+        "--base-quantization 4bit": local.base_quantization == "4bit",
+    }
+    if local.device == "cpu" and (named := _given(needs_gpu)):
+        yield f"{named} needs GPUs, but --device is cpu; leave one of the two out"
+
+
+def _given(flags: dict[str, bool]) -> str:
+    return ", ".join(flag for flag, given in flags.items() if given)

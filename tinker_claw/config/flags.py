@@ -1,0 +1,93 @@
+"""Flags of the command line, derived from fields.
+
+Rule: a flag is declared once, as a pydantic field: its name, type, choices, bounds, default, help
+and completion follow from that. click reads and completes words; pydantic makes values of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
+
+import click
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+WORD: Final = "word"
+"""Beside a type (`Annotated[int, WORD]`): a word of its own instead of a flag with a value."""
+
+
+Completions = Mapping[str, Callable[[], Iterable[str]]]
+"""What completes a flag whose field does not say it, by the flag's name."""
+
+
+def parameters(
+    model: type[BaseModel], section: str = "", completions: Completions | None = None
+) -> list[click.Parameter]:
+    """One parameter a field, in their order, but none for secrets.
+
+    Those of a section of the settings are named `<section>__<field>`, and None unless given.
+    """
+    known = completions or {}
+    return [
+        _parameter(name, field, section, known.get(name))
+        for name, field in model.model_fields.items()
+        if SecretStr not in get_args(field.annotation)
+    ]
+
+
+def section_of(parameter: click.Parameter) -> str | None:
+    """The section that a flag sets; "" for all of them, None: it is the command's own."""
+    section, of_settings, _ = (parameter.name or "").partition("__")
+    return section if of_settings else None
+
+
+def _parameter(
+    name: str, field: FieldInfo, section: str, words: Callable[[], Iterable[str]] | None
+) -> click.Parameter:
+    kind, many = _kind(field.annotation)
+    if WORD in field.metadata:
+        return click.Argument(
+            [name],
+            type=kind,
+            nargs=-1 if many else 1,
+            required=field.is_required(),
+            metavar=field.title,
+            help=field.description,
+        )
+    flag, told = (field.alias or name).replace("_", "-"), field.description or ""
+    options: dict[str, Any] = {"default": None, "type": kind}
+    if kind is click.BOOL:
+        options["is_flag"] = True
+    elif not isinstance(kind, click.Choice):
+        options["metavar"] = field.title or name.rsplit("_", 1)[-1].upper()
+    if section:
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = "" if field.default is None else f"default {field.default}"
+        facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
+        told += f" ({facts})" if facts else ""
+    if words is not None:
+        options["shell_complete"] = _completing(words)
+    names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
+    return click.Option([names, f"{section}__{name}" if section else name], help=told, **options)
+
+
+def _completing(words: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+    def complete(context: click.Context, option: click.Parameter, begun: str) -> list[str]:
+        return [word for word in words() if word.startswith(begun)]
+
+    return complete
+
+
+def _kind(annotation: Any) -> tuple[click.ParamType[Any], bool]:
+    """What reads and completes the words of a field, and whether it takes several."""
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not NoneType]
+    if get_origin(annotation) is Literal:
+        return click.Choice(list(kinds)), False
+    if all(get_origin(kind) is Literal for kind in kinds):
+        return click.Choice([word for kind in kinds for word in get_args(kind)]), False
+    if Path in kinds:
+        return click.Path(), False
+    return click.BOOL if kinds == [bool] else click.STRING, get_origin(annotation) is tuple

@@ -1,0 +1,96 @@
+"""The settings page, docs/settings.md: every setting, of its declaration.
+
+`python -m tinker_claw.config.page > docs/settings.md` renews it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Final
+
+from tinker_claw.config.load import VARIABLES
+from tinker_claw.config.settings import (
+    ENV_PREFIX,
+    USERS,
+    Declared,
+    User,
+    declared,
+    sections,
+)
+
+_VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES)
+_HEAD: Final = f"""# Settings
+
+<!-- Written by `python -m tinker_claw.config.page > docs/settings.md`: change the declarations in
+tinker_claw/config/settings.py, and run it again. -->
+
+A setting is a flag of `run.py`, an environment variable, and a key of a TOML file that
+`--config FILE` names:
+
+```sh
+python run.py --batch-size 8
+{ENV_PREFIX}TRAINING__BATCH_SIZE=8 python run.py
+python run.py --config mine.toml        # [training]
+                                        # batch_size = 8
+```
+
+Flags win over the environment, the environment over the file, the file over the defaults. An
+unknown name is refused. A secret has no flag, because a command line is there for every user of
+the machine to read.
+With `--backend local` {_VARIABLES} count, too, where nothing else sets these GPUs.
+"""
+_COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")
+_CODE: Final = re.compile(
+    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>|\[\[users\]\])"
+)
+"""What stands in a declaration as plain text, and would be read as Markdown or HTML."""
+
+
+def settings_page() -> str:
+    """The page in Markdown: a table per section."""
+    parts = [_HEAD]
+    for name, model in sections().items():
+        told = (model.__doc__ or "").strip()
+        rows = [_row(setting) for setting in declared() if setting.section == name]
+        parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, rows)}")
+    parts.append(_users())
+    return "\n".join(parts)
+
+
+def _row(setting: Declared) -> list[str]:
+    flag = "no flag" if setting.flag is None else f"`{setting.flag}`"
+    if setting.switch:
+        flag += f", `--no-{setting.name.replace('_', '-')}`"
+    default = setting.field.default
+    shown = str(default).lower() if setting.switch else str(default)
+    choices = " or ".join(f"`{choice}`" for choice in setting.choices)
+    return [
+        f"{flag}<br>`{setting.key}`<br>`{setting.variable}`",
+        setting.unit,
+        "unset" if default is None else f"`{shown}`",
+        choices or (f"`{setting.bounds}`" if setting.bounds else ""),
+        _CODE.sub(r"`\1`", setting.told),
+        _CODE.sub(r"`\1`", setting.when),
+    ]
+
+
+def _users() -> str:
+    rows: list[list[str]] = []
+    for name, field in User.model_fields.items():
+        default = "needed" if field.is_required() else f"`{field.default}`"
+        rows.append([f"`{name}`", "unset" if field.default is None else default])
+        rows[-1].append(field.description or "")
+    told = _CODE.sub(r"`\1`", (User.__doc__ or "").strip())
+    variable = f"{ENV_PREFIX}{USERS.upper()}"
+    intro = f"## {USERS}\n\n{told}, or an object of the JSON list in `{variable}`.\n\n"
+    return intro + _table(("key", "default", "what it is"), rows)
+
+
+def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(settings_page())

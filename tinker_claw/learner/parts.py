@@ -1,0 +1,32 @@
+"""What judging, learning, recovery and rollback of one run share.
+
+Rule: one record, made once by the wirer. What only one of them needs is an argument of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinker_claw.billing.budget import Spending
+from tinker_claw.config.settings import Training
+from tinker_claw.learner.health import Health
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods.base import Method
+from tinker_claw.policy import PolicyHolder, Sampler, Trainer
+from tinker_claw.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Of one run."""
+
+    ledger: Ledger
+    trainer: Trainer
+    base: Sampler
+    """The frozen base model."""
+    method: Method
+    policy: PolicyHolder
+    telemetry: Telemetry
+    health: Health
+    spending: Spending
+    training: Training

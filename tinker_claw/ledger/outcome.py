@@ -1,0 +1,260 @@
+"""What became of a turn, or what it waits for: a sentence for every state that it can be in, and a
+short word for tables.
+
+Rule: nobody else words it, and what the word says the sentence says too. Pure, but for what reads
+the run and counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.turns import TRIES
+from tinker_claw.ledger.views import SampleView, TurnView, turns_where
+from tinker_claw.types import Kind, Lost
+
+LOST = {
+    Lost.COMPACTED: "a summary stands for the history, and none of the session's replies behind it",
+    Lost.EDITED: "what leads to that reply was changed",
+    Lost.UNKNOWN: "that reply is, to the letter, none of the last that were given here",
+}
+"""Why a request could not be tied to the turn whose reply it answers."""
+_SIDE = "side turn"
+_NEXT = "waits for a next state"
+_IDLE = "waits for a next state in an idle session"
+_PASSED = "waits for a next state, and may wait for ever"
+_JUDGE = "waits for the judge"
+_TEACHER = "waits for the teacher"
+_QUEUE = "waits to be queued"
+_STEP = "waits for its step"
+_TRAINING = "being trained right now"
+_EXPIRED = "its sample expired"
+_QUARANTINED = "its sample was set aside"
+_GOING = "being forgotten"
+_HEADS = (_SIDE, "the teacher could not score it")
+"""Reasons that go on with something of the turn's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What a turn's outcome depends on beside the turn."""
+
+    names: Mapping[str, str]
+    """Model, method, backend."""
+    step: int
+    """Optimizer steps that the newest version is away from the base."""
+    queued: int
+    """Samples that wait for a step just now."""
+    batch: int
+    """Samples of a step."""
+    told: Callable[[TurnView], str | None]
+    """What the teacher is told of a judged turn, in a word; None: it is not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a turn, or what it waits for."""
+
+    word: str
+    """For tables; the sentence has it, too."""
+    sentence: str
+
+
+def read_run(
+    rows: Rows, batch_size: int, told: Callable[[TurnView], str | None] = lambda _: None
+) -> RunView:
+    """`batch_size`: samples of a step, where none was taken yet."""
+    metrics = rows.one(
+        "SELECT metrics FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT 1"
+    )
+    known: Mapping[str, Any] = json.loads(metrics) if metrics else {}
+    return RunView(
+        names=run_of(rows),
+        step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
+        queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
+        batch=known.get("samples") or batch_size,
+        told=told,
+    )
+
+
+def outcome(turn: TurnView, run: RunView) -> Outcome:
+    """Whether it is trained, and why."""
+    if turn.sample is not None:
+        return _sampled(turn, turn.sample, run)
+    if turn.kind is Kind.SIDE:
+        return Outcome(_SIDE, f"It is never trained: it is a {_SIDE}.")
+    if turn.untrained_because is not None:
+        return Outcome(_word(turn.untrained_because), f"It is not trained: {_reason(turn)}.")
+    if turn.settled:
+        return Outcome(_GOING, f"It is {_GOING}.")
+    if turn.next_role is None:
+        return _unfollowed(turn)
+    if not turn.judged:
+        return _unjudged(turn)
+    if told := run.told(turn):
+        who = f"It was judged, and {_TEACHER}, who scores the reply under the {told}."
+        return Outcome(_TEACHER, who)
+    return Outcome(_QUEUE, f"It was judged, and {_QUEUE} as a sample, which takes a moment.")
+
+
+def _reason(turn: TurnView) -> str:
+    return (turn.untrained_because or "").rstrip(".")
+
+
+def _word(reason: str) -> str:
+    return next((head for head in _HEADS if reason.startswith(head)), reason.rstrip("."))
+
+
+def _unfollowed(turn: TurnView) -> Outcome:
+    if turn.passed_by is not None:
+        which = "which does not answer this reply"
+        if turn.passed_lost is not None:
+            which = f"of which it is not known what reply it answers: {LOST[turn.passed_lost]}"
+        gone_on = f"its session has gone on with turn {turn.passed_by}, {which}"
+        return Outcome(_PASSED, f"It {_PASSED}: {gone_on}.")
+    if turn.private:
+        return Outcome(
+            _PASSED, f"It {_PASSED}: its session is private now, and nothing of it is kept."
+        )
+    if turn.session_closed:
+        return Outcome(_IDLE, f"It {_IDLE}: whatever the user still says in it counts.")
+    return Outcome(_NEXT, f"It {_NEXT}: the user's next message, or the results of its tools.")
+
+
+def _unjudged(turn: TurnView) -> Outcome:
+    if turn.tries:
+        again = f"and is tried again, at most {TRIES} times; {turn.tries} came to nothing"
+        return Outcome(_JUDGE, f"It {_JUDGE}, {again}.")
+    return Outcome(
+        _JUDGE,
+        f"It {_JUDGE}. `python run.py status` says whether the judge works, waits for the service, "
+        "or is paused by the budget.",
+    )
+
+
+def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> Outcome:
+    if sample.state == "trained":
+        found = _trained(sample)
+    elif sample.state == "queued":
+        found = _queued(sample, run)
+    elif sample.state == "quarantined":
+        found = Outcome(
+            _QUARANTINED, f"It is not trained: {_QUARANTINED}, because steps with it failed."
+        )
+    elif turn.left_behind:
+        found = Outcome(
+            _EXPIRED,
+            f"It is not trained: {_EXPIRED}, because a rollback has left v{turn.policy_version}, "
+            "which answered, behind.",
+        )
+    else:
+        found = Outcome(
+            _EXPIRED,
+            f"It is not trained: {_EXPIRED}, because too many steps had been taken since "
+            f"v{turn.policy_version} answered (--max-staleness); by now they are "
+            f"{run.step - turn.version_step}.",
+        )
+    return Outcome(found.word, found.sentence + _failed(sample))
+
+
+def _trained(sample: SampleView) -> Outcome:
+    word, others = f"trained in step {sample.step}", sample.together - 1
+    company = f"with {others} other {'sample' if others == 1 else 'samples'}" if others else "alone"
+    at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
+    behind = " A rollback has left that version behind." if sample.left_behind else ""
+    return Outcome(word, f"It was {word}, {company}, which made v{sample.version}{at}.{behind}")
+
+
+def _queued(sample: SampleView, run: RunView) -> Outcome:
+    if sample.begun and sample.begun[-1].status == "intent":
+        return Outcome(_TRAINING, f"It is {_TRAINING}, in step {sample.begun[-1].id}.")
+    place = f"as sample {sample.place} of {run.queued} in the queue"
+    missing = run.batch - run.queued
+    if missing > 0:
+        are = "is" if missing == 1 else "are"
+        rest = f"; a step takes {run.batch}, so {missing} {are} missing"
+    else:
+        rest = f", from which steps take {run.batch} at a time, the oldest first"
+    return Outcome(_STEP, f"It {_STEP} {place}{rest}.")
+
+
+def _failed(sample: SampleView) -> str:
+    void = [step for step in sample.begun if step.status == "void"]
+    if not void:
+        return ""
+    numbers = ", ".join(str(step.id) for step in void)
+    why = (void[-1].error or "no reason is known").rstrip(".")
+    return f" Step{'s' if len(void) > 1 else ''} {numbers} with it came to nothing: {why}."
+
+
+def moment(at: float, now: float | None = None) -> str:
+    """Local time, with the day where it is another one than today."""
+    then = datetime.fromtimestamp(at)
+    today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
+    return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+# All turns of a ledger, counted
+
+_REFUSED = (
+    "SELECT untrained_because, COUNT(*) FROM turns WHERE untrained_because IS NOT NULL "
+    "GROUP BY untrained_because"
+)
+_OPEN = """
+SELECT next_states.turn_id IS NOT NULL AS followed, closed_at IS NOT NULL AS closed,
+  next_states.turn_id IS NULL AND (private = 1 OR turns.id <
+    (SELECT later.id FROM turns AS later WHERE later.session_id = turns.session_id
+      AND later.kind = 'main' ORDER BY later.idx DESC LIMIT 1)) AS passed, COUNT(*) AS n
+FROM turns CROSS JOIN sessions ON sessions.id = turns.session_id
+  LEFT JOIN next_states ON next_states.turn_id = turns.id
+  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
+WHERE settled = 0 AND verdicts.turn_id IS NULL GROUP BY 1, 2, 3
+"""
+_JUDGED = (
+    "WHERE turns.id IN (SELECT turns.id FROM turns CROSS JOIN verdicts "
+    "ON verdicts.turn_id = turns.id WHERE settled = 0)"
+)
+_IN_HAND = (
+    "SELECT COUNT(*) FROM step_samples JOIN steps ON steps.id = step_samples.step_id JOIN samples "
+    "ON samples.id = sample_id WHERE step_samples.step_id = (SELECT MAX(id) FROM steps) "
+    "AND status = 'intent' AND state = 'queued'"
+)
+
+
+def count_outcomes(rows: Rows, run: RunView) -> Counter[str]:
+    """How many turns have each outcome but a step that trained them, by the word for it.
+
+    However long a ledger is, no row of `turns` is read but those that are open.
+    """
+    found = rows.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state")
+    samples: dict[str, int] = {row["state"]: row["n"] for row in found}
+    in_hand = rows.one(_IN_HAND)
+    counts = Counter(
+        {
+            _STEP: samples.get("queued", 0) - in_hand,
+            _TRAINING: in_hand,
+            _EXPIRED: samples.get("expired", 0),
+            _QUARANTINED: samples.get("quarantined", 0),
+        }
+    )
+    for reason, turns in rows.rows(_REFUSED):
+        counts[_word(reason)] += turns
+    for row in rows.rows(_OPEN):
+        waits = _IDLE if row["closed"] else _NEXT
+        counts[_JUDGE if row["followed"] else _PASSED if row["passed"] else waits] += row["n"]
+    counts.update(outcome(turn, run).word for turn in turns_where(rows, _JUDGED))
+    everyone = rows.one("SELECT COUNT(*) FROM turns")
+    counts[_GOING] = everyone - samples.get("trained", 0) - counts.total()
+    return +counts
+
+
+def run_of(rows: Rows) -> dict[str, str]:
+    """Model, method and backend."""
+    found = rows.rows("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")
+    return {row["key"]: row["value"] for row in found}

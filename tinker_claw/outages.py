@@ -1,0 +1,108 @@
+"""Whether the service behind the backend answers, as told by everyone who asks it.
+
+Rule: whoever asks says how it went, under the name of what was asked for. An outage begins with an
+`OutageError` and ends with the next answer to a request of the same kind; the log has one event
+when the service goes away and one when it is back, whoever noticed and however often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.telemetry import log
+
+Asking = Literal["serving", "judging", "teaching", "learning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """One kind of request gets no answer."""
+
+    since: float
+    """Seconds since 1970, of the first failure."""
+    error: str
+    """Of the last one."""
+    attempts: int
+
+
+class Outages:
+    """What is away at the moment, since when, and why."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._away: dict[Asking, Outage] = {}
+        self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
+        self._well_since = clock()
+        self.closing = False
+        """The process ends: nobody waits for the service any more."""
+
+    def give_up(self) -> None:
+        """End every wait, now and from now on."""
+        self.closing = True
+        for back in self._back.values():
+            back.set()
+
+    @property
+    def away(self) -> frozenset[Asking]:
+        return frozenset(self._away)
+
+    @property
+    def since(self) -> float:
+        """Since when it is away, or since when all is well."""
+        return min((outage.since for outage in self._away.values()), default=self._well_since)
+
+    @property
+    def error(self) -> str | None:
+        """Why the latest kind to go away is away; None: all is well."""
+        latest = max(self._away.values(), key=lambda outage: outage.since, default=None)
+        return latest.error if latest else None
+
+    def attempts(self, asking: Asking) -> int:
+        """How often in a row there was no answer; 0: there was one."""
+        outage = self._away.get(asking)
+        return outage.attempts if outage else 0
+
+    def seen(self, asking: Asking, error: OutageError) -> None:
+        """A request of this kind has failed because the service is away."""
+        if not self._away:
+            log.error("backend.away", noticed=asking, error=str(error))
+        known = self._away.get(asking) or Outage(self._clock(), "", 0)
+        self._away[asking] = replace(known, error=str(error), attempts=known.attempts + 1)
+        self._back[asking].clear()
+
+    def over(self, asking: Asking) -> None:
+        """A request of this kind was answered."""
+        since = self.since
+        if self._away.pop(asking, None) is not None and not self._away:
+            self._well_since = self._clock()
+            log.info("backend.back", noticed=asking, away_s=round(self._well_since - since, 1))
+        self._back[asking].set()
+
+    @contextmanager
+    def watching(self, asking: Asking) -> Generator[None]:
+        """See how the request inside goes. An error that is no outage is an answer, too."""
+        try:
+            yield
+        except OutageError as error:
+            self.seen(asking, error)
+            raise
+        except BackendError:
+            self.over(asking)
+            raise
+        else:
+            self.over(asking)
+
+    async def rest(self, asking: Asking, seconds: float) -> None:
+        """Wait so long, or until another request of this kind is answered, or the process ends."""
+        if self.closing:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._back[asking].wait()
