@@ -132,8 +132,11 @@ class LearningCore:
 
     def write_adapter(self, folder: Path) -> None:
         def write() -> None:
+            # In the base's format, to which whoever serves or scores with it would round it: half
+            # the bytes to write and to load. States keep float32.
+            rounded = {n: w.to(self._base.dtype) for n, w in self._optimizer.adapter().items()}
             with new_folder(folder) as draft:
-                write_adapter(draft, self._base, self._shape, self._optimizer.adapter())
+                write_adapter(draft, self._base, self._shape, rounded)
 
         self._first_rank(write)
         self._present = folder

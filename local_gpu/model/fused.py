@@ -200,7 +200,9 @@ def _problem(
     names = ["output", *(f"gradient of input {i}" for i, _ in enumerate(widths, 1))]
     for name, right, usual, found in zip(names, truth, own, got, strict=True):
         limit = _SLACK * distance(usual, right) + floor
-        if found.dtype != dtype or not (far := distance(found, right)) <= limit:
-            told = found.dtype if found.dtype != dtype else f"off by {far:.1e}"
-            return f"their {name} is {told}, where rounding explains {limit:.1e}."
+        if found.dtype != dtype:
+            return f"their {name} is {found.dtype}, where it should be {dtype}."
+        far = distance(found, right)
+        if not far <= limit:
+            return f"their {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
     return None
