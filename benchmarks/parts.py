@@ -101,7 +101,7 @@ def _looking_and_dropping(ledger: Ledger, turns: int) -> list[Part]:
     looking = timed(
         f"status of {turns:,} turns", lambda _: board(read_overview(folder, 16)), range(5)
     )
-    work = trim(ledger._db, None, ledger.live_bytes() // 2)
+    work = trim(ledger._db, None, ledger.live_bytes() // 2)  # pyright: ignore[reportPrivateUsage]
     dropping = timed(
         "old turns are dropped, a transaction", lambda _: next(work), itertools.count()
     )

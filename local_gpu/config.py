@@ -25,6 +25,10 @@ class LocalConfig:
     alpha: int = 32
     seed: int = 0
     """For the initial adapter."""
+    policy: bool = True
+    """A model of this rank is in training from the start; False: only those that are asked for."""
+    models_bytes: int | None = None
+    """Of memory for the models that are asked for; None: half of what is free after loading."""
     device: str = "auto"
     """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
     dtype: Dtype = "auto"

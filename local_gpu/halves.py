@@ -1,7 +1,9 @@
 """The two halves of the backend, one that learns and one that serves, and what passes between them.
 
-    LocalTrainer ── Learning   in this process, or in one or more of its own (`ranks/`)
+    LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
+
+The gateway's trainer and Tinker's HTTP API (`tinker/`) stand on the same two.
 
 Weights pass as folders in PEFT's format, prompts and logprobs as numbers. Nothing else does, so
 every way to learn goes with every way to serve.
@@ -11,14 +13,18 @@ Rule: a folder that is named here appeared whole, under a name that was never us
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_claw.errors import AlignmentError, ContextLengthError, SamplerError, same_length
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+
+if TYPE_CHECKING:  # both need torch, and who samples over HTTP does not
+    from local_gpu.learn.losses import RecordPass, Scored
+    from local_gpu.model.lora import LoraShape
 
 BASE_REF = "base"
 """The ref of the base model without an adapter."""
@@ -74,12 +80,20 @@ class ScoreAsk:
         return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary))
 
 
-Score = Callable[[str, ScoreAsk], Awaitable[TokenLogprobs]]
+Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]
 """Score under the weights of a ref, in the half that learns."""
 
 
+POLICY: Final = "policy"
+"""The model of a process that trains only one."""
+
+
 class Learning(Protocol):
-    """LoRA weights, their optimizer, and exact scoring. Synchronous: one thread calls it all.
+    """Models in training over one base, and exact scoring. Synchronous: one thread calls it all.
+
+    A model is LoRA weights with Adam's moments and the gradients added up since its last step. The
+    policy is there from the start if the settings say so; others are made by `create` or from
+    files, and go by `drop`.
 
     A failure is a ClawError; after one of `step`, weights and moments are as before or suspect, and
     `read_state` makes them whole again.
@@ -88,27 +102,74 @@ class Learning(Protocol):
     @property
     def facts(self) -> Facts: ...
 
-    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    def create(self, model: str, shape: LoraShape, seed: int) -> None:
+        """Make a model whose adapter changes nothing yet, in place of one of that name.
+
+        Raises:
+            RequestError: there is no room for it, with figures.
+        """
+        ...
+
+    def drop(self, model: str) -> None:
+        """Let go of a model; one that is not there is no error."""
+        ...
+
+    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
         """Gradients of all passes, added up, then one AdamW step: all or nothing."""
+        ...
+
+    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        """Add the gradients of the records to those that are there.
+
+        Raises:
+            StepError: `optim_step` will refuse what has been added up since the last one.
+        """
+        ...
+
+    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        """The same numbers without gradients; leaves those that are there alone."""
+        ...
+
+    def optim_step(self, adam: Adam, model: str) -> float:
+        """One AdamW step with the gradients added up; their norm before clipping.
+
+        Raises:
+            StepError: a gradient is missing or not finite; all of them are forgotten.
+        """
+        ...
+
+    def discard(self, model: str) -> None:
+        """Forget the gradients added up since the last step."""
         ...
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         """Score under a published adapter, or under the base; prefixes are computed once."""
         ...
 
-    def write_adapter(self, folder: Path) -> None:
+    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
         """Write the present weights as a new folder."""
         ...
 
-    def export_adapter(self, folder: Path) -> None:
+    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
         """Write them into a folder of the user's, replacing an adapter that is there."""
         ...
 
-    def write_state(self, folder: Path) -> None:
+    def write_state(self, folder: Path, model: str = POLICY) -> None:
         """Write weights and moments as a new folder."""
         ...
 
-    def read_state(self, folder: Path) -> None: ...
+    def read_state(self, folder: Path, model: str = POLICY) -> None:
+        """Take over saved weights and moments; a model that is not there is made of their shape.
+
+        Raises:
+            BackendError: the files are missing, damaged, or of another base or shape.
+            RequestError: there is no room for the model.
+        """
+        ...
+
+    def read_adapter(self, folder: Path, model: str) -> None:
+        """The same without moments, which start anew: a published adapter is enough."""
+        ...
 
     def close(self) -> None: ...
 

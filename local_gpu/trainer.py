@@ -1,140 +1,42 @@
-"""The local trainer: a half that learns and a half that serves, behind one async rim.
-
-Rule: all torch work but sampling runs on one executor thread, in the order it was asked for, so
-the event loop never waits and no two operations meet in one module. A version that is opened is
-read from its files beside it: who asks for one waits for no step.
-"""
+"""The local backend as the gateway's trainer: one policy, with its versions and states on disk."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from errno import EDQUOT, EFBIG, ENOSPC
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-import torch
-
+from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import LocalConfig
-from local_gpu.device import device_fault
-from local_gpu.halves import BASE_REF, Learning, ScoreAsk, Serving
-from local_gpu.learn.learning import LearningCore
+from local_gpu.halves import BASE_REF
 from local_gpu.learn.losses import LOSSES
-from local_gpu.learn.scores import ScoreQueue
 from local_gpu.model.files import KeptFiles, slug, sweep
-from local_gpu.model.load import open_base
-from local_gpu.model.lora import BaseModel
-from local_gpu.ranks.remote import RankedLearning
-from local_gpu.sample.batching import check_version
-from local_gpu.sample.connect import connect_all
-from local_gpu.sample.embedded import EmbeddedServing, EngineSize
-from local_gpu.sample.pool import PoolOptions
-from local_gpu.sample.server import InferenceServer
-from local_gpu.sample.serving import PoolServing
-from local_gpu.tasks import together
-from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.errors import BackendError
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, Capabilities, LossPass, StepReport, TokenLogprobs
-
-T = TypeVar("T")
-
-_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
-"""Somebody will make room: no step is to blame, and waiting helps."""
-
-
-def _unheard(sentence: str) -> None:
-    """For those who do not want to hear."""
+from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
 
 
 class LocalTrainer:
     """Implements `tinker_claw.policy.Trainer` on this machine. Made by `start`."""
 
-    def __init__(
-        self, config: LocalConfig, learning: Learning, executor: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, config: LocalConfig) -> None:
         self._config = config
-        self._learning = learning
-        self._executor = executor
-        self._serving: Serving
-        self._keeping = KeptFiles(config, lambda: self._serving.live())
-        self._closed = False
-        self._steps = 0
-        """In hand."""
+        self._keeping = KeptFiles(config, lambda: self._backend.serving.live())
+        self._backend: LocalBackend
 
     @classmethod
     async def start(
         cls,
         config: LocalConfig,
-        say: Callable[[str], None] = _unheard,
+        say: Callable[[str], None] = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalTrainer:
-        """Load the base model, here or on ranks, and join it with what samples.
-
-        Servers that are named must run already: they take their memory first.
-
-        Args:
-            say: hears, in sentences, what is waited for, what was chosen, and what goes wrong.
-            away: hears which servers are out of the rotation, and why, whenever that changes.
-
-        Raises:
-            ConfigError: a setting, the installed transformers or a server does not fit.
-            ModelFileError: the model is missing or corrupt.
-            BackendError: ranks or servers did not start.
-        """
-        # Before the base is loaded, which takes minutes: an address may be wrong.
-        servers = await connect_all(
-            config.sampler_urls, config.sampler_kind, config.sampler_api_key
-        )
-        executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
-        loop = asyncio.get_running_loop()
-        started: LocalTrainer | None = None
-        try:
-            try:
-                base, learning = await loop.run_in_executor(executor, _learning, config, say)
-            except RuntimeError as error:  # no memory, say, because somebody else has taken it
-                raise BackendError(
-                    f"{config.model} cannot be loaded on device {config.device!r}: {error}"
-                ) from error
-            started = cls(config, learning, executor)
-            for note in learning.facts.notes:
-                say(note)
-            started._serving = await started._serve(base, servers, say, away)
-            offered, learned = started._serving.context_tokens, learning.facts.context_tokens
-            if offered < learned:
-                say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
-            return started
-        except BaseException:
-            await together(server.aclose() for server in servers)
-            if started is not None:
-                started._learning.close()
-            executor.shutdown(wait=False)
-            raise
-
-    async def _serve(
-        self,
-        base: BaseModel | None,
-        servers: Sequence[InferenceServer],
-        say: Callable[[str], None],
-        away: Callable[[Sequence[str]], object],
-    ) -> Serving:
-        config, queue = self._config, ScoreQueue(self._score_all)
-        if base is None:
-            options = PoolOptions(
-                student_topk=config.student_topk,
-                steps=lambda: self._steps > 0,
-                say=say,
-                away=away,
-            )
-            return await PoolServing.start(servers, self._learning.facts, queue.score, options)
-        size = EngineSize.fit(
-            base,
-            context_tokens=config.context_tokens,
-            kv_cache_tokens=config.kv_cache_tokens,
-            max_batch_tokens=config.max_batch_tokens,
-        )
-        return EmbeddedServing(base, size, queue.score, self._aside)
+        """See `LocalBackend.start`, which says what is raised and what is heard."""
+        for folder in (config.root / "adapters", config.root / "states"):
+            await asyncio.to_thread(sweep, folder)
+        trainer = cls(config)
+        trainer._backend = await LocalBackend.start(config, trainer._keeping.adapter, say, away)
+        return trainer
 
     async def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -142,26 +44,22 @@ class LocalTrainer:
             losses=frozenset(LOSSES),
             two_d_targets=True,
             student_topk=True,
-            context_tokens=self._serving.context_tokens,
-            score_fresh=self._serving.rounds_otherwise,
+            context_tokens=self._backend.serving.context_tokens,
+            score_fresh=self._backend.serving.rounds_otherwise,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        self._steps += 1
         self._keeping.stepped()
-        try:
-            return await self._run(lambda: self._learning.step(passes, adam))
-        finally:
-            self._steps -= 1
+        return await self._backend.step(lambda: self._backend.learning.step(passes, adam))
 
     async def publish(self) -> Sampler:
         def write() -> str:
             ref = self._keeping.new_adapter()
-            self._learning.write_adapter(self._keeping.adapter(ref))
+            self._backend.learning.write_adapter(self._keeping.adapter(ref))
             self._keeping.prune_adapters(ref)
             return ref
 
-        ref = await self._run(write)
+        ref = await self._backend.run(write)
         try:
             sampler = await self.open(ref)
         except BackendError:
@@ -175,104 +73,33 @@ class LocalTrainer:
             return await self.base()
         folder = self._keeping.adapter(ref)
         with self._keeping.opening(ref):
-            return await self._serving.open(ref, folder)
+            return await self._backend.serving.open(ref, folder)
 
     async def base(self) -> Sampler:
-        return await self._serving.base()
+        return await self._backend.serving.base()
 
     async def save_state(self, name: str) -> str:
         def write() -> str:
             ref = f"{self._keeping.new_state()}-{slug(name)}"
-            self._learning.write_state(self._keeping.state(ref))
+            self._backend.learning.write_state(self._keeping.state(ref))
             self._keeping.prune_states(ref)
             return ref
 
-        ref = await self._run(write)
+        ref = await self._backend.run(write)
         self._keeping.saved(ref)
         return ref
 
     async def load_state(self, ref: str) -> None:
         def read() -> None:
-            self._learning.read_state(self._keeping.state(ref))
+            self._backend.learning.read_state(self._keeping.state(ref))
             self._keeping.loaded(ref)
             self._keeping.drop()
 
-        await self._run(read)
+        await self._backend.run(read)
 
     async def export_adapter(self, directory: Path) -> None:
-        await self._run(lambda: self._learning.export_adapter(directory))
+        await self._backend.run(lambda: self._backend.learning.export_adapter(directory))
 
     async def aclose(self) -> None:
         """Close every sampler that is still open, then the half that learns."""
-        self._closed = True
-        await self._serving.aclose()
-        # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
-        await asyncio.to_thread(self._learning.close)
-        await asyncio.to_thread(self._executor.shutdown)
-
-    async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        folder = None if ref == BASE_REF else self._keeping.adapter(ref)
-        return await self._run(lambda: self._learning.score(folder, asks))
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            future = loop.run_in_executor(self._executor, call)
-        except RuntimeError as error:
-            raise BackendError("The trainer is closed.") from error
-        with self._in_words():
-            return await future
-
-    async def _aside(self, call: Callable[[], T]) -> T:
-        """In another thread than the executor's."""
-        if self._closed:
-            raise BackendError("The trainer is closed.")
-        with self._in_words():
-            return await asyncio.to_thread(call)
-
-    @contextmanager
-    def _in_words(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in _FULL:
-                raise OutageError(f"There is no room in {self._config.root}: {error}") from error
-            raise BackendError(f"The files in {self._config.root} failed: {error}") from error
-        except (RuntimeError, BackendError) as error:
-            if (told := device_fault(error)) is not None:
-                raise OutageError(f"The device failed: {told}") from error
-            if isinstance(error, BackendError):
-                raise
-            raise BackendError(f"torch failed: {error}") from error
-
-
-def _ranked(config: LocalConfig) -> bool:
-    """Whether processes of their own learn.
-
-    On CUDA always: after some errors of a GPU every further call of the process fails, and what
-    serves must not end with it.
-    """
-    cuda = config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
-    return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
-
-
-def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
-    """The half that learns; and the base, where this process samples from it."""
-    for folder in (config.root / "adapters", config.root / "states"):
-        sweep(folder)
-    base, ranked = None, _ranked(config)
-    if not (ranked and config.sampler_urls):
-        if not config.sampler_urls:
-            check_version()
-        base = open_base(
-            config.model,
-            device=config.device,
-            dtype=config.dtype,
-            threads=config.threads,
-            quantization=config.quantization,
-        )
-    if ranked:
-        return base, RankedLearning(config, told=say)
-    assert base is not None
-    learning = LearningCore(config, base, say=say)
-    return None if config.sampler_urls else base, learning
+        await self._backend.aclose()

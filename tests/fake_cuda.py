@@ -63,7 +63,7 @@ def on_gpu(tensor: Tensor) -> Tensor:
 class FakeCuda(TorchFunctionMode):
     """Where it is entered, `cuda` is a device."""
 
-    def __init__(self, free: int | None = None) -> None:
+    def __init__(self, free: int | None = 1 << 30) -> None:
         """`free`: bytes of its memory; None: it does not say."""
         self._free = free
         self.waits: list[str] = []

@@ -20,9 +20,9 @@ import torch
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.learn.world import OutOfStep, World
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.remote import RankedLearning
-from local_gpu.ranks.world import OutOfStep, World
 from tinker_claw.errors import ContextLengthError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
@@ -43,7 +43,7 @@ class Echo:
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)
 
-    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    def step(self, passes: Sequence[LossPass], adam: Adam, model: str) -> StepReport:
         """Ranks add up their numbers, counted from 1."""
         flat = torch.full((3,), float(self._world.rank + 1))
         self._world.sum(flat)
@@ -57,21 +57,21 @@ class Echo:
         pids: list[Any] = self._world.gather(os.getpid())
         return pids
 
-    def write_adapter(self, folder: Path) -> None:
+    def write_adapter(self, folder: Path, model: str) -> None:
         if self._world.rank == 0:
             raise FileNotFoundError(2, "No such file or directory", str(folder))
 
-    def export_adapter(self, folder: Path) -> None:
+    def export_adapter(self, folder: Path, model: str) -> None:
         """What a rank's failure in the middle of a call does."""
         if self._world.rank == 1:
             raise OutOfStep("too much at once", halve=1000)
         self._world.gather(None)  # which rank 1 never reaches
 
-    def write_state(self, folder: Path) -> None:
+    def write_state(self, folder: Path, model: str) -> None:
         """A long command."""
         self._world.gather(time.sleep(600) if self._world.rank == 1 else None)
 
-    def read_state(self, folder: Path) -> None: ...
+    def read_state(self, folder: Path, model: str) -> None: ...
 
     def close(self) -> None: ...
 

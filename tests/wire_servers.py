@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ import tinker
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from local_gpu.config import LocalConfig
+from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
-from local_gpu.tinker.config import WireConfig
+from local_gpu.tinker.config import WireConfig, source_of
 from local_gpu.tinker.server import WireServer, listen, url_of
-from local_gpu.tinker.service import Service, build
-from local_gpu.tinker.training import Workshop
+from local_gpu.tinker.service import Service
+from local_gpu.tinker.store import Store
 
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -45,9 +49,24 @@ class TinkerServer:
     """A server in this process."""
 
     url: str
-    shop: Workshop
     loop: asyncio.AbstractEventLoop
     service: Service
+
+    @property
+    def base(self) -> BaseModel:
+        """That learns in this process."""
+        learning: Any = self.service.shared.backend.learning
+        return learning._base
+
+    @property
+    def store(self) -> Store:
+        return self.service.shared.store
+
+    @property
+    def held_requests(self) -> int:
+        """Of samplers in this process: those that hold cache or wait for it."""
+        serving: Any = self.service.shared.backend.serving
+        return sum(sampler.held_requests for sampler in serving._open)
 
     def call(self, work: Any) -> Any:
         """Run a coroutine in the server's loop."""
@@ -71,25 +90,43 @@ def wire_server(
         "threads": 1,
         "kv_cache_tokens": CONTEXT,
     }
-    shop = build(WireConfig(**(defaults | settings)))
-    app = create_app(shop)
-    ready, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
+    names = {field.name for field in fields(LocalConfig)}
+    given = defaults | settings
+    given["model"] = source_of(given["model"])
+    local = LocalConfig(policy=False, **{k: v for k, v in given.items() if k in names})
+    config = WireConfig(local=local, **{k: v for k, v in given.items() if k not in names})
+    started: Future[TinkerServer] = Future()
+    servers: list[WireServer] = []
 
-    def started() -> None:
-        loops.append(asyncio.get_running_loop())
-        ready.set()
+    async def run(listening: socket.socket) -> None:
+        async with Service.running(config) as service:
+            here = TinkerServer(url_of(listening), asyncio.get_running_loop(), service)
+            server = WireServer(
+                around(create_app(service)),
+                lambda: started.set_result(here),
+                service.promises.cancel_all,
+            )
+            servers.append(server)
+            await server.serve(sockets=[listening])
+
+    def life(listening: socket.socket) -> None:
+        try:
+            asyncio.run(run(listening))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
 
     with listen("127.0.0.1", port) as listening:
-        server = WireServer(around(app), started, lambda: app.state.service.promises.cancel_all())
-        run = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-        run.start()
+        thread = threading.Thread(target=life, args=(listening,))
+        thread.start()
         try:
-            assert ready.wait(START_S), "the server did not start"
-            yield TinkerServer(url_of(listening), shop, loops[0], app.state.service)
+            yield started.result(START_S)
         finally:
-            server.should_exit = True
-            run.join(START_S)
-            assert not run.is_alive()
+            for server in servers:
+                server.should_exit = True
+            thread.join(START_S)
+            assert not thread.is_alive()
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,31 @@
 """The half that learns, in one process: one rank's part of the work, or all of it.
 
+Models of one shape share a module, which has the weights of one of them at a time; each has its own
+masters, moments and gradients. A base that is cut over ranks has one module and so one shape.
+
 Rule: synchronous, and called by one thread. With several ranks every one is given the same calls in
-the same order; only the first writes files.
+the same order; only the first reads and writes files, and counts memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from cachetools import LRUCache
 
 from local_gpu.config import LocalConfig
-from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.learn.passes import Body
+from local_gpu.halves import POLICY, Facts, ScoreAsk
+from local_gpu.learn.losses import RecordPass, Scored
+from local_gpu.learn.memory import ModelMemory
+from local_gpu.learn.passes import Body, PassBudget
 from local_gpu.learn.scores import Scorer
-from local_gpu.learn.step import LoraOptimizer
+from local_gpu.learn.step import LoraOptimizer, put_on
+from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import (
     SavedAdapter,
+    SavedState,
     export_adapter,
     new_folder,
     read_adapter,
@@ -30,17 +36,15 @@ from local_gpu.model.files import (
 from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
-from local_gpu.ranks.shard import Shards, wear
-from local_gpu.ranks.world import Alone, World
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
-from tinker_claw.errors import BackendError, ClawError, ConfigError
+from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 T = TypeVar("T")
 
 _SCORED_VERSIONS: Final = 2
-"""Modules of published adapters that stay for scoring, besides the one that learns."""
+"""Modules of published adapters that stay for scoring, besides those that learn."""
 
 
 def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None]) -> Kernel:
@@ -65,11 +69,11 @@ class LearningCore:
         config: LocalConfig,
         base: BaseModel,
         world: World | None = None,
-        shards: Shards | None = None,
+        shards: Sharding | None = None,
         *,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Make the learning module, and choose how it attends.
+        """Choose how modules attend, and make the policy where there is to be one.
 
         Args:
             world: the ranks; None is this process alone.
@@ -81,33 +85,203 @@ class LearningCore:
         """
         self._base = base
         self._world = world or Alone()
+        self._shards = shards
+        self._checkpointing = checkpoints_activations(base, config.checkpointing)
         self._shape = LoraShape(config.rank, config.alpha)
+        """Of the policy, and of every model over a base that is cut."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         count = sum(p.numel() for p in base.module.parameters())
         self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
-        body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
-        self._optimizer = LoraOptimizer(
-            base,
-            self._shape,
-            fresh_adapter(base, self._shape, config.seed),
-            body=body,
-            context_tokens=context,
-            checkpointing=checkpoints_activations(base, config.checkpointing),
-            tokens=config.micro_batch_tokens,
-            world=self._world,
-            shards=shards,
-        )
-        self._one_module = shards is not None
-        self._scorer = Scorer(body, self._optimizer.budget, self._world)
+        self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
+        tokens = config.micro_batch_tokens
+        self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
+        self._scorer = Scorer(self._body, self._budget, self._world)
+        self._models: dict[str, LoraOptimizer] = {}
+        self._learners: dict[LoraShape, Any] = {}
+        """Modules that models learn with."""
+        self._worn: dict[LoraShape, str] = {}
+        """Whose weights such a module has."""
+        self._memory = ModelMemory(base, config.models_bytes)
+        self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
+        """Modules of published adapters."""
         self._present: Path | None = None
-        """The published adapter that the learning module has at this moment, if any."""
-        self._modules = LRUCache[Path, Any](_SCORED_VERSIONS)
+        """The published adapter that the policy has at this moment, if any."""
+        if config.policy or shards is not None:
+            self._make(POLICY, self._shape, config.seed)
+        if not config.policy:
+            self._models.clear()
 
     @property
     def facts(self) -> Facts:
         return self._facts
+
+    def create(self, model: str, shape: LoraShape, seed: int) -> None:
+        self.drop(model)
+        self._take_room(model, shape)
+        try:
+            self._make(model, shape, seed)
+        except BaseException:
+            self.drop(model)
+            raise
+
+    def drop(self, model: str) -> None:
+        self._memory.give_back(model)
+        gone = self._models.pop(model, None)
+        kept = {other.shape for other in self._models.values()}
+        if gone is not None and gone.shape not in kept and self._shards is None:
+            del self._learners[gone.shape]
+
+    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
+        return self._changing(model).step(passes, adam)
+
+    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        return self._model(model).forward_backward(wanted)
+
+    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        return self._model(model).forward(wanted)
+
+    def optim_step(self, adam: Adam, model: str) -> float:
+        return self._changing(model).optim_step(adam)
+
+    def discard(self, model: str) -> None:
+        self._model(model).discard()
+
+    def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+        return self._scorer.score(self._module(adapter), asks)
+
+    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
+        learner = self._model(model)
+
+        def write() -> None:
+            weights = learner.adapter()
+            if model == POLICY:
+                # In the base's format, to which whoever serves or scores with it would round it:
+                # half the bytes to write and to load. States, which are learned from, keep float32.
+                weights = {name: w.to(self._base.dtype) for name, w in weights.items()}
+            with new_folder(folder) as draft:
+                write_adapter(draft, self._base, learner.shape, weights)
+
+        self._first_rank(write)
+        if model == POLICY:
+            self._present = folder
+
+    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
+        learner = self._model(model)
+
+        def write() -> None:
+            export_adapter(folder, self._base, learner.shape, learner.adapter())
+
+        self._first_rank(write)
+
+    def write_state(self, folder: Path, model: str = POLICY) -> None:
+        learner = self._model(model)
+
+        def write() -> None:
+            write_state(folder, self._base, learner.shape, learner.state())
+
+        self._first_rank(write)
+
+    def read_state(self, folder: Path, model: str = POLICY) -> None:
+        def read(shape: LoraShape) -> SavedState:
+            return read_state(folder, self._base, shape)
+
+        self._load(model, folder, read)
+
+    def read_adapter(self, folder: Path, model: str) -> None:
+        def read(shape: LoraShape) -> SavedState:
+            return SavedState(read_adapter(folder, self._base).of(shape).tensors, {}, 0)
+
+        self._load(model, folder, read)
+
+    def close(self) -> None:
+        """Nothing: what it holds goes with it."""
+
+    def _load(self, model: str, folder: Path, read: Callable[[LoraShape], SavedState]) -> None:
+        known = self._models.get(model)
+
+        def of_files() -> tuple[LoraShape, SavedState]:
+            shape = known.shape if known else read_adapter(folder, self._base).shape
+            return shape, read(shape)
+
+        shape, state = self._first_rank(of_files)
+        if known is None:
+            self.create(model, shape, seed=0)
+        try:
+            self._changing(model).load(state)
+        except BackendError:
+            if known is None:
+                self.drop(model)
+            raise
+
+    def _make(self, model: str, shape: LoraShape, seed: int) -> None:
+        if self._shards is not None and shape != self._shape:
+            raise RequestError(
+                "The base is split over GPUs, where all models have one shape: rank "
+                f"{self._shape.rank} (--rank), alpha {self._shape.alpha}, on attention and MLP "
+                "layers and not on the head (train_unembed=False)."
+            )
+        made = LoraOptimizer(
+            self._base,
+            shape,
+            fresh_adapter(self._base, shape, seed),
+            body=self._body,
+            context_tokens=self._facts.context_tokens,
+            checkpointing=self._checkpointing,
+            world=self._world,
+            shards=self._shards,
+            budget=self._budget,
+            module=self._learners.get(shape),
+        )
+        self._models[model], self._learners[shape], self._worn[shape] = made, made.module, model
+
+    def _take_room(self, model: str, shape: LoraShape) -> None:
+        """One rank counts for all: by their own figures they might differ."""
+        self._first_rank(lambda: self._memory.take(model, shape))
+
+    def _model(self, model: str) -> LoraOptimizer:
+        """The model, with its weights in the module that it learns with."""
+        found = self._models.get(model)
+        if found is None:
+            raise RequestError(f"There is no model {model} in training.")
+        if self._worn.get(found.shape) != model:
+            found.wear()
+            self._worn[found.shape] = model
+        return found
+
+    def _changing(self, model: str) -> LoraOptimizer:
+        """The same, before its weights become others."""
+        if model == POLICY:
+            self._present = None
+        return self._model(model)
+
+    def _module(self, adapter: Path | None) -> Any:
+        """The module to score with: the base's, a learning one, or one made of the files."""
+        if adapter is not None and adapter == self._present:
+            return self._model(POLICY).module
+        if self._shards is not None:
+            module = self._learners[self._shape]
+            saved = None if adapter is None else self._read(adapter).of(self._shape)
+            self._worn.pop(self._shape, None)  # before: it may be left half done
+            put_on(module, saved and saved.tensors)
+            return module
+        if adapter is None:
+            return self._base.module
+        module = self._scored.get(adapter)
+        if module is None:
+            module = self._scored[adapter] = self._built(adapter)
+        return module
+
+    def _built(self, adapter: Path) -> Any:
+        saved = self._read(adapter)
+        try:
+            return with_lora(self._base, saved.shape, saved.tensors)
+        except ConfigError as error:
+            raise BackendError(str(error)) from error
+
+    def _read(self, adapter: Path) -> SavedAdapter:
+        return self._first_rank(lambda: read_adapter(adapter, self._base))
 
     def _kernel(self, setting: Setting, say: Callable[[str], None]) -> Kernel:
         """One for all ranks: by their own clocks they might choose several."""
@@ -121,78 +295,6 @@ class LearningCore:
 
         named = self._first_rank(choose)
         return chosen[0] if chosen else kernel_for(self._base, named, say)
-
-    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        self._present = None
-        return self._optimizer.step(passes, adam)
-
-    def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        with self._wearing(adapter) as module:
-            return self._scorer.score(module, asks)
-
-    def write_adapter(self, folder: Path) -> None:
-        def write() -> None:
-            # In the base's format, to which whoever serves or scores with it would round it: half
-            # the bytes to write and to load. States keep float32.
-            rounded = {n: w.to(self._base.dtype) for n, w in self._optimizer.adapter().items()}
-            with new_folder(folder) as draft:
-                write_adapter(draft, self._base, self._shape, rounded)
-
-        self._first_rank(write)
-        self._present = folder
-
-    def export_adapter(self, folder: Path) -> None:
-        def write() -> None:
-            export_adapter(folder, self._base, self._shape, self._optimizer.adapter())
-
-        self._first_rank(write)
-
-    def write_state(self, folder: Path) -> None:
-        def write() -> None:
-            write_state(folder, self._base, self._shape, self._optimizer.state())
-
-        self._first_rank(write)
-
-    def read_state(self, folder: Path) -> None:
-        read = self._first_rank(lambda: read_state(folder, self._base, self._shape))
-        self._optimizer.load(read)
-        self._present = None
-
-    def close(self) -> None:
-        """Nothing: what it holds goes with it."""
-
-    @contextmanager
-    def _wearing(self, adapter: Path | None) -> Generator[Any]:
-        """The module to score with, while it has the weights of that adapter."""
-        if not self._one_module or (adapter is not None and adapter == self._present):
-            yield self._module(adapter)
-            return
-        saved = None if adapter is None else self._first_rank(self._reading(adapter))
-        wear(self._optimizer.module, None if saved is None else saved.of(self._shape).tensors)
-        try:
-            yield self._optimizer.module
-        finally:
-            self._optimizer.wear_own()
-
-    def _reading(self, adapter: Path) -> Callable[[], SavedAdapter]:
-        return lambda: read_adapter(adapter, self._base)
-
-    def _module(self, adapter: Path | None) -> Any:
-        """The module to score with: the base's, the learning one, or one made of the files."""
-        if adapter is None:
-            return self._base.module
-        if adapter == self._present:
-            return self._optimizer.module
-        if adapter not in self._modules:
-            self._modules[adapter] = self._load(adapter)
-        return self._modules[adapter]
-
-    def _load(self, adapter: Path) -> Any:
-        saved = self._first_rank(self._reading(adapter))
-        try:
-            return with_lora(self._base, saved.shape, saved.tensors)
-        except ConfigError as error:
-            raise BackendError(str(error)) from error
 
     def _first_rank(self, call: Callable[[], T]) -> T:
         """What the first rank reads, or has written, or its failure: the same on every rank."""

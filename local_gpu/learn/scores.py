@@ -1,5 +1,8 @@
 """Logprobs of given tokens, many sequences in one pass: teacher and current policy.
 
+`Scorer` computes; `ScoreQueue` gathers what many callers ask for, so that few passes answer them
+and prefixes that their sequences share are computed once.
+
 Rule: no gradients, no sampling, nothing padded; the rows that are asked for are the only ones that
 the head computes.
 """
@@ -16,7 +19,7 @@ import torch
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
 from local_gpu.learn.passes import Body, PassBudget
-from local_gpu.ranks.world import World
+from local_gpu.learn.world import World
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import BackendError, ClawError, SamplerError
 from tinker_claw.types import TokenLogprobs
@@ -89,16 +92,6 @@ def _nothing() -> None:
     """A pass without gradients leaves nothing behind."""
 
 
-# Many callers that each want one sequence scored, answered by few passes over many.
-#
-# While a pass runs, whoever asks waits; the next pass takes all that wait for the same weights.
-# So
-# prefixes that their sequences share are computed once, and nobody waits longer than he would
-# alone.
-#
-# Rule: no task of its own: one of those who wait does the work for all.
-
-
 ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]
 _MOST_TOKENS = 500_000
 """Of one turn, counted before sharing: it bounds how long a training step waits behind it."""
@@ -113,7 +106,12 @@ class _Waiting:
 
 
 class ScoreQueue:
-    """Implements `local_gpu.halves.Score`."""
+    """Implements `local_gpu.halves.Score`.
+
+    While a pass runs, callers wait; the next pass takes all that wait for the same weights, so
+    nobody waits longer than they would alone. It has no task of its own: one of those who wait does
+    the work for all.
+    """
 
     def __init__(self, score_all: ScoreAll) -> None:
         self._score_all = score_all
@@ -125,6 +123,7 @@ class ScoreQueue:
         mine = _Waiting(ref, ask)
         self._waiting.append(mine)
         try:
+            await asyncio.sleep(0)  # those that are asked for in the same moment go together
             async with self._turn:
                 if mine.answer is None:
                     await self._answer(self._take(mine))

@@ -19,10 +19,9 @@ from local_gpu.learn.head import head_logprobs, read_logprobs
 from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
 from local_gpu.learn.masters import Masters
 from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from local_gpu.ranks.shard import Lockstep, Shards
-from local_gpu.ranks.world import Alone, World
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
@@ -54,9 +53,11 @@ class LoraOptimizer:
         checkpointing: bool,
         tokens: int | None = None,
         world: World | None = None,
-        shards: Shards | None = None,
+        shards: Sharding | None = None,
+        budget: PassBudget | None = None,
+        module: Any = None,
     ) -> None:
-        """A learning module over `base` that starts from `adapter`.
+        """A model over `base` that starts from `adapter`.
 
         Args:
             base: shared with every other module.
@@ -69,26 +70,23 @@ class LoraOptimizer:
             tokens: of one pass; None: `passes.DEFAULT_TOKENS`.
             world: the ranks that share the work; None: this process alone.
             shards: of the base, over those ranks; None: each has it whole.
+            budget: of passes, which models share; None: one of its own, of `tokens`.
+            module: that other models of this shape learn with, too; None: one of its own. It has
+                the weights of one of them at a time: say `wear` where another's were there last.
         """
         self._base = base
         self._context_tokens = context_tokens
         self._checkpointing = checkpointing
         self._body = body
         self._world = world or Alone()
-        self.budget = PassBudget(tokens) if shards is None else Lockstep(tokens)
-        self.module = with_lora(base, shape, adapter)
-        if shards is not None:
-            shards.cut(self.module)
-        if checkpointing:
-            self.module.activation_checkpointing_enable()
-            for layer in self.module.modules():
-                # transformers checkpoints in training mode only. What is inside a layer stays in
-                # eval mode: the sampler dropped nothing out, and no noise moved its routers.
-                layer.training = bool(getattr(layer, "gradient_checkpointing", False))
-        copies = adapter_parameters(self.module)
-        for copy in copies.values():
-            copy.requires_grad_(True)
-        self._masters = Masters(adapter, copies)
+        self.shape = shape
+        if budget is None:
+            budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
+        self.budget = budget
+        if module is None:
+            module = _learning_module(base, shape, adapter, shards, checkpointing)
+        self.module = module
+        self._masters = Masters(adapter, adapter_parameters(module))
         self._pending = False
         self._spoiled: str | None = None
         self.steps = 0
@@ -156,8 +154,8 @@ class LoraOptimizer:
         self._pending = False
         self._spoiled = None
 
-    def wear_own(self) -> None:
-        """Give the module its weights back, after it has worn others."""
+    def wear(self) -> None:
+        """Give the module these weights, after it has had others."""
         self._masters.write_copies()
 
     def adapter(self) -> dict[str, Tensor]:
@@ -254,6 +252,37 @@ class LoraOptimizer:
 
     def _head(self) -> Any:
         return self.module.get_output_embeddings()
+
+
+def put_on(module: Any, adapter: Adapter | None) -> None:
+    """Give a module that models learn with other weights; None: the base's, by B = 0."""
+    with torch.no_grad():
+        for name, copy in adapter_parameters(module).items():
+            if adapter is not None:
+                copy.copy_(adapter[name])
+            elif ".lora_B." in name:
+                copy.zero_()
+
+
+def _learning_module(
+    base: BaseModel,
+    shape: LoraShape,
+    adapter: Adapter,
+    shards: Sharding | None,
+    checkpointing: bool,
+) -> Any:
+    module = with_lora(base, shape, adapter)
+    if shards is not None:
+        shards.cut(module)
+    if checkpointing:
+        module.activation_checkpointing_enable()
+        for layer in module.modules():
+            # transformers checkpoints in training mode only. What is inside a layer stays in
+            # eval mode: the sampler dropped nothing out, and no noise moved its routers.
+            layer.training = bool(getattr(layer, "gradient_checkpointing", False))
+    for copy in adapter_parameters(module).values():
+        copy.requires_grad_(True)
+    return module
 
 
 _FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)

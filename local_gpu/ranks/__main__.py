@@ -14,10 +14,11 @@ import torch
 
 from local_gpu.config import LocalConfig
 from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.world import World
 from local_gpu.model.load import keep_memory_whole, open_base
+from local_gpu.ranks.distributed import Distributed
 from local_gpu.ranks.rank import live
 from local_gpu.ranks.shard import Shards
-from local_gpu.ranks.world import Distributed, World
 
 
 def build(config: LocalConfig, world: World) -> LearningCore:

@@ -10,7 +10,8 @@ The pair is the standard input of torchrun and of every rank that it starts. Ran
 writes; for the others, and for torchrun's end, it is a leash: when the control process is gone, it
 hangs up.
 
-Rule: what is raised on the far side is raised here, as the same class with the same sentence.
+Rule: what is raised on the far side is raised here, as the same class with the same sentence and
+the same cause.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.learn.losses import Scored
+from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass, Scored
 from local_gpu.model.files import SavedAdapter, SavedState
 from local_gpu.model.lora import LoraShape
 from tinker_claw import errors
@@ -85,7 +86,9 @@ CLOSE: Final = "close"
 
 COMMANDS: Final = frozenset(
     {
-        *("step", "score", "write_adapter", "export_adapter", "write_state", "read_state"),
+        *("create", "drop", "step", "forward_backward", "forward", "optim_step", "discard"),
+        *("score", "write_adapter", "export_adapter", "write_state"),
+        *("read_state", "read_adapter"),
         CLOSE,
     }
 )
@@ -110,7 +113,8 @@ _RECORDS: Final[dict[str, Any]] = {
     record.__name__: record
     for record in (
         *(Start, Ready, Command, RankAnswer, Failure, RankLost, LocalConfig, Facts, ScoreAsk),
-        *(Adam, Datum, LossPass, StepReport, TokenLogprobs, Scored),
+        *(Adam, Datum, LossPass, StepReport, TokenLogprobs),
+        *(RecordPass, LossRecord, LossInputs, Scored),
         *(LoraShape, SavedAdapter, SavedState),
     )
 }
@@ -183,7 +187,8 @@ def _flat_error(error: Exception, blobs: list[bytes]) -> list[Any]:
     kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in _ERRORS), "RuntimeError")
     arguments = error.__reduce__()[1]  # of an OSError: the file, too
     assert isinstance(arguments, tuple)
-    return ["error", kind, _flat(arguments, blobs), _flat(dict(vars(error)), blobs)]
+    cause = error.__cause__ if isinstance(error.__cause__, Exception) else None
+    return ["error", kind, *(_flat(x, blobs) for x in (arguments, dict(vars(error)), cause))]
 
 
 def _numbers(row: Sequence[Any]) -> array[Any] | None:
@@ -231,14 +236,15 @@ class _Reader:
                 return Path(path)
             case "status", [int(status)]:
                 return HTTPStatus(status)
-            case "error", [name, arguments, more]:
-                return self._error(_ERRORS[name], self.value(arguments), self.value(more))
+            case "error", [name, *rest]:
+                return self._error(_ERRORS[name], *map(self.value, rest))
             case _:
                 raise ValueError(f"there is no {kind!r} of {len(rest)} parts")
 
-    def _error(self, kind: type[Exception], arguments: Any, more: Any) -> Exception:
+    def _error(self, kind: type[Exception], arguments: Any, more: Any, cause: Any) -> Exception:
         error = kind.__new__(kind, *arguments)
         vars(error).update(more)
+        error.__cause__ = cause
         return error
 
     def _blob(self, size: int) -> bytes:

@@ -24,6 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 from local_gpu.config import LocalConfig
 from local_gpu.device import device_fault
 from local_gpu.halves import Learning
+from local_gpu.learn.world import Alone, OutOfStep, World
+from local_gpu.ranks.distributed import Distributed
 from local_gpu.ranks.messages import (
     CLOSE,
     COMMANDS,
@@ -38,7 +40,6 @@ from local_gpu.ranks.messages import (
     encode,
 )
 from local_gpu.ranks.torchrun import LEASH, when_let_go
-from local_gpu.ranks.world import Alone, Distributed, OutOfStep, World
 from tinker_claw.errors import ClawError, ConfigError
 
 Build = Callable[[LocalConfig, World], Learning]

@@ -1,10 +1,11 @@
 """Learning on ranks: the control process's end.
 
 Rule: a rank that dies or hangs is a BackendError, and all are ended; if its device failed, it is an
-OutageError. The next command starts them anew, with a fresh adapter; only one that needs no weights
-of before may be that command. After a step that failed, for whatever reason, the state before it is
-read by new processes: what the failure has left in the old ones is not trusted. Ranks hang that say
-nothing for many times as long as what they were told to compute may take (`deadline_s`).
+OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
+about may be no model that went with the old ones, until its state is read. After a step that
+failed, for whatever reason, the state before it is read by new processes: what the failure has left
+in the old ones is not trusted. Ranks hang that say nothing for many times as long as what they were
+told to compute may take (`deadline_s`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from typing import Any, Final
 import torch
 
 from local_gpu.config import LocalConfig
-from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.halves import POLICY, Facts, ScoreAsk
+from local_gpu.learn.losses import RecordPass, Scored
+from local_gpu.model.lora import LoraShape
 from local_gpu.ranks.messages import (
     CLOSE,
     Command,
@@ -57,7 +60,8 @@ _EVEN_KEYS: Final = 12_000
 _SLOWEST: Final = {"cuda": 1e13, "cpu": 5e9}
 """Operations per second, below which a device counts as standing still: a hundredth of what an H100
 is sold with, and a tenth of what one core does. Prefixes that are shared make it more generous."""
-_NEEDS_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
+_MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
+"""Commands after which a model is there, whatever was before."""
 
 
 class RankedLearning:
@@ -92,8 +96,8 @@ class RankedLearning:
         self._module = module
         self._told = told
         self._ranks: Ranks | None = None
-        self._fresh = True  # the weights are those that new ranks start with
-        self._lost = False  # ... and were others when the ranks died
+        self._models = set[str]()  # that new ranks do not start with, or not as they are
+        self._lost = set[str]()  # those that died with the ranks
         self._failed = False  # a step, in these processes
         self._closed = False
         self._begun = False  # they have been ready once
@@ -101,32 +105,55 @@ class RankedLearning:
         self.facts: Facts = self._start().facts
         self._begun = True
 
-    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        self._fresh = False
+    def create(self, model: str, shape: LoraShape, seed: int) -> None:
+        self._call("create", model, shape, seed, model=model)
+
+    def drop(self, model: str) -> None:
+        self._lost.discard(model)
+        if model in self._models:
+            self._call("drop", model)
+            self._models.discard(model)
+
+    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
+        self._models.add(model)
         try:
-            return self._call("step", tuple(passes), adam)
+            return self._call("step", tuple(passes), adam, model, model=model)
         except ClawError:
             self._failed = True
             raise
 
+    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        return self._call("forward_backward", wanted, model, model=model)
+
+    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
+        return self._call("forward", wanted, model, model=model)
+
+    def optim_step(self, adam: Adam, model: str) -> float:
+        return self._call("optim_step", adam, model, model=model)
+
+    def discard(self, model: str) -> None:
+        self._call("discard", model, model=model)
+
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         return self._call("score", adapter, tuple(asks))
 
-    def write_adapter(self, folder: Path) -> None:
-        self._call("write_adapter", folder)
+    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
+        self._call("write_adapter", folder, model, model=model)
 
-    def export_adapter(self, folder: Path) -> None:
-        self._call("export_adapter", folder)
+    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
+        self._call("export_adapter", folder, model, model=model)
 
-    def write_state(self, folder: Path) -> None:
-        self._call("write_state", folder)
+    def write_state(self, folder: Path, model: str = POLICY) -> None:
+        self._call("write_state", folder, model, model=model)
 
-    def read_state(self, folder: Path) -> None:
+    def read_state(self, folder: Path, model: str = POLICY) -> None:
         if self._failed:
             with self._calling:
                 self._end()
-        self._call("read_state", folder)
-        self._fresh = self._lost = False
+        self._call("read_state", folder, model, model=model)
+
+    def read_adapter(self, folder: Path, model: str) -> None:
+        self._call("read_adapter", folder, model, model=model)
 
     def close(self) -> None:
         """End the ranks: with a word where they are idle, at once where they are not."""
@@ -143,11 +170,11 @@ class RankedLearning:
             if idle:
                 self._calling.release()
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, model: str | None = None) -> Any:
         with self._calling:
             if self._closed:
                 raise BackendError("The trainer is closed.")
-            if self._lost and name in _NEEDS_WEIGHTS:
+            if model in self._lost and name not in _MAKES:
                 raise OutageError("The weights went with the ranks that died: load a state first.")
             if self._ranks is None:
                 self._start_anew()
@@ -156,6 +183,9 @@ class RankedLearning:
                     raise BackendError("The trainer is closed.")
             answer = self._ask(Command(name, arguments), self._deadline_s(arguments), name)
             assert isinstance(answer, RankAnswer)
+            if model is not None and name in _MAKES:
+                self._models.add(model)
+                self._lost.discard(model)
             return answer.value
 
     def _start_anew(self) -> None:
@@ -238,13 +268,14 @@ class RankedLearning:
         """Wait for them, end them all, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
-        self._lost = self._lost or not self._fresh
         return " They start anew when they are asked again." if self._begun else ""
 
     def _end(self) -> None:
         if self._ranks is not None:
             self._ranks.stop()
         self._ranks = None
+        self._lost |= self._models
+        self._models.clear()
 
     @property
     def _log(self) -> Path:
@@ -270,6 +301,8 @@ def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
             yield from _lengths(argument)
         elif isinstance(argument, LossPass):
             yield from _lengths(tuple(argument.datums))
+        elif isinstance(argument, RecordPass):
+            yield from (len(record.inputs) for record in argument.records)
         elif isinstance(argument, Datum | ScoreAsk):
             yield len(argument.tokens)
 

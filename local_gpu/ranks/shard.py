@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from local_gpu.device import out_of_memory
 from local_gpu.learn.passes import PassBudget
-from local_gpu.model.lora import Adapter, BaseModel, adapter_parameters
-from local_gpu.ranks.world import Distributed, OutOfStep
+from local_gpu.learn.world import OutOfStep
+from local_gpu.model.lora import BaseModel, adapter_parameters
+from local_gpu.ranks.distributed import Distributed
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ClawError
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Shards:
-    """How a base that lies in this machine's memory comes onto the ranks' devices."""
+    """Implements `Sharding`: how a base in this machine's memory comes onto the ranks' devices."""
 
     def __init__(self, base: BaseModel, world: Distributed) -> None:
         """`base.device` is where it computes; its tensors may lie elsewhere, and are taken."""
@@ -54,18 +54,8 @@ class Shards:
         fully_shard(body, mesh=self._mesh, ignored_params=uncut)
         self._base.module.to("meta")  # nobody computes with it any more
 
-
-def wear(module: Any, adapter: Adapter | None) -> None:
-    """Give the one module other weights; None: the base's, by B = 0.
-
-    Who learns with it writes its own back before the next step.
-    """
-    with torch.no_grad():
-        for name, copy in adapter_parameters(module).items():
-            if adapter is not None:
-                copy.copy_(adapter[name])
-            elif ".lora_B." in name:
-                copy.zero_()
+    def budget(self, tokens: int | None) -> Lockstep:
+        return Lockstep(tokens)
 
 
 class Lockstep(PassBudget):

@@ -1,4 +1,4 @@
-"""Tinker's HTTP API over the local torch backend: any Tinker script runs on your own GPU.
+"""Tinker's HTTP API over the local backend: any Tinker script runs on your own GPUs.
 
     python -m local_gpu.tinker --model demo --port 8000
 

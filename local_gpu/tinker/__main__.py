@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.files import close_to_others, for_owner_only
+
+if TYPE_CHECKING:
+    from local_gpu.tinker.config import WireConfig
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -33,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"local_gpu.tinker: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:  # while loading; afterwards Ctrl-C is a signal that `serve` handles
-        return EXIT_INTERRUPTED
+        os._exit(EXIT_INTERRUPTED)  # the thread that loads would be waited for
     return 0
 
 
@@ -43,38 +48,55 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
             f"this needs {', '.join(missing)}; in the project's folder: "
             "pip install -c constraints.txt -e '.[local]'"
         )
-    from local_gpu.tinker.config import WireConfig, check_exposure, source_of
+    from local_gpu.tinker.config import check_exposure
 
-    config = WireConfig(**flags)
+    config = _config(flags)
     check_exposure(host, config.api_key)
-    source = source_of(config.model)
-    from local_gpu.tinker.server import listen, serve, url_of
+    from local_gpu.tinker.server import listen
 
-    closed, _ = close_to_others(config.root, all_of_it=True)
+    closed, _ = close_to_others(config.local.root, all_of_it=True)
     if closed:
-        _say(f"{len(closed)} files of {config.root} were open to others; they are closed now")
+        _say(f"{len(closed)} files of {config.local.root} were open to others; they are closed now")
     with listen(host, port) as listening:
-        _say(f"loading {config.offered} from {source}; a large model takes minutes ...")
-        from local_gpu.tinker.app import create_app
-        from local_gpu.tinker.service import build
+        asyncio.run(_serve(config, listening))
 
-        shop = build(config)
-        _say(
-            f"loaded {config.offered} on {shop.base.device}: context {shop.size.context_tokens} "
-            f"tokens, checkpoints in {config.root}"
+
+def _config(flags: dict[str, Any]) -> WireConfig:
+    """Flags by the names of the fields that they set."""
+    from local_gpu.config import LocalConfig
+    from local_gpu.tinker.config import WireConfig, source_of
+
+    own = {name: flags.pop(name) for name in ("api_key", "open_samplers")}
+    model = flags.pop("model")
+    flags["name"] = flags["name"] or model
+    for name in ("sampler_urls", "train_gpus"):
+        flags[name] = tuple(flags[name])
+    flags["ranks"] = len(flags["train_gpus"]) or flags["ranks"]
+    if flags["shard"] == "on" and flags["ranks"] == 1:
+        raise ConfigError("--shard on splits the base over the ranks that learn: give --ranks 2")
+    local = LocalConfig(model=source_of(model), policy=False, **flags)
+    return WireConfig(local=local, **own)
+
+
+async def _serve(config: WireConfig, listening: socket.socket) -> None:
+    from local_gpu.tinker.app import create_app
+    from local_gpu.tinker.server import serve, url_of
+    from local_gpu.tinker.service import Service
+
+    _say(f"loading {config.offered} from {config.local.model}; a large model takes minutes ...")
+    key = "any key that starts with tml-" if config.api_key is None else "your --api-key"
+
+    def started() -> None:
+        print(
+            f"serving {config.offered} at {url_of(listening)}   on the client: "
+            f"TINKER_BASE_URL={url_of(listening)} TINKER_API_KEY={key}",
+            flush=True,
         )
-        for note in shop.base.notes:
-            _say(note)
-        key = "any key that starts with tml-" if config.api_key is None else "your --api-key"
 
-        def started() -> None:
-            print(
-                f"serving {config.offered} at {url_of(listening)}   on the client: "
-                f"TINKER_BASE_URL={url_of(listening)} TINKER_API_KEY={key}",
-                flush=True,
-            )
-
-        asyncio.run(serve(create_app(shop), listening, started))
+    async with Service.running(config, _say) as service:
+        context = service.shared.backend.serving.context_tokens
+        _say(f"loaded: context {context} tokens, checkpoints in {config.local.root}")
+        await serve(create_app(service), listening, started)
 
 
 def _say(text: str) -> None:
@@ -124,7 +146,33 @@ def parser() -> argparse.ArgumentParser:
         help="adapters that are ready at once, each with a cache; who needs another one waits",
     )
     machine.add_argument("--max-batch-tokens", type=int, default=512, help="of one sampling pass")
+    machine.add_argument(
+        "--base-quantization",
+        dest="quantization",
+        choices=["none", "4bit"],
+        default="none",
+        help="of the base's linear layers, where it learns",
+    )
     machine.add_argument("--threads", type=int, help="of torch; without it torch's own choice")
+    halves = top.add_argument_group("several GPUs, and samplers of their own")
+    halves.add_argument("--ranks", type=int, default=1, help="processes that learn together")
+    halves.add_argument(
+        "--train-gpus", type=int, nargs="+", default=(), help="which GPUs learn, one a rank"
+    )
+    halves.add_argument(
+        "--shard", choices=["on", "off"], default="off", help="split the base over the ranks"
+    )
+    halves.add_argument(
+        "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"
+    )
+    halves.add_argument(
+        "--sampler-urls", nargs="+", default=(), help="vLLM or SGLang servers; without, in here"
+    )
+    halves.add_argument("--sampler-kind", choices=["auto", "vllm", "sglang"], default="auto")
+    halves.add_argument("--sampler-api-key", help="of all --sampler-urls")
+    halves.add_argument(
+        "--student-topk", type=int, default=0, help="candidates per token that they must give"
+    )
     return top
 
 

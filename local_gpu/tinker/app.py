@@ -8,8 +8,6 @@ for minutes, and 429 only where that helps).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +20,6 @@ from local_gpu.tinker.auth import PROTOBUF, BodyLimit, Key, Pages
 from local_gpu.tinker.checkpoints import Served
 from local_gpu.tinker.config import tokenizer_of
 from local_gpu.tinker.service import Service
-from local_gpu.tinker.training import Workshop
 from tinker_claw.errors import ClawError, RequestError
 
 routes = APIRouter(prefix="/api/v1")
@@ -35,25 +32,15 @@ class Ascii(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-def create_app(shop: Workshop) -> FastAPI:
-    """The application over a loaded base model; it closes what it opened when it ends."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with Service.running(shop) as service:
-            app.state.service = service
-            yield
-
-    app = FastAPI(
-        title="Tinker on your own GPU",
-        lifespan=lifespan,
-        openapi_url=None,
-        default_response_class=Ascii,
-    )
-    app.add_middleware(BodyLimit, limit=shop.config.body_bytes)
-    if shop.config.api_key is not None:
-        app.add_middleware(Key, wanted=shop.config.api_key)
-    app.add_middleware(Pages, keyless=shop.config.api_key is None)
+def create_app(service: Service) -> FastAPI:
+    """The application over a service that runs."""
+    config = service.shared.config
+    app = FastAPI(title="Tinker on your own GPU", openapi_url=None, default_response_class=Ascii)
+    app.state.service = service
+    app.add_middleware(BodyLimit, limit=config.body_bytes)
+    if config.api_key is not None:
+        app.add_middleware(Key, wanted=config.api_key)
+    app.add_middleware(Pages, keyless=config.api_key is None)
     app.include_router(checkpoints.without_key)
     app.include_router(checkpoints.routes)
     app.include_router(routes)
@@ -87,7 +74,7 @@ async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
 async def client_config(response: Response, service: Service = Served) -> dict[str, Any]:
     # The SDK asks over a connection that it never closes.
     response.headers["Connection"] = "close"
-    config = service.shop.config
+    config = service.shared.config
     return {
         "parallel_fwdbwd_chunks": True,
         "fwdbwd_max_chunk_len": config.chunk_datums,
@@ -108,8 +95,8 @@ async def telemetry() -> dict[str, str]:
 @routes.get("/get_server_capabilities")
 async def get_server_capabilities(service: Service = Served) -> dict[str, Any]:
     model = {
-        "model_name": service.shop.config.offered,
-        "max_context_length": service.shop.size.context_tokens,
+        "model_name": service.shared.config.offered,
+        "max_context_length": service.shared.backend.serving.context_tokens,
         "trainable": True,
         "sampleable": True,
     }
@@ -148,11 +135,11 @@ async def create_model(ask: requests.CreateModel, service: Service = Served) -> 
 @routes.post("/get_info")
 async def get_info(ask: requests.OfModel, service: Service = Served) -> dict[str, Any]:
     run = service.sessions.run(ask.model_id)
-    offered = service.shop.config.offered
+    offered = service.shared.config.offered
     data = {
-        "arch": service.shop.base.module.config.model_type,
+        "arch": service.card.arch,
         "model_name": offered,
-        "tokenizer_id": tokenizer_of(service.shop.base.source),
+        "tokenizer_id": tokenizer_of(service.shared.config.local.model),
     }
     return {
         "type": "get_info",
@@ -217,7 +204,7 @@ async def get_sampler(sampler_id: str, service: Service = Served) -> dict[str, s
 
 
 @routes.post("/asample")
-async def asample(ask: requests.SampleAsk, service: Service = Served) -> dict[str, Any]:
+async def asample(ask: requests.SampleRequest, service: Service = Served) -> dict[str, Any]:
     request_id, sequence_ids = service.sample(ask)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
@@ -225,7 +212,7 @@ async def asample(ask: requests.SampleAsk, service: Service = Served) -> dict[st
 @routes.post("/retrieve_future")
 async def retrieve_future(ask: requests.OfRequest, service: Service = Served) -> Response:
     try:
-        answer = await service.promises.wait(ask.request_id, service.shop.config.poll_s)
+        answer = await service.promises.wait(ask.request_id, service.shared.config.poll_s)
     except KeyError as error:
         raise RequestError(
             f"There is no request {ask.request_id}, or its answer is no longer kept.",

@@ -46,7 +46,7 @@ async def healthz() -> dict[str, str]:
 
 @routes.post("/weights_info")
 async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
-    record = service.shop.store.read(Place.at(ask.tinker_path))
+    record = service.shared.store.read(Place.at(ask.tinker_path))
     return {
         "base_model": record.base_model,
         "optimizer_config": {"type": "adamw"},
@@ -60,7 +60,7 @@ async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
 
 @routes.get("/training_runs")
 async def list_runs(limit: Limit = 20, offset: Offset = 0, service: Service = Served) -> Json:
-    runs = await service.shop.torch.run(lambda: _runs(service))
+    runs = await service.shared.backend.aside(lambda: _runs(service))
     return {
         "training_runs": [_run_json(service, run) for run in runs[offset : offset + limit]],
         "cursor": {"offset": offset, "limit": limit, "total_count": len(runs)},
@@ -69,7 +69,7 @@ async def list_runs(limit: Limit = 20, offset: Offset = 0, service: Service = Se
 
 @routes.get("/training_runs/{run_id}")
 async def training_run(run_id: str, service: Service = Served) -> Json:
-    runs = await service.shop.torch.run(lambda: _runs(service))
+    runs = await service.shared.backend.aside(lambda: _runs(service))
     for run in runs:
         if run.id == run_id:
             return _run_json(service, run)
@@ -78,7 +78,7 @@ async def training_run(run_id: str, service: Service = Served) -> Json:
 
 @routes.get("/training_runs/{run}/checkpoints")
 async def list_checkpoints(run: str, service: Service = Served) -> Json:
-    found = await service.shop.torch.run(partial(service.shop.store.of_run, run))
+    found = await service.shared.backend.aside(partial(service.shared.store.of_run, run))
     return {"checkpoints": [_json(service, *one) for one in found if _kept(one)]}
 
 
@@ -86,7 +86,9 @@ async def list_checkpoints(run: str, service: Service = Served) -> Json:
 async def list_all_checkpoints(
     limit: Limit = 100, offset: Offset = 0, service: Service = Served
 ) -> Json:
-    kept = [one for one in await service.shop.torch.run(service.shop.store.all) if _kept(one)]
+    kept = [
+        one for one in await service.shared.backend.aside(service.shared.store.all) if _kept(one)
+    ]
     return {
         "checkpoints": [_json(service, *one) for one in kept[offset : offset + limit]],
         "cursor": {"offset": offset, "limit": limit, "total_count": len(kept)},
@@ -112,14 +114,14 @@ async def set_ttl(
 
 
 async def _amend(service: Service, place: Place, **facts: Any) -> Response:
-    await service.shop.torch.run(partial(service.shop.store.amend, place, **facts))
+    await service.shared.backend.aside(partial(service.shared.store.amend, place, **facts))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 @routes.delete("/training_runs/{run}/checkpoints/{kind}/{name}")
 async def delete_checkpoint(run: str, kind: str, name: str, service: Service = Served) -> Response:
     place = Place.of(run, kind, name)
-    service.shop.store.read(place)
+    service.shared.store.read(place)
     await service.delete(place)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -128,7 +130,7 @@ async def delete_checkpoint(run: str, kind: str, name: str, service: Service = S
 async def external_weights_urls(
     run: str, name: str, request: Request, service: Service = Served
 ) -> Json:
-    files = service.shop.store.files(Place.of(run, _EXTERNAL, name))
+    files = service.shared.store.files(Place.of(run, _EXTERNAL, name))
     root = f"{request.base_url}api/v1/downloads"
     expires = datetime.fromtimestamp(service.links.until(), UTC)
     urls = {file: service.links.link(root, run, name, file) for file in files}
@@ -144,7 +146,7 @@ async def download(
             "This link is not signed by this server, or its hour is over.",
             status=HTTPStatus.FORBIDDEN,
         )
-    files = service.shop.store.files(Place.of(run, _EXTERNAL, name))
+    files = service.shared.store.files(Place.of(run, _EXTERNAL, name))
     if file not in files:
         raise RequestError(f"There is no file {file}.", status=HTTPStatus.NOT_FOUND)
     return FileResponse(files[file])
@@ -167,7 +169,7 @@ class _TrainingRun:
 def _runs(service: Service) -> list[_TrainingRun]:
     """The last one that was worked with first. All are the caller's: there is one key, or none."""
     stored: dict[str, list[tuple[Place, Record]]] = {}
-    for one in service.shop.store.all():
+    for one in service.shared.store.all():
         stored.setdefault(one[0].run, []).extend([one] if _kept(one) else [])
     runs: dict[str, _TrainingRun] = {}
     for run_id, found in stored.items():
@@ -176,7 +178,7 @@ def _runs(service: Service) -> list[_TrainingRun]:
             runs[run_id] = _TrainingRun(
                 run_id, newest.base_model, newest.rank, newest.time, newest.run_metadata, found
             )
-    offered = service.shop.config.offered
+    offered = service.shared.config.offered
     for run in [run for session in service.sessions for run in session.runs.values()]:
         if run.rank is not None:
             at, found = run.asked_at.isoformat(), stored.get(run.id, [])
@@ -207,7 +209,7 @@ def _json(service: Service, place: Place, record: Record) -> Json:
         "checkpoint_type": KINDS[place.kind],
         "time": record.time,
         "tinker_path": place.path,
-        "size_bytes": service.shop.store.size_bytes(place),
+        "size_bytes": service.shared.store.size_bytes(place),
         "public": record.public,
         "expires_at": record.expires_at,
         "user_metadata": record.user_metadata,

@@ -6,10 +6,11 @@ wrong flag is answered at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from local_gpu.config import LocalConfig
 from tinker_claw import shipped
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
@@ -17,36 +18,27 @@ from tinker_claw.origin import is_loopback
 DEMO: Final = "demo"
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
+_CELL_BYTES: Final = 100
+"""Of a token's logprob, or a candidate's with its id, while Python has it as numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
     """Settings of one server."""
 
-    model: str
-    """demo, a folder with a causal LM in Hugging Face format, or a hub id."""
-    root: Path
-    """Checkpoints live here; a later server with the same root finds them again."""
-    name: str | None = None
-    """What clients call the base model; None is `model`."""
-    api_key: str | None = None
+    local: LocalConfig
+    """What learns and what samples, as for the gateway; checkpoints live in its `root`, and a later
+    server with the same root finds them again. `alpha` is of every adapter: Tinker's wire has no
+    field for it."""
+    api_key: str | None = field(default=None, repr=False)
     """None accepts any key."""
-    alpha: int = 32
-    """Of every adapter; Tinker's wire has no field for it."""
     max_rank: int = 256
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    checkpointing: Literal["auto", "on", "off"] = "auto"
-    context_tokens: int | None = None
-    kv_cache_tokens: int | None = None
-    max_batch_tokens: int = 512
-    threads: int | None = None
     open_samplers: int = 4
     """Adapters that are ready for sampling, besides the base; who needs another one waits."""
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
     turn_tokens: int = 8192
-    """A forward_backward lets other clients in after this many tokens."""
+    """A forward_backward lets other clients in after this many tokens of each rank."""
     sweep_s: float = 15.0
     """How often silent sessions, old answers and expired checkpoints are looked for."""
     hole_s: float = 60.0
@@ -59,20 +51,18 @@ class WireConfig:
     """How long an answer can be had that was never retrieved."""
     keep_retrieved_s: float = 60.0
     """And one that was."""
-    keep_result_bytes: int = 1 << 28
-    """Of answers together; the oldest go first."""
-    table_cells: int = 1 << 24
-    """Of the [N, K] tables that one request asks for or unfolds: some 32 bytes each. The SDK's
-    longest request of 20 candidates a token has 12 million."""
-    drawn_cells: int = 1 << 22
-    """Tokens and candidates of all samples that are drawn at once, at their longest: some 100 bytes
-    each. Requests wait for one another; what one alone may not have is refused."""
-    adapters_bytes: int | None = None
-    """Of all models in training; None: half of what is free when the base is loaded."""
+    keep_result_bytes: int | None = None
+    """Of answers together; the oldest go first. None here and below: see `Limits`."""
+    table_cells: int | None = None
+    """Of the [N, K] tables that one training request unfolds, or that samples ask for at once. The
+    SDK's longest request of 20 candidates a token has 12 million."""
+    drawn_cells: int | None = None
+    """Tokens and candidates of all samples that are drawn at once, at their longest. Requests wait
+    for one another; what one alone may not have is refused."""
+    pending_bytes: int | None = None
+    """Of the bodies whose answers are not there yet."""
     open_sessions: int = 4096
     """And as many models and samplers in one session."""
-    pending_bytes: int = 1 << 30
-    """Of the bodies whose answers are not there yet."""
     body_bytes: int = 1 << 26
     """Of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot cut."""
     chunk_datums: int = 1024
@@ -81,17 +71,8 @@ class WireConfig:
     """... and so many bytes."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "alpha": self.alpha,
-            "context_tokens": self.context_tokens,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_batch_tokens": self.max_batch_tokens,
-            "threads": self.threads,
-            "open_samplers": self.open_samplers,
-        }
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.open_samplers < 1:
+            raise ConfigError(f"open_samplers is {self.open_samplers}; it must be at least 1.")
         if self.api_key is not None and not self.api_key.startswith(KEY_PREFIX):
             raise ConfigError(
                 f"the API key must start with {KEY_PREFIX!r}, because Tinker's SDK sends no other"
@@ -100,7 +81,33 @@ class WireConfig:
     @property
     def offered(self) -> str:
         """The base model's name on the wire."""
-        return self.name or self.model
+        return self.local.name or self.local.model
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What requests may take of this machine's memory; models in training are counted where they
+    learn."""
+
+    table_cells: int
+    drawn_cells: int
+    pending_bytes: int
+    answer_bytes: int
+
+    @classmethod
+    def of(cls, config: WireConfig, free_bytes: int) -> Limits:
+        """An eighth of what is free after loading for each, where the settings name no figure."""
+        share = free_bytes // 8
+
+        def limit(setting: int | None, each: int) -> int:
+            return max(1, share // each) if setting is None else setting
+
+        return cls(
+            table_cells=limit(config.table_cells, _CELL_BYTES),
+            drawn_cells=limit(config.drawn_cells, _CELL_BYTES),
+            pending_bytes=limit(config.pending_bytes, 1),
+            answer_bytes=limit(config.keep_result_bytes, 1),
+        )
 
 
 def source_of(model: str) -> str:

@@ -1,4 +1,7 @@
-"""Answers that are asked for later: a request gets an id at once, and its result by long poll.
+"""Answers that are asked for later, and the order in which they come to be.
+
+A request gets an id at once, and its result by long poll (`Promises`). Those of one model are
+carried out in turns (`Turns`); those that take much memory wait for one another (`Capacity`).
 
 Rule: every promise ends in an answer or in a sentence. A fault of ours answers the one client and
 is logged; it does not end the server.
@@ -24,6 +27,10 @@ Answer: TypeAlias = bytes | Mapping[str, Any]
 """Protobuf, or what becomes JSON."""
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
+CREATION = 0
+"""The turn in which a model comes to be; the SDK counts its requests from 1."""
+_REMEMBERED = 4096
+"""Requests of a model that may be sent again."""
 _PROMISE_BYTES = 4096
 """Of the promise itself, with its task."""
 _log = logging.getLogger(__name__)
@@ -174,30 +181,18 @@ def _is_users(error: ClawError) -> bool:
     return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed
 
 
-# The requests of one model, one after the other.
-#
-# Rule: in the order of their seq_id, whatever the order of their arrival. A number that never
-# comes
-# fails those that wait for it, after a limit.
-
-
-CREATION = 0
-"""The turn in which a model comes to be; the SDK counts its requests from 1."""
-_REMEMBERED = 4096
-
-
-class Room:
-    """So much of something for all; who finds too little left waits, in the order of arrival."""
+class Capacity:
+    """So much of something for all; whoever finds too little left waits, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self._left = size
         self._freed = asyncio.Event()
-        self._door = asyncio.Lock()
+        self._entry = asyncio.Lock()
 
     @asynccontextmanager
-    async def room(self, needs: int) -> AsyncGenerator[None]:
-        """`needs` is at most the whole."""
-        async with self._door:
+    async def take(self, needs: int) -> AsyncGenerator[None]:
+        """Have so much of it until the block ends; `needs` is at most the whole."""
+        async with self._entry:
             while needs > self._left:
                 self._freed.clear()
                 await self._freed.wait()
@@ -209,8 +204,12 @@ class Room:
             self._freed.set()
 
 
-class Lane:
-    """Gives out turns by number, and remembers which request took which number."""
+class Turns:
+    """The requests of one model, in the order of their seq_id, whatever that of their arrival.
+
+    A number that never comes fails those that wait for it, after a limit. Which request took which
+    number is remembered, for one that is sent again.
+    """
 
     def __init__(self, hole_s: float, on_hole: Callable[[str], None]) -> None:
         self._hole_s = hole_s

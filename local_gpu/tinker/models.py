@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ from local_gpu.tinker.futures import CREATION, Answer, Promises
 from local_gpu.tinker.sampling import Samplers
 from local_gpu.tinker.sessions import Session, Sessions
 from local_gpu.tinker.store import Place
-from local_gpu.tinker.training import TrainingRun, Workshop
+from local_gpu.tinker.training import Shared, TrainingRun
 from local_gpu.tinker.wire import parse_forward_backward
 from tinker_claw.errors import RequestError
 
@@ -37,9 +38,9 @@ class Models:
     """Every method returns the id under which `retrieve_future` gives the result."""
 
     def __init__(
-        self, shop: Workshop, sessions: Sessions, samplers: Samplers, promises: Promises
+        self, shared: Shared, sessions: Sessions, samplers: Samplers, promises: Promises
     ) -> None:
-        self._shop = shop
+        self._shared = shared
         self._sessions = sessions
         self._samplers = samplers
         self._promises = promises
@@ -48,8 +49,8 @@ class Models:
         """Raises RequestError, by HTTP: there is no model yet whose turn could say it."""
         session = self._sessions.get(ask.session_id)
         lora = ask.lora_config or requests.Lora()
-        check_base(self._shop, ask.base_model)
-        _check_lora(lora, self._shop.config.max_rank)
+        check_base(self._shared, ask.base_model)
+        _check_lora(lora, self._shared.config.max_rank)
         _check_optimizer(ask.optimizer_config)
         run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(run, CREATION, lambda: run.create(lora))
@@ -64,7 +65,7 @@ class Models:
             raise RequestError("load_weights needs model_id, or session_id with model_seq_id.")
         session = self._sessions.get(ask.session_id)
         if ask.base_model is not None:
-            check_base(self._shop, ask.base_model)
+            check_base(self._shared, ask.base_model)
         _check_optimizer(ask.optimizer_config or requests.Optimizer())
         run = self._run(session, ask.model_seq_id, ask.user_metadata)
         return self._in_turn(
@@ -103,23 +104,23 @@ class Models:
         return self._in_turn(run, ask.seq_id, lambda: self._save_nameless(run, ask))
 
     def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work, *, size: int = 0) -> str:
-        number = run.lane.unnumbered() if seq_id is None else seq_id
+        number = run.turns.unnumbered() if seq_id is None else seq_id
         run.asked_at = datetime.now(UTC)
-        if known := run.lane.known(number):
+        if known := run.turns.known(number):
             return known
 
         async def numbered() -> Answer:
-            async with run.lane.turn(number):
+            async with run.turns.turn(number):
                 return await work()
 
-        return run.lane.remember(number, self._promises.start(run.session_id, numbered, size=size))
+        return run.turns.remember(number, self._promises.start(run.session_id, numbered, size=size))
 
     def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> TrainingRun:
         if number not in session.runs:
             self._sessions.check_room(len(session.runs), "models in this session")
             told = {key: str(value) for key, value in (metadata or {}).items()}
             check_metadata(told)
-            session.runs[number] = TrainingRun(session.id, number, self._shop)
+            session.runs[number] = TrainingRun(session.id, number, self._shared)
             session.runs[number].metadata = told or None
         return session.runs[number]
 
@@ -146,16 +147,16 @@ class Models:
         facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "ephemeral": True}
         await run.save(place, overwrite=True, moments=False, facts=facts)
         for old in run.retire_ephemeral(place):
-            await self._shop.torch.run(lambda old=old: self._shop.store.remove(old))
+            await self._shared.backend.aside(partial(self._shared.store.remove, old))
             await self._samplers.close(old)
-        sampler = session.add_sampler(number, self._shop.config.offered, place.path)
+        sampler = session.add_sampler(number, self._shared.config.offered, place.path)
         return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
 
 
-def check_base(shop: Workshop, name: str) -> None:
-    if name != shop.config.offered:
+def check_base(shared: Shared, name: str) -> None:
+    if name != shared.config.offered:
         raise RequestError(
-            f"base_model {name!r} is not served here; this server serves {shop.config.offered}.",
+            f"base_model {name!r} is not served here; this server serves {shared.config.offered}.",
             status=HTTPStatus.NOT_FOUND,
         )
 

@@ -19,11 +19,11 @@ _NUMBER_BYTES = 40
 """Of a Python integer in a list."""
 
 
-class Ask(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(protected_namespaces=(), extra="ignore", frozen=True)
 
 
-class Changing(Ask):
+class Changing(Body):
     """Every field of it changes the result, so one that is not known must not be passed over."""
 
     model_config = ConfigDict(extra="allow")
@@ -46,16 +46,16 @@ class Optimizer(Changing):
     type: str = "adamw"
 
 
-class CreateSession(Ask):
+class CreateSession(Body):
     tags: list[str] = []
     user_metadata: dict[str, Any] | None = None
 
 
-class OfSession(Ask):
+class OfSession(Body):
     session_id: str
 
 
-class OfModel(Ask):
+class OfModel(Body):
     model_id: str
     seq_id: Annotated[Number, Field(ge=1)] | None = None
 
@@ -99,7 +99,7 @@ class SaveExternal(SaveWeights):
     age_encryption_recipients: list[str] | None = None
 
 
-class LoadWeights(Ask):
+class LoadWeights(Body):
     path: str
     optimizer: bool
     model_id: str | None = None
@@ -117,12 +117,12 @@ class CreateSamplingSession(OfSession):
     model_path: str | None = None
 
 
-class Chunk(Ask):
+class Chunk(Body):
     type: str = "encoded_text"
     tokens: list[Whole] = []
 
 
-class PromptBody(Ask):
+class PromptBody(Body):
     chunks: list[Chunk]
 
 
@@ -135,7 +135,7 @@ class Params(Changing):
     top_p: float = 1.0
 
 
-class TensorAsk(Ask):
+class TensorField(Body):
     data: list[Whole]
     dtype: Literal["int64"]
     shape: list[Whole]
@@ -143,7 +143,7 @@ class TensorAsk(Ask):
     sparse_col_indices: list[Whole] | None = None
 
 
-class SampleAsk(Ask):
+class SampleRequest(Body):
     sampling_session_id: str | None = None
     seq_id: Number | None = None
     base_model: str | None = None
@@ -155,7 +155,7 @@ class SampleAsk(Ask):
     prompt_logprobs_last_n: Whole | None = None
     topk_prompt_logprobs: Number = 0
     topk_sample_logprobs: Number = 0
-    target_prompt_logprobs: TensorAsk | None = None
+    target_prompt_logprobs: TensorField | None = None
     prompt_alt_tokens_k: Number = 0
 
     @property
@@ -168,14 +168,14 @@ class SampleAsk(Ask):
         return _NUMBER_BYTES * sum(numbers, start=len(numbers))
 
 
-class OfRequest(Ask):
+class OfRequest(Body):
     request_id: str
 
 
-class Lifetime(Ask):
+class Lifetime(Body):
     ttl_seconds: Whole | None
     """None: without end."""
 
 
-class OfPath(Ask):
+class OfPath(Body):
     tinker_path: str

@@ -1,73 +1,109 @@
-"""Sampling from the base and from saved adapters.
+"""Sampling from the base and from saved adapters, and scoring of prompts.
+
+Tokens are drawn by the half that serves, and given tokens are scored by the half that learns.
 
 Rule: an open adapter never changes: a path that is overwritten is opened anew by the next request.
-A few adapters are open, each with a cache; one that serves a request is never closed under it, and
-who needs one more waits. The base is always there.
+A few adapters are open; one that serves a request is never closed under it, and who needs one more
+waits. The base is always there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from random import Random
+from typing import Any, Final
 
-from local_gpu.model.files import read_adapter
-from local_gpu.model.lora import with_lora
-from local_gpu.sample.embedded import Engine
-from local_gpu.tinker.futures import Answer, Room
-from local_gpu.tinker.requests import Params, PromptBody, SampleAsk
-from local_gpu.tinker.scoring import PromptAsk, score
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tinker.proto import tinker_public_pb2 as pb
+from transformers import AutoConfig, GenerationConfig
+
+from local_gpu.halves import ScoreAsk
+from local_gpu.sample.drawing import Recipe, draw
+from local_gpu.tasks import together
+from local_gpu.tinker.futures import Answer, Capacity
+from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
 from local_gpu.tinker.store import Place
-from local_gpu.tinker.training import Workshop
-from local_gpu.tinker.wire import PromptScores, sample_response
-from tinker_claw.errors import ConfigError, ContextLengthError, RequestError
-from tinker_claw.types import SamplingParams
+from local_gpu.tinker.training import Shared
+from local_gpu.tinker.wire import NOT_SCORED, PromptScores, densify, sample_response
+from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import Completion, SamplingParams, StopReason, TokenLogprobs
 
-_STOPS = 1024
+_STOPS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the base model's files say of it."""
+
+    arch: str
+    stop_tokens: tuple[int, ...]
+    """Its own end: one id, several or none."""
+
+    @classmethod
+    def read(cls, source: str) -> ModelCard:
+        """Blocking."""
+        config: Any = AutoConfig.from_pretrained(source)
+        try:
+            ids: Any = GenerationConfig.from_pretrained(source).eos_token_id
+        except OSError:  # it has no such file
+            ids = None
+        if ids is None:
+            ids = config.get_text_config().eos_token_id
+        stops = () if ids is None else tuple(ids) if isinstance(ids, list) else (int(ids),)
+        return cls(config.model_type, stops)
 
 
 @dataclass(slots=True)
 class _Open:
-    engine: Engine
-    module: Any
+    sampler: Sampler
     users: int = 0
     closing: bool = False
-    """Off the shelf; its last user closes it."""
+    """Taken out; its last user closes it."""
 
 
 @dataclass(slots=True)
-class _Shelf:
-    """Open adapters, least recently used first. Who takes one waits for those who came before, so
-    that nobody who waits for a place is overtaken for ever."""
+class _OpenAdapters:
+    """Open adapters, least recently used first. Whoever takes one waits for those who came before,
+    so that nobody who waits for a place is overtaken for ever."""
 
     open: dict[Place, _Open] = field(default_factory=dict[Place, _Open])
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     closing: int = 0
-    """Off the shelf, and still in use."""
+    """Taken out, and still in use."""
 
 
 class Samplers:
-    def __init__(self, shop: Workshop) -> None:
-        self._shop = shop
-        self._base = _Open(Engine(shop.base.module, shop.size), shop.base.module)
-        self._stop_tokens = _stop_tokens(shop.base.module)
-        self._shelf = _Shelf()
-        self._drawn = Room(shop.config.drawn_cells)
+    """The base and the open adapters, for whoever samples or scores."""
 
-    async def sample(self, ask: SampleAsk, place: Place | None) -> Answer:
+    def __init__(self, shared: Shared, card: ModelCard, base: Sampler) -> None:
+        self._shared = shared
+        self._stop_tokens = card.stop_tokens
+        self._base = _Open(base)
+        self._adapters = _OpenAdapters()
+        self._refs = Counter[str]()
+        """How often each adapter's folder is in use."""
+        self._drawn = Capacity(shared.limits.drawn_cells)
+        self._scored = Capacity(shared.limits.table_cells)
+
+    async def sample(self, ask: SampleRequest, place: Place | None) -> Answer:
         """Score the prompt as asked, and draw `num_samples` completions.
 
         Raises:
             RequestError: naming what cannot be served.
         """
         prompt = _tokens(ask.prompt)
-        size, limits = self._shop.size, self._shop.config
-        asked = PromptAsk.of(ask, len(prompt), size.vocabulary, limits.table_cells)
+        limits = self._shared.limits
+        asked = PromptScoring.of(ask, len(prompt), self._vocabulary, limits.table_cells)
         params = self._params(ask, len(prompt))
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
@@ -79,84 +115,108 @@ class Samplers:
                 f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
                 f"{limits.drawn_cells} at once: ask for fewer samples, tokens or candidates."
             )
-        async with self._drawn.room(cells), self._lease(place) as held:
-            scores = PromptScores()
-            if asked.anything:
-                call = partial(score, self._shop.body, held.module, prompt, asked, params)
-                scores, completion = await self._shop.torch.run(call)
-                if at_once:
-                    return sample_response([completion], scores)
-            completions = await held.engine.sample(tuple(prompt), params, ask.num_samples)
+        read = asked.cells(len(prompt)) + self._vocabulary * at_once
+        async with (
+            self._scored.take(min(read, limits.table_cells)),
+            self._drawn.take(cells),
+            self._lease(place) as sampler,
+        ):
+            table = asked.table()
+            asks = asked.asks(prompt, table)
+            # Of a prompt that fills the context, too: the last token of an ask is never read.
+            after = [ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary)] * at_once
+            score = self._shared.backend.score
+            told = await together(score(sampler.ref, one) for one in (*asks, *after))
+            scores = asked.scores(len(prompt), table, told[: len(asks)])
+            if at_once:
+                return sample_response([_next(told[-1], self._vocabulary, params)], scores)
+            completions = await sampler.sample(tuple(prompt), params, ask.num_samples)
         return sample_response(completions, scores)
 
     async def close(self, place: Place) -> None:
-        """Take an adapter off the shelf; what it serves at the moment it serves to the end."""
-        held = self._shelf.open.pop(place, None)
+        """Take an adapter out; what it serves at the moment it serves to the end."""
+        held = self._adapters.open.pop(place, None)
         if held is not None:
             held.closing = True
             if held.users == 0:
-                await held.engine.aclose()
+                await self._close(held)
             else:
-                self._shelf.closing += 1
+                self._adapters.closing += 1
 
     async def aclose(self) -> None:
-        for held in (self._base, *self._shelf.open.values()):
-            await held.engine.aclose()
+        for held in (self._base, *self._adapters.open.values()):
+            await self._close(held)
 
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._shelf.open) + self._shelf.closing
-
-    @property
-    def held_requests(self) -> int:
-        """Requests that hold cache or wait for it."""
-        every = (self._base, *self._shelf.open.values())
-        return sum(held.engine.held_requests for held in every)
+        return len(self._adapters.open) + self._adapters.closing
 
     @asynccontextmanager
-    async def _lease(self, place: Place | None) -> AsyncGenerator[_Open]:
+    async def _lease(self, place: Place | None) -> AsyncGenerator[Sampler]:
         held = self._base if place is None else await self._take(place)
         try:
-            yield held
+            yield held.sampler
         finally:
             held.users -= place is not None
             if held.closing and held.users == 0:
-                await held.engine.aclose()
-                self._shelf.closing -= 1
-            self._shelf.freed.set()
+                try:
+                    await self._close(held)
+                finally:
+                    self._adapters.closing -= 1
+            self._adapters.freed.set()
 
     async def _take(self, place: Place) -> _Open:
-        async with self._shelf.taking:
-            held = self._shelf.open.pop(place, None)
+        async with self._adapters.taking:
+            held = self._adapters.open.pop(place, None)
             if held is None:
                 await self._make_room()
-                module = await self._shop.torch.run(partial(self._load, place))
-                held = _Open(Engine(module, self._shop.size), module)
-            self._shelf.open[place] = held  # the most recently used is last
+                held = await self._load(place)
+            self._adapters.open[place] = held  # the most recently used is last
             held.users += 1
         return held
 
     async def _make_room(self) -> None:
         """For one more: close what was not used for longest, or wait until something is idle."""
-        shelf = self._shelf
-        while len(shelf.open) + shelf.closing >= self._shop.config.open_samplers:
-            idle = next((place for place, held in shelf.open.items() if not held.users), None)
+        adapters = self._adapters
+        while len(adapters.open) + adapters.closing >= self._shared.config.open_samplers:
+            idle = next((place for place, held in adapters.open.items() if not held.users), None)
             if idle is not None:
                 await self.close(idle)
             else:
-                shelf.freed.clear()
-                await shelf.freed.wait()
+                adapters.freed.clear()
+                await adapters.freed.wait()
 
-    def _load(self, place: Place) -> Any:
-        self._shop.store.read(place)
-        saved = read_adapter(self._shop.store.folder(place), self._shop.base)
+    async def _load(self, place: Place) -> _Open:
+        backend, store = self._shared.backend, self._shared.store
+        ref = await backend.aside(partial(store.serve, place))
+        self._refs[ref] += 1
         try:
-            return with_lora(self._shop.base, saved.shape, saved.tensors)
-        except ConfigError as error:
-            raise RequestError(str(error)) from error
+            return _Open(await backend.serving.open(ref, store.serving(ref)))
+        except BaseException:
+            await self._let_go(ref)
+            raise
 
-    def _params(self, ask: SampleAsk, prompt_tokens: int) -> SamplingParams:
+    async def _close(self, held: _Open) -> None:
+        await held.sampler.aclose()
+        if held is not self._base:
+            await self._let_go(held.sampler.ref)
+
+    async def _let_go(self, ref: str) -> None:
+        self._refs[ref] -= 1
+        if not self._refs[ref]:
+            del self._refs[ref]
+            await self._shared.backend.aside(partial(self._shared.store.serve_no_more, ref))
+
+    @property
+    def _vocabulary(self) -> int:
+        return self._shared.backend.learning.facts.vocabulary
+
+    @property
+    def _context_tokens(self) -> int:
+        return self._shared.backend.serving.context_tokens
+
+    def _params(self, ask: SampleRequest, prompt_tokens: int) -> SamplingParams:
         params = ask.sampling_params
         if ask.prompt_alt_tokens_k:
             raise RequestError("prompt_alt_tokens_k is not served here; leave it at 0.")
@@ -164,7 +224,7 @@ class Samplers:
             raise RequestError(
                 f"sampling_params has a field {params.unknown!r}, which is not served here."
             )
-        room = self._shop.size.context_tokens - prompt_tokens
+        room = self._context_tokens - prompt_tokens
         return SamplingParams(
             max_tokens=max(1, room) if params.max_tokens is None else params.max_tokens,
             temperature=params.temperature,
@@ -172,7 +232,7 @@ class Samplers:
             top_k=None if params.top_k == -1 else params.top_k,
             seed=params.seed,
             stop_tokens=self._stops(params),
-            student_topk=min(ask.topk_sample_logprobs, self._shop.size.vocabulary),
+            student_topk=min(ask.topk_sample_logprobs, self._vocabulary),
         )
 
     def _stops(self, params: Params) -> tuple[int, ...]:
@@ -193,13 +253,13 @@ class Samplers:
         return tuple(ids)
 
     def _check(self, prompt: list[int], params: SamplingParams, room: int) -> None:
-        size = self._shop.size
+        size, vocabulary = self._context_tokens, self._vocabulary
         if not prompt:
             raise RequestError("The prompt is empty; it needs at least one token.")
-        if len(prompt) + room > size.context_tokens:
-            raise ContextLengthError(len(prompt), params.max_tokens, size.context_tokens)
-        if min(prompt) < 0 or max(prompt) >= size.vocabulary:
-            raise RequestError(f"The prompt has a token outside 0..{size.vocabulary - 1}.")
+        if len(prompt) + room > size:
+            raise ContextLengthError(len(prompt), params.max_tokens, size)
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            raise RequestError(f"The prompt has a token outside 0..{vocabulary - 1}.")
         rules = (
             (params.max_tokens >= 1, f"max_tokens is {params.max_tokens}, not at least 1."),
             (
@@ -217,6 +277,26 @@ class Samplers:
                 raise RequestError(sentence)
 
 
+def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Completion:
+    """The token that follows a prompt, drawn from the logprobs of all that may."""
+    logprobs = torch.full((1, vocabulary), -math.inf)
+    logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
+    uniform = Random(params.seed).random()
+    recipe = Recipe(params.temperature, params.top_p, params.top_k, uniform, params.student_topk)
+    (drawn,) = draw(logprobs, [recipe])
+    if drawn is None:
+        raise SamplerError("The model's logits are not finite.")
+    asked = params.student_topk > 0
+    return Completion(
+        tokens=(drawn.token,),
+        logprobs=(drawn.logprob,),
+        topk_ids=(drawn.topk_ids,) if asked else (),
+        topk_logprobs=(drawn.topk_logprobs,) if asked else (),
+        stop_reason=StopReason.STOP if drawn.token in params.stop_tokens else StopReason.LENGTH,
+        params=params,
+    )
+
+
 def _tokens(prompt: PromptBody) -> list[int]:
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
@@ -226,9 +306,153 @@ def _tokens(prompt: PromptBody) -> list[int]:
     return [token for chunk in prompt.chunks for token in chunk.tokens]
 
 
-def _stop_tokens(module: Any) -> tuple[int, ...]:
-    """The model's own end: one id, several or none in its configuration."""
-    ids = module.generation_config.eos_token_id
-    if ids is None:
-        ids = module.config.get_text_config().eos_token_id
-    return () if ids is None else tuple(ids) if isinstance(ids, list) else (int(ids),)
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Ids to score at every position but the first."""
+
+    ask: TensorField
+    ids: NDArray[np.int64]
+    """(N - 1, K); -1 asks for nothing."""
+
+    @classmethod
+    def of(cls, ask: TensorField, vocabulary: int) -> Targets:
+        """Unfold a table whose shape was checked: where and when it is used, not before."""
+        values = np.array(ask.data, np.int64)
+        try:
+            if ask.sparse_crow_indices is None:
+                ids = values.reshape(ask.shape)
+            else:
+                crow = np.array(ask.sparse_crow_indices, np.int64)
+                col = np.array(ask.sparse_col_indices or [], np.int64)
+                ids = densify(values, crow, col, ask.shape, pad=-1)
+        except (ValueError, OverflowError) as error:
+            raise RequestError(
+                f"target_prompt_logprobs does not fill its shape {ask.shape}."
+            ) from error
+        if ids.size and (int(ids.min()) < -1 or int(ids.max()) >= vocabulary):
+            raise RequestError(f"target_prompt_logprobs has an id outside -1..{vocabulary - 1}.")
+        return cls(ask, ids)
+
+    def first(self) -> int:
+        """The first prompt position that is asked about; N if none is."""
+        rows = np.flatnonzero((self.ids >= 0).any(axis=1))
+        return int(rows[0]) + 1 if len(rows) else len(self.ids) + 1
+
+    def filled(self, scored: NDArray[np.float32]) -> pb.Tensor:
+        """The scores (N - 1, K) in the layout of the request; 0 where nothing was asked."""
+        dense = np.where(self.ids >= 0, scored, np.float32(0)).astype(np.float32)
+        tensor = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=self.ask.shape)
+        if self.ask.sparse_crow_indices is None:
+            tensor.dense = dense.tobytes()
+            return tensor
+        crow = np.array(self.ask.sparse_crow_indices, np.int64)
+        col = np.array(self.ask.sparse_col_indices or [], np.int64)
+        rows = np.repeat(np.arange(len(crow) - 1), np.diff(crow))
+        tensor.sparse_csr.values = dense[rows, col].tobytes()
+        tensor.sparse_csr.crow_indices = crow.tobytes()
+        tensor.sparse_csr.col_indices = col.tobytes()
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScoring:
+    """What is asked about a prompt of N tokens."""
+
+    logprobs: bool
+    logprobs_from: int
+    """Positions before it get no logprobs and no candidates."""
+    top_k: int
+    targets: TensorField | None
+    """Of a shape that fits; its values are not looked at yet."""
+    vocabulary: int
+
+    @classmethod
+    def of(
+        cls, ask: SampleRequest, prompt_tokens: int, vocabulary: int, most_cells: int
+    ) -> PromptScoring:
+        """Raises RequestError naming what does not fit."""
+        last_n = ask.prompt_logprobs_last_n
+        if last_n is not None and not ask.prompt_logprobs:
+            raise RequestError("prompt_logprobs_last_n needs prompt_logprobs.")
+        if last_n is not None and not 1 <= last_n <= prompt_tokens - 1:
+            raise RequestError(
+                f"prompt_logprobs_last_n is {last_n}, not in 1..{prompt_tokens - 1}."
+            )
+        if ask.topk_prompt_logprobs > vocabulary:
+            raise RequestError(f"topk_prompt_logprobs is above the vocabulary of {vocabulary}.")
+        wanted, width = ask.target_prompt_logprobs, 0
+        if wanted is not None:
+            shape = wanted.shape[:3]  # what is longer is wrong whatever follows
+            if len(shape) != 2 or shape[0] != prompt_tokens - 1 or shape[1] < 1:
+                raise RequestError(
+                    f"target_prompt_logprobs has shape {shape}; a prompt of {prompt_tokens} tokens "
+                    f"takes [{prompt_tokens - 1}, K]."
+                )
+            if (width := shape[1]) > vocabulary:
+                raise RequestError(
+                    f"target_prompt_logprobs has K = {width}, and the vocabulary is {vocabulary}."
+                )
+        asked = cls(
+            logprobs=bool(ask.prompt_logprobs),
+            logprobs_from=1 if last_n is None else prompt_tokens - last_n,
+            top_k=ask.topk_prompt_logprobs,
+            targets=wanted,
+            vocabulary=vocabulary,
+        )
+        if (cells := asked.cells(prompt_tokens)) > most_cells:
+            raise RequestError(
+                f"{prompt_tokens} prompt tokens with {cells // prompt_tokens} logprobs each are "
+                f"{cells}; this server gives {most_cells} at once: ask for fewer candidates."
+            )
+        return asked
+
+    @property
+    def anything(self) -> bool:
+        return self.logprobs or self.top_k > 0 or self.targets is not None
+
+    def cells(self, prompt_tokens: int) -> int:
+        """Logprobs that the answer holds, at most."""
+        width = self.targets.shape[1] if self.targets else 0
+        return prompt_tokens * (1 + self.top_k + width) if self.anything else 0
+
+    def table(self) -> Targets | None:
+        """Raises RequestError for a table that does not fill its shape."""
+        return None if self.targets is None else Targets.of(self.targets, self.vocabulary)
+
+    def first(self, prompt_tokens: int, table: Targets | None) -> int:
+        """The first position that must be scored; the prompt's length where none is."""
+        plain = self.logprobs_from if self.logprobs or self.top_k else prompt_tokens
+        return min(plain, table.first() if table else prompt_tokens)
+
+    def asks(self, prompt: list[int], table: Targets | None) -> list[ScoreAsk]:
+        """What the half that learns is asked: one pass, or none."""
+        first = self.first(len(prompt), table)
+        if first == len(prompt):
+            return []
+        ids = table and tuple(map(tuple, table.ids[first - 1 :].clip(min=0).tolist()))
+        return [ScoreAsk(tuple(prompt), first, ids, self.top_k)]
+
+    def scores(
+        self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]
+    ) -> PromptScores:
+        """The answers to `asks`, in the shapes of the wire."""
+        n, first = prompt_tokens, self.first(prompt_tokens, table)
+        shown = slice(self.logprobs_from - first, None)
+        own, top_ids, top, targets = None, None, None, None
+        if self.logprobs:
+            own = np.full(n, np.nan, np.float32)
+        if self.top_k:
+            top_ids = np.zeros((n, self.top_k), np.int32)
+            top = np.full((n, self.top_k), NOT_SCORED, np.float32)
+        full = np.zeros((0, 0) if table is None else table.ids.shape, np.float32)
+        for read in told:
+            if own is not None:
+                own[self.logprobs_from :] = read.logprobs[shown]
+            if top_ids is not None and top is not None:
+                top_ids[self.logprobs_from :] = read.topk_ids[shown]
+                top[self.logprobs_from :] = read.topk_logprobs[shown]
+            if table is not None:
+                full[first - 1 :] = read.targets
+        if table is not None:
+            targets = table.filled(full)
+        return PromptScores(own, top_ids, top, targets)

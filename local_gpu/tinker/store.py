@@ -4,23 +4,29 @@
     root/<run>/sampler_weights/<name>/    adapter, checkpoint.json
     root/<run>/external_weights/<name>/   the same; its files can be downloaded
 
-Rule: a checkpoint is there whole or not at all, and no name leads out of the root. Blocking; the
-torch thread calls it.
+    root/.serving/<ref>/                  what is sampled from: links to a checkpoint's adapter
+
+Rule: a checkpoint is there whole or not at all, and no name leads out of the root. A folder that
+serves never changes, whatever becomes of the checkpoint. Blocking; any thread may call it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
@@ -35,6 +41,7 @@ KINDS: Final[Mapping[str, str]] = {
 _SCHEME: Final = "tinker://"
 _RECORD: Final = "checkpoint.json"
 _REPLACED: Final = ".replaced-"
+_SERVING: Final = ".serving"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 _RUN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,199}")
 
@@ -120,6 +127,8 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._changing = Lock()
+        """Held while a checkpoint's folder changes, or is linked to."""
 
     def folder(self, place: Place) -> Path:
         return self.root / quote(place.run, safe="") / place.kind / place.name
@@ -136,9 +145,10 @@ class Store:
                 "overwrite=True."
             )
         replaced = folder.with_name(_REPLACED + place.name)
-        with new_folder(folder) as draft:
+        with ExitStack() as until_it_is_there, new_folder(folder) as draft:
             fill(draft)
             (draft / _RECORD).write_text(json.dumps(asdict(record)))
+            until_it_is_there.enter_context(self._changing)
             if folder.exists():
                 # `recover` puts it back if the process dies before the draft takes its place.
                 shutil.rmtree(replaced, ignore_errors=True)
@@ -154,10 +164,11 @@ class Store:
 
     def amend(self, place: Place, **facts: Any) -> None:
         """Change fields of a record. Raises like `read`."""
-        record = replace(self.read(place), **facts)
-        draft = self.folder(place) / f"{_RECORD}.draft"
-        draft.write_text(json.dumps(asdict(record)))
-        draft.replace(self.folder(place) / _RECORD)
+        with self._changing:
+            record = replace(self.read(place), **facts)
+            draft = self.folder(place) / f"{_RECORD}.draft"
+            draft.write_text(json.dumps(asdict(record)))
+            draft.replace(self.folder(place) / _RECORD)
 
     def files(self, place: Place) -> dict[str, Path]:
         """The files of a checkpoint that a client may have, by name."""
@@ -184,7 +195,31 @@ class Store:
         return sum(file.stat().st_size for file in self.folder(place).iterdir())
 
     def remove(self, place: Place) -> None:
-        shutil.rmtree(self.folder(place), ignore_errors=True)
+        with self._changing:
+            shutil.rmtree(self.folder(place), ignore_errors=True)
+
+    def serve(self, place: Place) -> str:
+        """Link to an adapter as it is now; its ref, under which nothing else ever serves.
+
+        Raises:
+            RequestError: there is no such checkpoint, or its time is over.
+        """
+        with self._changing:
+            record = self.read(place)
+            written = hashlib.sha256(f"{place.path} {record.time}".encode()).hexdigest()
+            ref = f"{place.name}-{written[:16]}"
+            if not self.serving(ref).exists():
+                with new_folder(self.serving(ref)) as draft:
+                    for file in self.folder(place).glob("adapter_*"):
+                        os.link(file, draft / file.name)
+        return ref
+
+    def serving(self, ref: str) -> Path:
+        """Its folder."""
+        return self.root / _SERVING / ref
+
+    def serve_no_more(self, ref: str) -> None:
+        shutil.rmtree(self.serving(ref), ignore_errors=True)
 
     def sweep(self, alive: Callable[[str], bool]) -> list[Place]:
         """Remove what has expired, and ephemera of runs that are not `alive`; what it was."""
@@ -200,6 +235,7 @@ class Store:
 
     def recover(self) -> None:
         """After a start: finish or undo what a killed server left, and drop its ephemera."""
+        shutil.rmtree(self.root / _SERVING, ignore_errors=True)
         for parent in self.root.glob("*/*"):
             sweep(parent)
             for replaced in parent.glob(f"{_REPLACED}*"):

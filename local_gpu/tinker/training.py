@@ -8,58 +8,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from secrets import randbits
 from typing import Any
 
 from tinker.proto import tinker_public_pb2 as pb
+from torch import Tensor
 
+from local_gpu.backend import LocalBackend
 from local_gpu.learn.losses import LossRecord, Scored
-from local_gpu.learn.passes import Body
-from local_gpu.learn.step import LoraOptimizer
-from local_gpu.model.files import SavedState, read_adapter, read_state, write_adapter, write_moments
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
-from local_gpu.sample.embedded import EngineSize
-from local_gpu.tinker.config import WireConfig
-from local_gpu.tinker.futures import Answer, Lane
-from local_gpu.tinker.memory import Adapters
+from local_gpu.model.lora import LoraShape
+from local_gpu.tinker.config import Limits, WireConfig
+from local_gpu.tinker.futures import Answer, Turns
 from local_gpu.tinker.requests import Lora, OptimStep
 from local_gpu.tinker.store import Place, Record, Store
-from local_gpu.tinker.torch_thread import TorchThread
 from local_gpu.tinker.wire import forward_backward_output, record_pass
-from tinker_claw.errors import ClawError, ConfigError, RequestError, StepError
+from tinker_claw.errors import BackendError, ClawError, RequestError, StepError
 from tinker_claw.types import Adam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
-    """What all runs share."""
+class Shared:
+    """What all clients' models and samplers have in common."""
 
     config: WireConfig
-    base: BaseModel
-    size: EngineSize
-    body: Body
-    checkpointing: bool
-    torch: TorchThread
+    limits: Limits
+    backend: LocalBackend
     store: Store
-    adapters: Adapters
 
 
 class TrainingRun:
     """A model that a client trains."""
 
-    def __init__(self, session_id: str, number: int, shop: Workshop) -> None:
+    def __init__(self, session_id: str, number: int, shared: Shared) -> None:
         # The SDK builds the same id by itself when it creates a model by loading one.
         self.id = f"{session_id}:train:{number}"
         self.session_id = session_id
-        self.lane = Lane(shop.config.hole_s, self._on_hole)
-        self._shop = shop
-        self._optimizer: LoraOptimizer | None = None
-        self._shape: LoraShape | None = None
+        self.turns = Turns(shared.config.hole_s, self._on_hole)
+        self._shared = shared
+        self._backend = shared.backend
+        self._learning = shared.backend.learning
+        self.shape: LoraShape | None = None
+        """None: it is not there yet, or no more."""
         self._ephemeral: list[Place] = []
         self.asked_at = datetime.now(UTC)
         """When its client last wanted something."""
@@ -69,86 +62,71 @@ class TrainingRun:
 
     @property
     def rank(self) -> int | None:
-        return self._shape.rank if self._shape else None
+        return self.shape.rank if self.shape else None
 
     async def create(self, lora: Lora) -> Answer:
         shape = LoraShape(
             lora.rank,
-            self._shop.config.alpha,
+            self._shared.config.local.alpha,
             attention=lora.train_attn,
             mlp=lora.train_mlp,
             head=lora.train_unembed,
         )
         seed = randbits(63) if lora.seed is None else lora.seed
-
-        def build() -> LoraOptimizer:
-            return self._build(shape, fresh_adapter(self._shop.base, shape, seed))
-
-        with self._shop.adapters.room(self.id, shape):
-            self._optimizer, self._shape = await self._shop.torch.run(build), shape
+        await self._backend.run(lambda: self._learning.create(self.id, shape, seed))
+        self.shape = shape
         return {"type": "create_model", "model_id": self.id}
 
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
         """Create-via-load: the rank is the checkpoint's."""
         place = Place.at(path)
-
-        def build() -> tuple[LoraOptimizer, LoraShape]:
-            saved = read_adapter(self._folder(place), self._shop.base)
-            with self._shop.adapters.room(self.id, saved.shape):
-                try:
-                    optimizer = self._build(saved.shape, saved.tensors)
-                except ConfigError as error:
-                    raise RequestError(str(error)) from error
-                if with_optimizer:
-                    optimizer.load(self._state(place, saved.shape))
-            return optimizer, saved.shape
-
-        self._optimizer, self._shape = await self._shop.torch.run(build)
+        record = self._shared.store.read(place)
+        await self._read(place, with_optimizer=with_optimizer)
+        self.shape = LoraShape(
+            record.rank,
+            self._shared.config.local.alpha,
+            attention=record.train_attn,
+            mlp=record.train_mlp,
+            head=record.train_unembed,
+        )
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def load(self, path: str, *, with_optimizer: bool) -> Answer:
         """Legacy: onto a model that is there; without the optimizer its moments start anew."""
-        place, optimizer, shape = Place.at(path), self._ready(), self._shape
-        assert shape is not None
-
-        def read() -> None:
-            if with_optimizer:
-                optimizer.load(self._state(place, shape))
-            else:
-                saved = read_adapter(self._folder(place), self._shop.base).of(shape)
-                optimizer.load(SavedState(saved.tensors, {}, 0))
-
-        await self._shop.torch.run(read)
+        self._check_there()
+        await self._read(Place.at(path), with_optimizer=with_optimizer)
         self._void = None
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def forward_backward(self, message: pb.ForwardBackwardRequest) -> Answer:
-        optimizer, torch = self._ready(), self._shop.torch
+        self._check_there()
         learn = not message.forward_only
+        call = self._learning.forward_backward if learn else self._learning.forward
+        facts = self._learning.facts
         with self._void_unless_done() if learn else nullcontext():
-            wanted = await torch.run(
+            wanted = await self._backend.run(
                 lambda: record_pass(
                     message,
-                    vocabulary=self._shop.size.vocabulary,
-                    context_tokens=self._shop.size.context_tokens,
-                    most_cells=self._shop.config.table_cells,
+                    vocabulary=facts.vocabulary,
+                    context_tokens=facts.context_tokens,
+                    most_cells=self._shared.limits.table_cells,
                 )
             )
             scored: list[Scored] = []
-            for records in _turns(wanted.records, self._shop.config.turn_tokens):
+            config = self._shared.config
+            for records in _parts(wanted.records, config.turn_tokens * config.local.ranks):
                 part = replace(wanted, records=records)
-                call = optimizer.forward_backward if learn else optimizer.forward
-                scored += await torch.run(partial(call, part))
+                scored += await self._backend.step(partial(call, part, self.id))
         return forward_backward_output(message, scored)
 
     async def optim_step(self, ask: OptimStep) -> Answer:
-        optimizer = self._ready()
+        self._check_there()
         if self._void is not None:
             sentence, self._void = self._void, None
-            await self._shop.torch.run(optimizer.discard)
+            await self._backend.run(partial(self._learning.discard, self.id))
             raise StepError(f"The step is void, a part of its gradient is missing: {sentence}")
         adam = _adam(ask)
-        norm = await self._shop.torch.run(partial(optimizer.optim_step, adam))
+        norm = await self._backend.step(partial(self._learning.optim_step, adam, self.id))
         return {"metrics": {"unclipped_grad_l2:mean": norm}}
 
     async def save(
@@ -159,10 +137,10 @@ class TrainingRun:
         Raises:
             RequestError: the name is taken.
         """
-        optimizer, shape = self._ready(), self._shape
-        assert shape is not None
+        shape = self._check_there()
+        store = self._shared.store
         record = Record.now(
-            self._shop.config.offered,
+            self._shared.config.offered,
             shape.rank,
             run_metadata=self.metadata,
             train_attn=shape.attention,
@@ -170,24 +148,14 @@ class TrainingRun:
             train_unembed=shape.head,
             **facts,
         )
-
-        def write() -> None:
-            state = optimizer.state() if moments else None
-            adapter = state.adapter if state else optimizer.adapter()
-
-            def fill(draft: Path) -> None:
-                write_adapter(draft, self._shop.base, shape, adapter)
-                if state is not None:
-                    write_moments(draft, state)
-
-            self._shop.store.write(place, record, fill, overwrite=overwrite)
-
-        await self._shop.torch.run(write)
+        write = self._learning.write_state if moments else self._learning.write_adapter
+        fill = partial(write, model=self.id)
+        await self._backend.run(lambda: store.write(place, record, fill, overwrite=overwrite))
 
     def retire_ephemeral(self, newest: Place) -> list[Place]:
         """Note a nameless checkpoint; those that are now too old are the caller's to remove."""
         self._ephemeral.append(newest)
-        kept = self._shop.config.keep_ephemeral
+        kept = self._shared.config.keep_ephemeral
         old, self._ephemeral = self._ephemeral[:-kept], self._ephemeral[-kept:]
         return old
 
@@ -195,36 +163,26 @@ class TrainingRun:
     def ephemeral(self) -> tuple[Place, ...]:
         return tuple(self._ephemeral)
 
-    def free(self) -> None:
+    async def free(self) -> None:
         """Let go of weights and moments."""
-        self._optimizer = None
-        self._shop.adapters.give_back(self.id)
+        self.shape = None
+        with suppress(BackendError):  # it went with the process that learned
+            await self._backend.run(partial(self._learning.drop, self.id))
 
-    def _ready(self) -> LoraOptimizer:
-        if self._optimizer is None:
+    def _check_there(self) -> LoraShape:
+        if self.shape is None:
             raise RequestError(f"The model {self.id} was not created, or its session has ended.")
-        return self._optimizer
+        return self.shape
 
-    def _build(self, shape: LoraShape, adapter: Mapping[str, Any]) -> LoraOptimizer:
-        return LoraOptimizer(
-            self._shop.base,
-            shape,
-            adapter,
-            body=self._shop.body,
-            context_tokens=self._shop.size.context_tokens,
-            checkpointing=self._shop.checkpointing,
-        )
-
-    def _folder(self, place: Place) -> Path:
-        self._shop.store.read(place)
-        return self._shop.store.folder(place)
-
-    def _state(self, place: Place, shape: LoraShape) -> SavedState:
-        if place.kind != "weights":
+    async def _read(self, place: Place, *, with_optimizer: bool) -> None:
+        self._shared.store.read(place)
+        if with_optimizer and place.kind != "weights":
             raise RequestError(
                 f"{place.path} has no optimizer state; load a path of save_state, or without it."
             )
-        return read_state(self._folder(place), self._shop.base, shape)
+        read = self._learning.read_state if with_optimizer else self._learning.read_adapter
+        folder = self._shared.store.folder(place)
+        await self._backend.run(lambda: read(folder, self.id))
 
     def _on_hole(self, sentence: str) -> None:
         self._void = self._void or sentence
@@ -242,15 +200,30 @@ class TrainingRun:
         self._void = before
 
 
-def _turns(records: tuple[LossRecord, ...], tokens: int) -> Generator[tuple[LossRecord, ...]]:
-    """Cut records into runs of at most so many tokens, or one record."""
+def _parts(records: tuple[LossRecord, ...], tokens: int) -> Generator[tuple[LossRecord, ...]]:
+    """Cut records into parts of at most so many tokens, or one record.
+
+    A prefix that a record shares with the one before is computed once, and counted once.
+    """
     part: list[LossRecord] = []
+    taken = 0
     for record in records:
-        if part and sum(len(r.inputs) for r in part) + len(record.inputs) > tokens:
-            yield tuple(part)
-            part = []
+        new = len(record.inputs)
+        if part:
+            new -= _shared(part[-1].inputs, record.inputs)
+            if taken + new > tokens:
+                yield tuple(part)
+                part, taken, new = [], 0, len(record.inputs)
         part.append(record)
+        taken += new
     yield tuple(part)
+
+
+def _shared(one: Tensor, other: Tensor) -> int:
+    """Tokens that both begin with."""
+    length = min(len(one), len(other))
+    differ = (one[:length] != other[:length]).nonzero()
+    return int(differ[0]) if len(differ) else length
 
 
 def _adam(ask: OptimStep) -> Adam:

@@ -114,7 +114,7 @@ def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
 def test_stop_while_the_model_loads(tmp_path: Path, numbers: Sequence[int]) -> None:
     data = tmp_path / "data"
     bounds = BOUNDS if len(numbers) == 1 else {}  # the second signal comes before they are reached
-    loads = Fate(slow={"local_gpu.trainer:_learning": 600}, constants=bounds)
+    loads = Fate(slow={"local_gpu.backend:_learning": 600}, constants=bounds)
     with life(data, *FLAGS, fate=loads) as running:
         until(lambda: (data / "ledger.sqlite3").exists())
         time.sleep(0.2)

@@ -51,8 +51,8 @@ class Gate:
 
 
 def layer_of(trainer: LocalTrainer) -> Any:
-    learning: Any = trainer._learning
-    return learning._optimizer.module.model.layers[0]
+    learning: Any = trainer._backend.learning
+    return learning._models["policy"].module.model.layers[0]
 
 
 async def test_a_version_is_opened_and_answers_while_a_step_runs(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_versions_that_no_server_takes_leave_those_to_go_back_to(tmp_path:
     for _ in range(3):
         await trainer.train_step(STEP, WARM)
         kept.append((await trainer.save_state("one"), (await trainer.publish()).ref))
-    there: Any = trainer._serving
+    there: Any = trainer._backend.serving
     open_there = there.open
     for _ in range(6):
         there.open = away
@@ -161,7 +161,7 @@ async def test_what_cannot_be_scored_fails_alone_and_not_those_who_asked_with_it
 ) -> None:
     trainer = await start_local(tmp_path)
     base = await trainer.base()
-    learning: Any = trainer._learning
+    learning: Any = trainer._backend.learning
 
     def too_long(module: Any, arguments: Any) -> None:
         if arguments[0].shape[1] > 300:

@@ -91,7 +91,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
         for name, value in prescribe(tmp_path / "sick", error, well=well, ill=ill).items():
             monkeypatch.setenv(name, value)
         sick = functools.partial(RankedLearning, module="rank_sick")
-        monkeypatch.setattr("local_gpu.trainer.RankedLearning", sick)
+        monkeypatch.setattr("local_gpu.backend.RankedLearning", sick)
         started = await start_local(tmp_path, in_process=False)
         try:
             yield started
@@ -183,8 +183,8 @@ def test_the_product_serves_while_its_device_fails_and_blames_no_sample(tmp_path
     data, sick = tmp_path / "data", tmp_path / "sick"
     fate = Fate(
         constants={
-            "local_gpu.trainer:_ranked": operator.truth,  # as on CUDA
-            "local_gpu.trainer:RankedLearning": functools.partial(
+            "local_gpu.backend:_ranked": operator.truth,  # as on CUDA
+            "local_gpu.backend:RankedLearning": functools.partial(
                 RankedLearning, module="rank_sick"
             ),
         }
@@ -228,8 +228,8 @@ async def test_where_a_cuda_device_is_seen_a_process_of_its_own_learns(
         asked.append((placed.device, placed.train_gpus))
         raise Asked
 
-    monkeypatch.setattr("local_gpu.trainer.RankedLearning", ranked)
-    monkeypatch.setattr("local_gpu.trainer.connect_all", _nobody)
+    monkeypatch.setattr("local_gpu.backend.RankedLearning", ranked)
+    monkeypatch.setattr("local_gpu.backend.connect_all", _nobody)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:1"):
         with pytest.raises(Asked):

@@ -155,7 +155,7 @@ async def test_it_learns_and_samples_and_the_base_stays_as_it_was(
 ) -> None:
     tiny(tmp_path)
     trainer = await start_local(tmp_path, quantization="4bit", dtype=dtype)
-    weights = four_bits_of(trainer._learning._base.module)
+    weights = four_bits_of(trainer._backend.learning._base.module)
     before = {name: weight.data.clone() for name, weight in weights.items()}
     base = await (await trainer.base()).logprobs(TOKENS, start=1)
     await warmed(trainer)

@@ -14,7 +14,7 @@ import torch
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.learn.losses import Scored
+from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass, Scored
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import LoraShape
 from local_gpu.ranks.messages import (
@@ -79,6 +79,18 @@ def test_tensors_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     assert [t.dtype for t in heard[1].adapter.values()] == [dtype] * 3
 
 
+def test_records_of_a_loss_come_back_as_they_were() -> None:
+    ids = torch.arange(6).reshape(3, 2)
+    inputs = LossInputs(None, None, weights=torch.ones(2, 2))
+    record = LossRecord(torch.arange(3), ids, 1, inputs)
+    heard: RecordPass = decode(encode(RecordPass("cross_entropy", (record,), {"beta": 0.1})))
+    (told,) = heard.records
+    assert (heard.loss, heard.config, told.learns_from) == ("cross_entropy", {"beta": 0.1}, 1)
+    assert torch.equal(told.ids, ids)
+    assert told.inputs_of_loss.behaviour is None
+    assert torch.equal(told.inputs_of_loss.weights, inputs.weights)
+
+
 def test_errors_come_back_as_the_class_that_they_were() -> None:
     class Own(StepError):
         """Of some file: the far side knows its base."""
@@ -91,6 +103,10 @@ def test_errors_come_back_as_the_class_that_they_were() -> None:
         heard = decode(encode(Failure(error))).error
         known = StepError if isinstance(error, Own) else type(error)
         assert (type(heard), str(heard), vars(heard)) == (known, str(error), vars(error))
+    failed = StepError("void")
+    failed.__cause__ = RuntimeError("torch")
+    heard = decode(encode(failed)).__cause__
+    assert (type(heard), str(heard)) == (RuntimeError, "torch")
     heard = decode(encode(torch.OutOfMemoryError("CUDA out of memory")))
     assert (type(heard), str(heard)) == (RuntimeError, "CUDA out of memory")
 

@@ -32,8 +32,8 @@ from safetensors.torch import load_file
 
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.world import Alone
 from local_gpu.ranks.remote import RankedLearning, deadline_s
-from local_gpu.ranks.world import Alone
 from tests.ports import free_port
 from tinker_claw.errors import BackendError, ClawError, ConfigError, ContextLengthError, StepError
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams

@@ -27,11 +27,12 @@ from rank_runs import config
 from torch.distributed.fsdp import FSDPModule
 
 from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.world import OutOfStep
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
+from local_gpu.ranks.distributed import Distributed
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.ranks.shard import Lockstep, Shards
-from local_gpu.ranks.world import Distributed, OutOfStep
 from tinker_claw.errors import BackendError, StepError
 from tinker_claw.types import Datum, LossPass
 

@@ -369,7 +369,7 @@ async def test_a_version_that_is_asked_for_by_name_does_not_wait_for_a_step(tmp_
             old = await trainer.publish()
             await old.aclose()
             async with asyncio.TaskGroup() as group:
-                trainer._executor.submit(ended.wait)  # the step is a long one
+                trainer._backend._executor.submit(ended.wait)  # the step is a long one
                 weights = ((1.0,),) * 2
                 passes = [LossPass("cross_entropy", (Datum((1, 2, 3), 1, weights=weights),))]
                 step = group.create_task(trainer.train_step(passes, Adam(0.1)))

@@ -58,7 +58,7 @@ def lora(client: Any, **settings: Any) -> Any:
 
 def tell(there: There, *arguments: str, status: int = 0, key: str = KEY) -> str:
     """What the command prints."""
-    home = str(there.server.shop.store.root)
+    home = str(there.server.store.root)
     place = {"TINKER_BASE_URL": there.server.url, "TINKER_API_KEY": key, "HOME": home}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tinker.cli", *arguments],

@@ -20,6 +20,9 @@ from backends import VOCABULARY
 from tinker.proto import tinker_public_pb2 as pb
 from wire_servers import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
 
+from local_gpu.config import LocalConfig
+from local_gpu.tinker.config import Limits, WireConfig
+
 WAIT_S = 180
 MANY = 30_000_000
 PROMPT = {"chunks": [{"tokens": [1, 2, 3]}]}
@@ -334,10 +337,20 @@ def test_with_a_key_the_server_may_be_called_by_any_name(tmp_path: Path) -> None
             assert httpx.get(url, headers=headers).status_code == status
 
 
+def test_what_requests_may_take_follows_the_memory_that_is_free(tmp_path: Path) -> None:
+    config = WireConfig(local=LocalConfig(model="m", root=tmp_path), drawn_cells=7)
+    small, large = (Limits.of(config, size << 30) for size in (1, 16))
+    assert (large.drawn_cells, small.drawn_cells) == (7, 7), "what is set stands"
+    for name in ("pending_bytes", "answer_bytes", "table_cells"):
+        assert getattr(large, name) == pytest.approx(16 * getattr(small, name), rel=1e-5)
+    assert small.pending_bytes + small.answer_bytes < 1 << 29
+    assert large.table_cells > 12_000_000, "the SDK's longest request"
+
+
 def test_models_in_training_have_so_much_memory_and_no_more(tmp_path: Path) -> None:
     with wire_server(tmp_path) as probe:
         (one,) = {raw_bytes(probe)}
-    with wire_server(tmp_path, adapters_bytes=int(2.5 * one)) as server:
+    with wire_server(tmp_path, models_bytes=int(2.5 * one)) as server:
         service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
         first, second = (lora(service) for _ in range(2))
         with pytest.raises(tinker.RequestFailedError, match=r"rank 4 takes .* are taken by 2"):
@@ -357,7 +370,8 @@ def raw_bytes(server: TinkerServer) -> int:
     raw = Raw(server.url)
     raw.model()
     raw.http.close()
-    return sum(server.shop.adapters.taken.values())
+    learning: Any = server.service.shared.backend.learning
+    return sum(learning._memory.taken.values())
 
 
 def lora(service: Any) -> Any:

@@ -118,7 +118,7 @@ def test_what_is_unknown_is_answered_with_a_final_status(raw: Raw) -> None:
 
 def test_the_capabilities_name_the_model(server: TinkerServer, raw: Raw) -> None:
     told = raw.http.get("get_server_capabilities").json()["supported_models"]
-    size = server.shop.size.context_tokens
+    size = server.service.shared.backend.serving.context_tokens
     assert told == [
         {"model_name": NAME, "max_context_length": size, "trainable": True, "sampleable": True}
     ]

@@ -64,7 +64,7 @@ def sample(sampler: Any, prompt: list[int] = PROMPT, n: int = 1, **settings: Any
 def full_logprobs(server: TinkerServer, tokens: list[int]) -> torch.Tensor:
     """[T, vocabulary] of the base; row i predicts token i + 1."""
     with torch.no_grad():
-        logits = server.shop.base.module(torch.tensor([tokens]), use_cache=False).logits
+        logits = server.base.module(torch.tensor([tokens]), use_cache=False).logits
     return logits[0].float().log_softmax(-1)
 
 
@@ -184,9 +184,9 @@ def test_few_samplers_stay_open_and_one_in_use_is_never_closed(
 def test_an_abandoned_sample_frees_its_cache(server: TinkerServer, base: Any) -> None:
     params = tinker.SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
     going = base.sample(tinker.ModelInput.from_ints(PROMPT), 2, params)
-    wait_until(lambda: server.service.samplers.held_requests == 2)
+    wait_until(lambda: server.held_requests == 2)
     going.future().cancel()
-    wait_until(lambda: server.service.samplers.held_requests == 0)
+    wait_until(lambda: server.held_requests == 0)
     assert len(sample(base).sequences[0].tokens) == 12
 
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ import tinker
 from wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
 from wire_servers import RAW_TOKENS as TOKENS
 
-from local_gpu.tinker.__main__ import main
+from local_gpu.tinker.__main__ import _config, main, parser
 
 WAIT_S = 180
 
@@ -38,18 +39,17 @@ def test_a_session_that_has_ended_frees_its_memory(server: TinkerServer, raw: Ra
     params = {"max_tokens": 2000}
     ask = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": params}
     going = raw.post("asample", **ask, seq_id=0)["request_id"]
-    while not server.service.samplers.held_requests:
+    while not server.held_requests:
         time.sleep(0.02)
-    run = server.service.sessions.run(model)
-    held = weakref.ref(run._optimizer)  # type: ignore[arg-type]
-    folder = server.shop.store.root
+    learning: Any = server.service.shared.backend.learning
+    held = weakref.ref(learning._models[model])
+    folder = server.store.root
     assert list(folder.glob("*/sampler_weights/_ephemeral*"))
-    del run
     waiting = raw.forward_backward(model, 9)
     assert raw.status(f"sessions/{session}/finish", reason={"type": "success"}) == 204
     assert "session" in raw.result(going).json()["error"]
     assert "session" in raw.result(waiting).json()["error"]
-    assert server.service.samplers.held_requests == 0
+    assert server.held_requests == 0
     assert server.service.samplers.open_count == 0
     assert not list(folder.glob("*/sampler_weights/_ephemeral*"))
     deadline = time.monotonic() + WAIT_S
@@ -151,6 +151,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         (["--model", "/no/such/model"], "no such folder"),
         (["--alpha", "0"], "alpha is 0"),
         (["--device", "toaster"], "toaster"),
+        (["--shard", "on"], "give --ranks 2"),
+        (["--sampler-urls", "http://127.0.0.1:9"], "127.0.0.1:9"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence(
@@ -160,6 +162,16 @@ def test_a_wrong_flag_is_one_sentence(
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("local_gpu.tinker: ")
     assert sentence in line
+
+
+def test_flags_of_the_halves_are_settings_of_the_local_backend(tmp_path: Path) -> None:
+    words = "--train-gpus 1 2 --shard on --rank 8 --sampler-urls http://a http://b --student-topk 5"
+    flags = vars(parser().parse_args([*words.split(), "--root", str(tmp_path)]))
+    del flags["host"], flags["port"]
+    local = _config(flags).local
+    assert (local.name, local.policy, local.root) == ("demo", False, tmp_path)
+    assert (local.ranks, local.train_gpus, local.shard, local.rank) == (2, (1, 2), "on", 8)
+    assert (local.sampler_urls, local.student_topk) == (("http://a", "http://b"), 5)
 
 
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def step(training: Any, weight: float = 1.0) -> None:
 
 def weights_of(server: TinkerServer, training: Any, name: str) -> dict[str, torch.Tensor]:
     path = training.save_weights_external(name).result(WAIT_S).path
-    return load_file(server.shop.store.folder(Place.at(path)) / "adapter_model.safetensors")
+    return load_file(server.store.folder(Place.at(path)) / "adapter_model.safetensors")
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -86,7 +86,7 @@ def test_a_state_continues_as_if_nothing_had_happened_also_after_a_restart(tmp_p
         # As a killed server would leave it.
         draft = tmp_path / "wire" / "some-run" / "weights" / ".draft-x"
         draft.mkdir(parents=True)
-        replaced = first.shop.store.folder(Place.at(state))
+        replaced = first.store.folder(Place.at(state))
         replaced.rename(replaced.with_name(".replaced-one"))
     with wire_server(tmp_path) as second, connected(second) as client:
         assert not draft.exists()
@@ -201,7 +201,7 @@ def test_what_has_expired_is_gone(server: TinkerServer, client: Any) -> None:
     asked = {"model_id": training.model_id, "path": "brief", "ttl_seconds": 2}
     request = raw.post("save_weights", json=asked).json()
     path = raw.post("retrieve_future", json=request).json()["path"]
-    folder = server.shop.store.folder(Place.at(path))
+    folder = server.store.folder(Place.at(path))
     assert folder.exists()
     deadline = time.monotonic() + WAIT_S
     while folder.exists():
@@ -214,7 +214,7 @@ def test_what_has_expired_is_gone(server: TinkerServer, client: Any) -> None:
 def test_a_corrupt_record_is_no_checkpoint(server: TinkerServer, client: Any, rest: Any) -> None:
     training = lora(client)
     path = training.save_state("corrupt").result(WAIT_S).path
-    record = server.shop.store.folder(Place.at(path)) / "checkpoint.json"
+    record = server.store.folder(Place.at(path)) / "checkpoint.json"
     for text in ("", "{}", record.read_text().replace("null", '"soon"')):
         record.write_text(text)
         time.sleep(0.3)  # the sweep passes over it

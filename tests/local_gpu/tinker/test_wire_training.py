@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
+from local_gpu.learn.losses import LossInputs, LossRecord
 from local_gpu.tinker.store import Place
+from local_gpu.tinker.training import _parts
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -89,7 +91,7 @@ def dense(arrays: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def adapter_of(server: TinkerServer, training: Any, name: str) -> tuple[Path, Adapter]:
     path = training.save_weights_external(name).result(WAIT_S).path
-    folder = server.shop.store.folder(Place.at(path))
+    folder = server.store.folder(Place.at(path))
     return folder, load_file(folder / "adapter_model.safetensors")
 
 
@@ -116,7 +118,7 @@ def gradient_of(server: TinkerServer, client: Any, path: str, passes: list[Any])
 
 def reference(server: TinkerServer, folder: Path) -> Any:
     base = AutoModelForCausalLM.from_pretrained(
-        server.shop.base.source, dtype=torch.float32, attn_implementation="eager"
+        server.base.source, dtype=torch.float32, attn_implementation="eager"
     )
     return PeftModel.from_pretrained(base, folder, is_trainable=True).eval()
 
@@ -213,6 +215,50 @@ def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
     error = torch.cat([got[n].flatten() for n in sorted(got)]) - flat
     assert flat.norm() > 0.1
     assert error.norm() < 2e-4 * flat.norm()
+
+
+def test_models_of_one_shape_learn_in_one_module_and_do_not_see_one_another(
+    server: TinkerServer, client: Any
+) -> None:
+    def learn(training: Any, salt: int, number: int) -> Any:
+        arrays = entropy_arrays(20, 4, None)
+        data = [datum(sequence(20, salt + number), **arrays)]
+        return training.forward_backward(data, "cross_entropy").result(WAIT_S)
+
+    alone: list[Adapter] = []
+    for salt in (1, 2):
+        training = lora(client, seed=salt)
+        for number in range(3):
+            learn(training, salt, number)
+            training.optim_step(WARM).result(WAIT_S)
+        alone.append(adapter_of(server, training, "alone")[1])
+    both = [lora(client, seed=salt) for salt in (1, 2)]
+    learning: Any = server.service.shared.backend.learning
+    assert len({id(learning._models[training.model_id].module) for training in both}) == 1
+    for number in range(3):
+        for salt, training in enumerate(both, 1):  # gradients of both wait at once
+            learn(training, salt, number)
+        for training in both:
+            training.optim_step(WARM).result(WAIT_S)
+    for training, right in zip(both, alone, strict=True):
+        got = adapter_of(server, training, "both")[1]
+        assert all(torch.equal(got[name], right[name]) for name in right)
+
+
+def test_a_long_request_is_cut_where_prefixes_are_not_shared() -> None:
+    def record(*tokens: int) -> LossRecord:
+        inputs = torch.tensor(tokens)
+        return LossRecord(inputs, inputs[:, None], 0, LossInputs(None, None, None))
+
+    stem = tuple(range(50))
+    records = (
+        *(record(*stem, i) for i in (60, 61, 62)),  # 51, then one more each
+        record(7, 7),  # 55
+        *(record(*stem, i) for i in (60, 61)),
+        record(*range(9, 40), *range(99)),  # alone too long
+    )
+    parts = [[len(one.inputs) for one in part] for part in _parts(records, 60)]
+    assert parts == [[51, 51, 51, 2], [51, 51], [130]]
 
 
 def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:

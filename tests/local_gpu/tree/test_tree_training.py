@@ -348,9 +348,9 @@ async def test_many_who_ask_at_once_are_scored_in_one_pass(tmp_path: Path) -> No
     stem = tuple(rng.randrange(VOCABULARY) for _ in range(300))
     sequences = [(*stem, *(rng.randrange(VOCABULARY) for _ in range(40))) for _ in range(9)]
     one_by_one = [await sampler.logprobs(s, start=300, top_k=2) for s in sequences]
-    learning: Any = trainer._learning
+    learning: Any = trainer._backend.learning
     computed: list[int] = []
-    learning._optimizer.module.model.layers[0].register_forward_pre_hook(
+    learning._models["policy"].module.model.layers[0].register_forward_pre_hook(
         lambda module, args: computed.append(args[0].shape[1])
     )
     at_once = await asyncio.gather(*(sampler.logprobs(s, start=300, top_k=2) for s in sequences))

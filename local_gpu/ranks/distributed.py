@@ -1,7 +1,7 @@
-"""What the ranks say to one another.
+"""The processes that torchrun started, as a `World`.
 
-Rule: every rank makes the same calls in the same order. A rank that fails alone says so by `agree`
-before anybody goes on to a call that it would never reach.
+Rule: what is no tensor goes as plain bytes: who reaches the ports of other machines' ranks can send
+bytes, too, and torch's own calls for objects would unpickle them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,83 +17,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import pad
 
+from local_gpu.learn.world import OutOfStep
 from local_gpu.ranks.messages import decode, encode
 
 T = TypeVar("T")
 
 
-class OutOfStep(Exception):
-    """This rank has left a pass that the others are in. Not a ClawError: it ends the ranks."""
-
-    def __init__(self, sentence: str, *, halve: int | None) -> None:
-        """`halve`: tokens of the pass, where new ranks should compute fewer; None: no help."""
-        super().__init__(sentence)
-        self.halve = halve
-
-
-class World(Protocol):
-    """The ranks that learn together. Each call but the properties is made by all of them."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def sum(self, flat: Tensor) -> None:
-        """Add up over the ranks, in place: afterwards the same bits on each."""
-        ...
-
-    def most(self, count: int) -> int:
-        """The largest of all ranks' counts."""
-        ...
-
-    def agree(self, failure: str | None) -> str | None:
-        """The first rank's failure, on every rank; None where all went well."""
-        ...
-
-    def gather(self, mine: T) -> list[T]:
-        """Small objects of all ranks, in rank order, on every rank."""
-        ...
-
-    def share(self, value: T) -> T:
-        """Rank 0's object, on every rank."""
-        ...
-
-    def leave(self) -> None: ...
-
-
-class Alone:
-    """One process. torch.distributed is not used."""
-
-    rank = 0
-    size = 1
-
-    def sum(self, flat: Tensor) -> None:
-        pass
-
-    def most(self, count: int) -> int:
-        return count
-
-    def agree(self, failure: str | None) -> str | None:
-        return failure
-
-    def gather(self, mine: T) -> list[T]:
-        return [mine]
-
-    def share(self, value: T) -> T:
-        return value
-
-    def leave(self) -> None:
-        pass
-
-
 class Distributed:
-    """The processes that torchrun started: tensors by NCCL on CUDA, everything else by gloo.
-
-    Everything else goes as plain bytes: who reaches the ports of other machines' ranks can send
-    bytes, too, and torch's own calls for objects would unpickle them.
-    """
+    """Implements `World`: tensors by NCCL on CUDA, everything else by gloo."""
 
     def __init__(
         self, device: torch.device, store: Any, *, rank: int, size: int, timeout_s: float

@@ -6,60 +6,55 @@ try.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
 from tinker_claw.errors import RequestError
 
-_MASTER_BYTES = 16
+_MASTER_BYTES: Final = 16
 """Of an adapter's parameter: float32 weight, gradient and two moments."""
-_SHARE = 0.5
+_SHARE: Final = 0.5
 """Of what is free after loading; the rest is for samplers and for passes."""
-_UNSAID = 8 << 30
+_UNSAID: Final = 8 << 30
 """Taken for what is free on a system that does not say."""
-_MIB = 1 << 20
+_MIB: Final = 1 << 20
 
 
-class Adapters:
-    """The memory of all models in training."""
+class ModelMemory:
+    """The memory of all models in training but the policy."""
 
     def __init__(self, base: BaseModel, limit: int | None) -> None:
+        self._base = base
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
         """Bytes, by model."""
-        self._base = base
 
-    @contextmanager
-    def room(self, model_id: str, shape: LoraShape) -> Generator[None]:
-        """Note a model of this shape, which is made meanwhile, in place of what it was before.
+    def take(self, model: str, shape: LoraShape) -> None:
+        """Note a model of this shape, in place of what it was before.
 
         Raises:
             RequestError: there is no room for it.
         """
         # The copy that computes has its gradient, too.
-        width = _MASTER_BYTES + 2 * self._base.module.dtype.itemsize
+        width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
         needs = width * lora_parameters(self._base, shape)
-        others = sum(size for other, size in self.taken.items() if other != model_id)
+        others = sum(size for other, size in self.taken.items() if other != model)
         if others + needs > self._limit:
             raise RequestError(
                 f"A model of rank {shape.rank} takes {needs / _MIB:.1f} MiB, and of the "
                 f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
-                f"taken by {len(self.taken.keys() - {model_id})}: close a session that is not "
+                f"taken by {len(self.taken.keys() - {model})}: close a session that is not "
                 "used, or take a lower rank."
             )
-        self.taken[model_id] = needs
-        try:
-            yield
-        except BaseException:
-            self.give_back(model_id)  # it was not made
-            raise
+        self.taken[model] = needs
 
-    def give_back(self, model_id: str) -> None:
-        self.taken.pop(model_id, None)
+    def give_back(self, model: str) -> None:
+        self.taken.pop(model, None)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,0 +1,231 @@
+"""The two halves of the backend, started from one configuration and joined.
+
+Rule: all that learns runs on one executor thread, in the order it was asked for, so the event loop
+never waits and no two operations meet in one module. A version that is opened is read from its
+files beside it: who asks for one waits for no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from local_gpu.config import LocalConfig
+from local_gpu.device import device_fault
+from local_gpu.halves import BASE_REF, Learning, Score, ScoreAsk, Serving
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.scores import ScoreQueue
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import BaseModel
+from local_gpu.ranks.remote import RankedLearning
+from local_gpu.sample.batching import check_version
+from local_gpu.sample.connect import connect_all
+from local_gpu.sample.embedded import EmbeddedServing, EngineSize
+from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.server import InferenceServer
+from local_gpu.sample.serving import PoolServing
+from local_gpu.tasks import together
+from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.types import TokenLogprobs
+
+T = TypeVar("T")
+
+_FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
+"""Somebody will make room: no step is to blame, and waiting helps."""
+
+
+def unheard(sentence: str) -> None:
+    """For those who do not want to hear."""
+
+
+class LocalBackend:
+    """A half that learns and a half that serves. Made by `start`."""
+
+    serving: Serving
+    score: Score
+    """Of given tokens, in the half that learns; what is asked for together is computed together."""
+
+    def __init__(
+        self,
+        config: LocalConfig,
+        learning: Learning,
+        executor: ThreadPoolExecutor,
+        adapter: Callable[[str], Path],
+    ) -> None:
+        self.config = config
+        self.learning = learning
+        self._executor = executor
+        self._adapter = adapter
+        self._closed = False
+        self._steps = 0
+        """In hand."""
+
+    @classmethod
+    async def start(
+        cls,
+        config: LocalConfig,
+        adapter: Callable[[str], Path],
+        say: Callable[[str], None] = unheard,
+        away: Callable[[Sequence[str]], object] = len,
+    ) -> LocalBackend:
+        """Load the base model, here or on ranks, and join it with what samples.
+
+        Servers that are named must run already: they take their memory first.
+
+        Args:
+            adapter: the folder of a ref that serves.
+            say: hears, in sentences, what is waited for, what was chosen, and what goes wrong.
+            away: hears which servers are out of the rotation, and why, whenever that changes.
+
+        Raises:
+            ConfigError: a setting, the installed transformers or a server does not fit.
+            ModelFileError: the model is missing or corrupt.
+            BackendError: ranks or servers did not start.
+        """
+        # Before the base is loaded, which takes minutes: an address may be wrong.
+        servers = await connect_all(
+            config.sampler_urls, config.sampler_kind, config.sampler_api_key
+        )
+        executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
+        loop = asyncio.get_running_loop()
+        started: LocalBackend | None = None
+        try:
+            try:
+                base, learning = await loop.run_in_executor(executor, _learning, config, say)
+            except RuntimeError as error:  # no memory, say, because somebody else has taken it
+                raise BackendError(
+                    f"{config.model} cannot be loaded on device {config.device!r}: {error}"
+                ) from error
+            started = cls(config, learning, executor, adapter)
+            for note in learning.facts.notes:
+                say(note)
+            await started._serve(base, servers, say, away)
+            offered, learned = started.serving.context_tokens, learning.facts.context_tokens
+            if offered < learned:
+                say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
+            return started
+        except BaseException:
+            await together(server.aclose() for server in servers)
+            if started is not None:
+                started.learning.close()
+            executor.shutdown(wait=False)
+            raise
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """In the one thread that calls the half that learns, after what was asked for before.
+
+        Raises:
+            BackendError: torch or the disk failed; an OutageError where waiting may help.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            future = loop.run_in_executor(self._executor, call)
+        except RuntimeError as error:
+            raise BackendError("The trainer is closed.") from error
+        with self._in_words():
+            return await future
+
+    async def step(self, call: Callable[[], T]) -> T:
+        """The same for what makes others wait long: no version is examined behind it."""
+        self._steps += 1
+        try:
+            return await self.run(call)
+        finally:
+            self._steps -= 1
+
+    async def aside(self, call: Callable[[], T]) -> T:
+        """In another thread than the executor's."""
+        if self._closed:
+            raise BackendError("The trainer is closed.")
+        with self._in_words():
+            return await asyncio.to_thread(call)
+
+    async def aclose(self) -> None:
+        """Close every sampler that is still open, then the half that learns."""
+        self._closed = True
+        await self.serving.aclose()
+        # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
+        await asyncio.to_thread(self.learning.close)
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def _serve(
+        self,
+        base: BaseModel | None,
+        servers: Sequence[InferenceServer],
+        say: Callable[[str], None],
+        away: Callable[[Sequence[str]], object],
+    ) -> None:
+        config, self.score = self.config, ScoreQueue(self._score_all).score
+        if base is None:
+            options = PoolOptions(
+                student_topk=config.student_topk,
+                steps=lambda: self._steps > 0,
+                say=say,
+                away=away,
+            )
+            facts = self.learning.facts
+            self.serving = await PoolServing.start(servers, facts, self.score, options)
+            return
+        size = EngineSize.fit(
+            base,
+            context_tokens=config.context_tokens,
+            kv_cache_tokens=config.kv_cache_tokens,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+        self.serving = EmbeddedServing(base, size, self.score, self.aside)
+
+    async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+        folder = None if ref == BASE_REF else self._adapter(ref)
+        return await self.run(lambda: self.learning.score(folder, asks))
+
+    @contextmanager
+    def _in_words(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise OutageError(f"There is no room in {self.config.root}: {error}") from error
+            raise BackendError(f"The files in {self.config.root} failed: {error}") from error
+        except (RuntimeError, BackendError) as error:
+            if (told := device_fault(error)) is not None:
+                raise OutageError(f"The device failed: {told}") from error
+            if isinstance(error, BackendError):
+                raise
+            raise BackendError(f"torch failed: {error}") from error
+
+
+def _ranked(config: LocalConfig) -> bool:
+    """Whether processes of their own learn.
+
+    On CUDA always: after some errors of a GPU every further call of the process fails, and what
+    serves must not end with it.
+    """
+    cuda = config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
+    return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
+
+
+def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
+    """The half that learns; and the base, where this process samples from it."""
+    base, ranked = None, _ranked(config)
+    if not (ranked and config.sampler_urls):
+        if not config.sampler_urls:
+            check_version()
+        base = open_base(
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            threads=config.threads,
+            quantization=config.quantization,
+        )
+    if ranked:
+        return base, RankedLearning(config, told=say)
+    assert base is not None
+    learning = LearningCore(config, base, say=say)
+    return None if config.sampler_urls else base, learning

@@ -1,0 +1,93 @@
+"""The ranks that learn together, as the code that learns sees them: a port, and one process alone.
+
+Rule: every rank makes the same calls in the same order. A rank that fails alone says so by `agree`
+before anybody goes on to a call that it would never reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from local_gpu.learn.passes import PassBudget
+
+T = TypeVar("T")
+
+
+class OutOfStep(Exception):
+    """This rank has left a pass that the others are in. Not a ClawError: it ends the ranks."""
+
+    def __init__(self, sentence: str, *, halve: int | None) -> None:
+        """`halve`: tokens of the pass, where new ranks should compute fewer; None: no help."""
+        super().__init__(sentence)
+        self.halve = halve
+
+
+class World(Protocol):
+    """The ranks that learn together. Each call but the properties is made by all of them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def sum(self, flat: Tensor) -> None:
+        """Add up over the ranks, in place: afterwards the same bits on each."""
+        ...
+
+    def most(self, count: int) -> int:
+        """The largest of all ranks' counts."""
+        ...
+
+    def agree(self, failure: str | None) -> str | None:
+        """The first rank's failure, on every rank; None where all went well."""
+        ...
+
+    def gather(self, mine: T) -> list[T]:
+        """Small objects of all ranks, in rank order, on every rank."""
+        ...
+
+    def share(self, value: T) -> T:
+        """Rank 0's object, on every rank."""
+        ...
+
+    def leave(self) -> None: ...
+
+
+class Alone:
+    """One process. torch.distributed is not used."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, flat: Tensor) -> None:
+        pass
+
+    def most(self, count: int) -> int:
+        return count
+
+    def agree(self, failure: str | None) -> str | None:
+        return failure
+
+    def gather(self, mine: T) -> list[T]:
+        return [mine]
+
+    def share(self, value: T) -> T:
+        return value
+
+    def leave(self) -> None:
+        pass
+
+
+class Sharding(Protocol):
+    """How the frozen base is cut over the ranks, where it does not stand whole on each."""
+
+    def cut(self, module: Any) -> None:
+        """Cut the layers of a module over the base, in place."""
+        ...
+
+    def budget(self, tokens: int | None) -> PassBudget:
+        """Of passes that all ranks enter together."""
+        ...
