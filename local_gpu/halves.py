@@ -41,6 +41,8 @@ class Facts:
     """What its positions were trained for, or the setting where that is less."""
     notes: tuple[str, ...] = ()
     """What a user should know of it, in sentences."""
+    parameters: int = 0
+    """How many it has: what a token costs follows from it."""
 
 
 @dataclass(frozen=True, slots=True)

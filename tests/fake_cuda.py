@@ -63,7 +63,9 @@ def on_gpu(tensor: Tensor) -> Tensor:
 class FakeCuda(TorchFunctionMode):
     """Where it is entered, `cuda` is a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: int | None = 1 << 30) -> None:
+        """`free`: bytes of its memory; None: it does not say."""
+        self._free = free
         self.waits: list[str] = []
         """What made the host wait, in order."""
         self.unfused: list[str] = []
@@ -74,6 +76,7 @@ class FakeCuda(TorchFunctionMode):
         self._before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self._lazy_init, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None
+        self._told, torch.cuda.mem_get_info = torch.cuda.mem_get_info, self._memory
         self._below = _Below()
         self._below.__enter__()
         return super().__enter__()
@@ -82,6 +85,7 @@ class FakeCuda(TorchFunctionMode):
         super().__exit__(*error)
         self._below.__exit__(*error)
         torch.cuda._lazy_init = self._lazy_init
+        torch.cuda.mem_get_info = self._told
         torch.__future__.set_overwrite_module_params_on_conversion(self._before)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,6 +106,11 @@ class FakeCuda(TorchFunctionMode):
             return func(*args, **kwargs)
         self.waits.append("to the GPU")
         return on_gpu(func(*args, **{**kwargs, "device": CPU}))
+
+    def _memory(self, device: Any = None) -> tuple[int, int]:
+        if self._free is None:
+            raise RuntimeError("CUDA error: operation not supported")
+        return self._free, 80 << 30
 
     def _look(self, query: Tensor, key: Tensor, settings: dict[str, Any]) -> None:
         grouped = query.shape[1] != key.shape[1]

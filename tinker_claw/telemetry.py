@@ -68,7 +68,7 @@ def configure(
 
 
 class _Printer(structlog.PrintLogger):
-    """Prints what can be printed: a disk that is full of logs must not cost a user his reply."""
+    """Prints what can be printed: a disk that is full of logs must not cost a user their reply."""
 
     def msg(self, message: str) -> None:
         with suppress(OSError):

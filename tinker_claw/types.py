@@ -82,7 +82,7 @@ class SamplingParams:
     """None draws one from the operating system."""
     stop_tokens: tuple[int, ...] = ()
     student_topk: int = 0
-    """Capture the k likeliest candidates at every position while sampling (METHOD 5.3)."""
+    """Capture the k likeliest candidates at every position while sampling."""
     stop: tuple[str, ...] = ()
     """Strings before which the reply's text ends. Samplers know nothing of them: whoever reads the
     stream cuts the text, closes the stream, and calls the completion CUT."""
@@ -93,7 +93,7 @@ class SamplingParams:
     apart, or no user has asked (judge, exams)."""
 
     def unfit_because(self) -> str | None:
-        """Why a completion sampled like this is not trainable, or None (METHOD 5.8)."""
+        """Why a completion sampled like this is not trainable, or None."""
         if self.temperature != 1.0:
             return f"sampled at temperature {self.temperature:g}, not 1"
         if self.top_p != 1.0:
@@ -219,7 +219,7 @@ class LossPass:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """One optimizer step (METHOD 5.12)."""
+    """One optimizer step."""
 
     learning_rate: float
     beta1: float = 0.9

@@ -1,4 +1,4 @@
-"""The demo: a simulated user talks to the real product, and the replies become what he wants.
+"""The demo: a simulated user talks to the real product, and the replies become what they want.
 
     recipe/    how the tiny model was made: its texts, its tokenizer, its training
     model/     what came of it, with a list of hashes

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo",
         description="A simulated user corrects a tiny model through the real product, until it "
-        "replies the way he likes. Needs no GPU and no network.",
+        "replies the way they like. Needs no GPU and no network.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

@@ -1,8 +1,8 @@
-"""The simulated user: asks for help with homework, and says what he thinks of the replies.
+"""The simulated user: asks for help with homework, and says what they think of the replies.
 
-Rule: he knows the grammar's rule and his own words, and nothing of versions, samples or training.
-What he asks and how he puts it comes from the seed and the session's number; what he has to react
-to does not, because the model samples.
+Rule: they know the grammar's rule and their own words, and nothing of versions, samples or
+training. What they ask and how they put it comes from the seed and the session's number; what they
+have to react to does not, because the model samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from examples.demo.recipe.grammar import accepts, approval, correction, first_me
 IN_FLIGHT = 6
 """Sessions at a time."""
 MAX_TURNS = 8
-"""The user gives up when this many replies did not please him."""
+"""The user gives up when this many replies did not please them."""
 TERSE_SHARE = 0.3
 """Corrections that do not say what is wrong, so that no hint can be found in them."""
 
@@ -30,7 +30,7 @@ class Outcome:
 
     turns: int
     content: bool
-    """The user got a reply that he liked, and had it saved."""
+    """The user got a reply that they liked, and had it saved."""
 
 
 async def hold_session(client: Client, number: int, seed: int) -> Outcome:

@@ -16,6 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 _CHUNK_ELEMENTS = 1 << 24
 """Logits alive at once: 64 MiB in float32."""
+_LARGEST_CHUNK = 1 << 27
+"""The same on CUDA where there is room: 883 rows of 151,936, which keep any GPU busy."""
+_BYTES = 16
+"""Of a logit: as computed, in float32, and both again as gradients."""
+_SHARE = 8
+"""One part in so many of what is free: what goes backwards afterwards needs the rest."""
 
 
 class TopLogprobs(NamedTuple):
@@ -59,5 +65,22 @@ def _gather(head: nn.Module, rows: Tensor, ids: Tensor) -> Tensor:
 
 def _chunks(head: nn.Module, rows: Tensor, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     vocabulary = cast(int, head.out_features)
-    size = max(1, _CHUNK_ELEMENTS // vocabulary)
+    size = max(1, _elements(rows.device) // vocabulary)
     return list(zip(rows.split(size), ids.split(size), strict=True))
+
+
+def _elements(device: torch.device) -> int:
+    """Logits alive at once: on CUDA as many as there is memory for, a power of two between bounds.
+
+    Few rows at a time leave a GPU waiting for launches. Powers of two, so that nearly always the
+    same kernels are taken, which round in the same way.
+    """
+    if device.type != "cuda":
+        return _CHUNK_ELEMENTS
+    try:
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + kept
+    except (RuntimeError, AssertionError):  # a driver that does not say
+        return _CHUNK_ELEMENTS
+    fitting = max(1, free // _SHARE // _BYTES)
+    return min(_LARGEST_CHUNK, max(_CHUNK_ELEMENTS, 1 << (fitting.bit_length() - 1)))

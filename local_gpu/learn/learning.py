@@ -33,6 +33,7 @@ from local_gpu.model.files import (
     write_adapter,
     write_state,
 )
+from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.tree.choice import Heads, Setting, choose
@@ -89,7 +90,10 @@ class LearningCore:
         self._shape = LoraShape(config.rank, config.alpha)
         """Of the policy, and of every model over a base that is cut."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes)
+        count = sum(p.numel() for p in base.module.parameters())
+        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
+        if base.device.type == "cuda":
+            fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
         tokens = config.micro_batch_tokens
         self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
@@ -151,8 +155,13 @@ class LearningCore:
         learner = self._model(model)
 
         def write() -> None:
+            weights = learner.adapter()
+            if model == POLICY:
+                # In the base's format, to which whoever serves or scores with it would round it:
+                # half the bytes to write and to load. States, which are learned from, keep float32.
+                weights = {name: w.to(self._base.dtype) for name, w in weights.items()}
             with new_folder(folder) as draft:
-                write_adapter(draft, self._base, learner.shape, learner.adapter())
+                write_adapter(draft, self._base, learner.shape, weights)
 
         self._first_rank(write)
         if model == POLICY:

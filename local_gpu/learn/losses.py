@@ -134,7 +134,7 @@ def _record(loss: str, datum: Datum) -> LossRecord:
 
 CLIP_LOW: Final = 0.8
 CLIP_HIGH: Final = 1.28
-"""Absolute bounds on the ratio (METHOD 5.4)."""
+"""Absolute bounds on the ratio."""
 
 GSPO_LOW: Final = 1 - 3e-4
 GSPO_HIGH: Final = 1 + 4e-4

@@ -20,7 +20,7 @@ from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
 from local_gpu.learn.passes import Body, PassBudget
 from local_gpu.learn.world import World
-from local_gpu.tree.cuts import cut
+from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import BackendError, ClawError, SamplerError
 from tinker_claw.types import TokenLogprobs
 
@@ -42,7 +42,8 @@ class Scorer:
         """
         sequences = [torch.tensor(ask.tokens[:-1]) for ask in asks]
         tokens = self._body.tokens_at_once(self._budget.tokens)
-        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
+        even = even_keys(module.config)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
         failure: Exception | None = None
         mine: dict[int, TokenLogprobs] = {}
 

@@ -22,7 +22,7 @@ from local_gpu.learn.passes import Body, PassBudget
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from local_gpu.tree.cuts import cut
+from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
@@ -76,6 +76,7 @@ class LoraOptimizer:
         """
         self._base = base
         self._context_tokens = context_tokens
+        self._checkpointing = checkpointing
         self._body = body
         self._world = world or Alone()
         self.shape = shape
@@ -185,7 +186,8 @@ class LoraOptimizer:
         """Compute this rank's part of the jobs; the results of all ranks, in order."""
         sequences = [job.record.inputs for job in jobs]
         tokens = self._body.tokens_at_once(self.budget.tokens)
-        parts = cut(sequences, ranks=self._world.size, tokens=tokens)
+        even = even_keys(self._base.module.config, learns=learn, checkpointing=self._checkpointing)
+        parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
         failure: Exception | None = None
         mine: dict[int, Scored] = {}
         try:

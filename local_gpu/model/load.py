@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
     StrictDataclassError,
 )
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from local_gpu.config import Dtype
@@ -230,11 +230,25 @@ def _check_values(module: Any, source: str) -> None:
         head = module.get_output_embeddings()(hidden)
     if not bool(logits.isfinite().all()):
         raise ModelFileError(f"The model in {source!r} answers NaN: its weights are corrupt.")
-    if not torch.allclose(logits, head):
+    if not same_but_for_rounding(logits, head):
         raise ConfigError(
             f"The model in {source!r} transforms its logits after the head, which the local "
             "backend does not compute. Use a model such as Qwen3."
         )
+
+
+def same_but_for_rounding(got: Tensor, right: Tensor) -> bool:
+    """Whether two tensors are the same matrix product, rounded to their format in two ways.
+
+    A kernel may add up in another order, which moves single values by the format's epsilon, to
+    either side. What is done on purpose moves all of them to one side, if by little: a soft cap at
+    30 makes logits of 3 smaller by 3e-3, where bfloat16 rounds by as much.
+    """
+    eps = torch.finfo(got.dtype).eps
+    got, right = got.double(), right.double()
+    distance = (got - right).norm() / right.norm().clamp_min(1e-30)
+    slope = (got * right).sum() / right.square().sum().clamp_min(1e-30) - 1
+    return float(distance) <= max(4 * eps, 1e-5) and abs(float(slope)) <= max(eps / 32, 1e-5)
 
 
 def _fingerprint(module: nn.Module) -> str:

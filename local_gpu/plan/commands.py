@@ -14,7 +14,7 @@ from typing import Final
 
 from local_gpu.plan.fits import JUDGE_CONTEXT, MAX_ADAPTERS
 from local_gpu.plan.layout import Gpu, names
-from local_gpu.plan.memory import room_for
+from local_gpu.plan.memory import JUDGE_BATCH, SAMPLER_BATCH, Batch, room_for
 from local_gpu.sample.supervisor import Launch, free_ports
 
 BASE: Final = "base"
@@ -37,6 +37,8 @@ class Servings:
     memory: float
     """Share of each GPU."""
     quantization: str | None
+    streams: int
+    """Sequences that each computes at once."""
     logprobs: int
     """The most candidates per token that are asked for."""
     logs: Path
@@ -54,6 +56,7 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
         "--enable-prompt-tokens-details",
         *(("--quantization", what.quantization) if what.quantization else ()),
     )
+    batch = Batch(SAMPLER_BATCH.tokens, what.streams)
     ports = free_ports(len(groups))
     return [
         _launch(
@@ -63,7 +66,7 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
             BASE,
             what.model,
             (gpus, group),
-            (*_common(what.context_tokens, what.memory, len(group)), *adapters),
+            (*_common(what.context_tokens, what.memory, len(group), batch), *adapters),
             what.logs / f"sampler-{number}.log",
         )
         for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
@@ -83,18 +86,20 @@ def judge(
 ) -> Launch:
     """One server over all of the judge's GPUs."""
     context = min(context_tokens, JUDGE_CONTEXT)
-    flags = _common(context, memory, len(chosen))
+    flags = _common(context, memory, len(chosen), JUDGE_BATCH)
     (port,) = free_ports(1)
     return _launch(vllm, port, "judge", name, model, (gpus, chosen), flags, logs / "judge.log")
 
 
-def _common(context_tokens: int, memory: float, size: int) -> tuple[str, ...]:
+def _common(context_tokens: int, memory: float, size: int, batch: Batch) -> tuple[str, ...]:
     return (
         *("--generation-config", "vllm"),  # the folder's would change how it samples
         "--enable-prefix-caching",
         "--disable-uvicorn-access-log",  # a line for each request would fill the disk
         *("--dtype", "bfloat16"),
         *("--max-model-len", str(context_tokens)),
+        *("--max-num-batched-tokens", str(batch.tokens)),
+        *("--max-num-seqs", str(batch.sequences)),
         *("--gpu-memory-utilization", str(memory)),
         *("--tensor-parallel-size", str(size)),
     )

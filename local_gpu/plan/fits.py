@@ -18,6 +18,8 @@ from local_gpu.plan.memory import (
     EMBEDDED_RESERVE,
     EMBEDDED_VERSIONS,
     GIB,
+    JUDGE_BATCH,
+    SAMPLER_BATCH,
     SAMPLER_MOST,
     MemoryPart,
     ModelSize,
@@ -40,6 +42,9 @@ _MOST_TOKENS: Final = 131_072
 """Of one pass: more at once is not faster."""
 _LONG: Final = 32_768
 _UNUSED: Final = 0.03
+_STREAM_TOKENS: Final = 4096
+"""Of KV cache that a stream of an agent has to itself, behind what it shares with others."""
+_FEWEST_STREAMS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,8 @@ class Fit:
     shard: bool
     sampler_memory: float | None
     """MemoryShare of a GPU for each sampler server; None: none is started."""
+    streams: int
+    """Sequences that each sampler server computes at once."""
     judge_memory: float | None
     longest: int
     """Context that would fit."""
@@ -113,10 +120,10 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     each = token_bytes(demand.model, checkpointing=True)
     if layout.shared:
         learns.verb = "learns and samples"
-        tokens, memory, longest = _together(learns, demand, each)
+        tokens, memory, cached, longest = _together(learns, demand, each)
     else:
         tokens, longest = _alone(learns, demand, each)
-        memory = None
+        memory, cached = None, 0
         if layout.serve:
             sampling = [gpu for group in layout.serve for gpu in group]
             samples = _Side(sampling, "sample", gpus)
@@ -134,6 +141,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
         micro_batch_tokens=max(1, tokens),
         shard=shard,
         sampler_memory=memory,
+        streams=streams(cached),
         judge_memory=judge_memory,
         longest=max(0, longest),
     )
@@ -228,8 +236,18 @@ def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
     return memory, tokens
 
 
-def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int]:
-    """Tokens of a pass, the sampler's share and the longest context, on one GPU for both.
+def streams(cached: int) -> int:
+    """How many sequences a server with so many tokens of KV cache computes at once.
+
+    More than fit are started, evicted and computed anew by vLLM; fewer leave the GPU idle. As a
+    multiple of 8, which CUDA graphs are made for.
+    """
+    fitting = cached // _STREAM_TOKENS // 8 * 8
+    return max(_FEWEST_STREAMS, min(SAMPLER_BATCH.sequences, fitting))
+
+
+def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int, int]:
+    """On one GPU for both: tokens of a pass, the sampler's share and cache, the longest context.
 
     What is left is halved; but each must hold one whole sequence, if there is room for both.
     """
@@ -249,11 +267,13 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
         side.lacks(_too_few("the sampler's cache", cached, context))
     elif tokens < context:
         side.lacks(_too_few("a pass", tokens, context))
-    return tokens, memory, longest
+    return tokens, memory, cached, longest
 
 
 def _judges(side: _Side, judge: ModelSize, size: int) -> float:
-    side.parts += sampler_parts(judge, tensor_parallel=size, quantization=None, rank=0, adapters=0)
+    side.parts += sampler_parts(
+        judge, JUDGE_BATCH, tensor_parallel=size, quantization=None, rank=0, adapters=0
+    )
     gpu = side.gpu
     memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
     each = judge.kv_bytes / size
@@ -267,6 +287,7 @@ def _judges(side: _Side, judge: ModelSize, size: int) -> float:
 def _sampler(demand: Demand, size: int) -> list[MemoryPart]:
     return sampler_parts(
         demand.model,
+        SAMPLER_BATCH,
         tensor_parallel=size,
         quantization=demand.sampler_quantization,
         rank=demand.rank,

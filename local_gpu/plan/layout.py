@@ -125,7 +125,7 @@ def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
 
 # Which GPU learns, which samples, which judges.
 #
-# Rule: pure. GPUs are counted from 0 among those that the user lets us see; what his
+# Rule: pure. GPUs are counted from 0 among those that the user lets us see; what their
 # CUDA_VISIBLE_DEVICES calls them is `gpus.Visible`'s affair.
 
 

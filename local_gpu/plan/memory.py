@@ -116,8 +116,10 @@ _TRAINER_RESERVE: Final = 1.5 * GIB
 """CUDA's context, its libraries and their workspaces."""
 _SPARE: Final = 0.04
 """Of a GPU: fragments, and what its driver keeps."""
-_SAMPLER_RESERVE: Final = 3 * GIB
-"""A vLLM server's context, CUDA graphs, and the activations of its largest batch."""
+_SAMPLER_RESERVE: Final = 2.5 * GIB
+"""A vLLM server's context and its CUDA graphs."""
+_LOGITS: Final = 16
+"""Bytes of a logit while a server draws: as computed, in float32, as logprobs, and a copy."""
 SAMPLER_MOST: Final = 0.9
 """Share of a GPU that a sampler takes where it is alone."""
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -126,6 +128,24 @@ EMBEDDED_RESERVE: Final = 1.5 * GIB
 """The context and the workspaces of CUDA in the process of the embedded sampler."""
 EMBEDDED_VERSIONS: Final = 3
 """Versions that may be live at once in the embedded sampler: base, present and last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The most that a server computes in one step of its engine."""
+
+    tokens: int
+    """Of prompts and replies together: what is longer is computed in pieces, and between two of
+    them every stream gets its next token."""
+    sequences: int
+    """Of which a token is drawn."""
+
+
+SAMPLER_BATCH: Final = Batch(2048, 128)
+"""Of a server that agents wait for. With vLLM's defaults a prompt of 8k tokens is computed at
+once, and stands in the way of every stream meanwhile. How many sequences: see `fits.streams`."""
+JUDGE_BATCH: Final = Batch(8192, 64)
+"""Nobody reads along while a judge writes: what counts is how soon all is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +214,25 @@ def room_for(rank: int) -> int:
     return next((known for known in _RANKS if known >= rank), rank)
 
 
+def batch_bytes(model: ModelSize, batch: Batch) -> int:
+    """What one step of a server's engine takes while it runs.
+
+    Of a token 2 h (residual and norm), 2 q and 2 k (projected, attended) and 3 f (gate, up, their
+    product) in bfloat16; of a sequence its logits.
+    """
+    h, q, k, f = model.hidden, model.queries, model.keys, model.feed_forward
+    token = 2 * (2 * h + 2 * q + 2 * k + 3 * f)
+    return batch.tokens * token + batch.sequences * model.vocabulary * _LOGITS
+
+
 def sampler_parts(
-    model: ModelSize, *, tensor_parallel: int, quantization: str | None, rank: int, adapters: int
+    model: ModelSize,
+    batch: Batch,
+    *,
+    tensor_parallel: int,
+    quantization: str | None,
+    rank: int,
+    adapters: int,
 ) -> list[MemoryPart]:
     """What a sampler takes before its KV cache; no adapters: rank and adapters 0."""
     held = weights_bytes(model, quantization) / tensor_parallel
@@ -203,7 +240,8 @@ def sampler_parts(
     if adapters:
         slots = model.lora * room_for(rank) * 2 * adapters
         parts.append(MemoryPart(f"{adapters} adapters of rank {room_for(rank)}", slots))
-    return [*parts, MemoryPart("CUDA graphs and batches", _SAMPLER_RESERVE)]
+    running = _SAMPLER_RESERVE + batch_bytes(model, batch)
+    return [*parts, MemoryPart("CUDA graphs and batches", running)]
 
 
 def total_of(parts: Sequence[MemoryPart]) -> float:

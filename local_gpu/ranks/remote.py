@@ -4,7 +4,8 @@ Rule: a rank that dies or hangs is a BackendError, and all are ended; if its dev
 OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
 about may be no model that went with the old ones, until its state is read. After a step that
 failed, for whatever reason, the state before it is read by new processes: what the failure has left
-in the old ones is not trusted.
+in the old ones is not trusted. Ranks hang that say nothing for many times as long as what they were
+told to compute may take (`deadline_s`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import POLICY, Facts, ScoreAsk
@@ -35,7 +38,7 @@ from local_gpu.ranks.messages import (
 )
 from local_gpu.ranks.torchrun import Ranks
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
-from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
@@ -45,6 +48,18 @@ _NOT_OURS: Final = (
     *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
     "--max-restarts",  # new ranks would wait for what was said to the old ones
 )
+_FLOOR_S: Final = 600.0
+"""Of every command: for files, for kernels that are compiled, and for a machine that is busy."""
+_APART_S: Final = 3600.0
+"""Ranks differ by less within one command; only those of other machines ever wait for so long."""
+_OPERATIONS: Final = 8
+"""Per parameter and token: 2 forward, 2 once more where activations are not kept, 2 backward (the
+base is frozen and has no gradient of its own), and 2 to spare for adapters and the head."""
+_EVEN_KEYS: Final = 12_000
+"""A token that sees so many costs twice as much; today's models have more (`cuts.even_keys`)."""
+_SLOWEST: Final = {"cuda": 1e13, "cpu": 5e9}
+"""Operations per second, below which a device counts as standing still: a hundredth of what an H100
+is sold with, and a tenth of what one core does. Prefixes that are shared make it more generous."""
 _MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
 """Commands after which a model is there, whatever was before."""
 
@@ -56,7 +71,7 @@ class RankedLearning:
         self,
         config: LocalConfig,
         *,
-        command_s: float = 3600.0,
+        floor_s: float = _FLOOR_S,
         start_s: float = 1800.0,
         module: str = "local_gpu.ranks",
         told: Callable[[str], None] | None = None,
@@ -65,7 +80,7 @@ class RankedLearning:
 
         Args:
             config: what every rank is told; `ranks`, `train_gpus` and `torchrun` say which.
-            command_s: longer than any command may take; ranks that are silent for it are ended.
+            floor_s: what every command has besides the time for its tokens; see `deadline_s`.
             start_s: longer than starting them, on every machine, and loading the model may take.
             module: what each rank runs.
             told: hears what is being waited for.
@@ -76,7 +91,7 @@ class RankedLearning:
         """
         self._config = config = _placed(config)
         _check(config)
-        self._command_s = command_s
+        self._floor_s = floor_s
         self._start_s = start_s
         self._module = module
         self._told = told
@@ -166,7 +181,7 @@ class RankedLearning:
                 if self._closed:  # meanwhile
                     self._end()
                     raise BackendError("The trainer is closed.")
-            answer = self._ask(Command(name, arguments), self._command_s, name)
+            answer = self._ask(Command(name, arguments), self._deadline_s(arguments), name)
             assert isinstance(answer, RankAnswer)
             if model is not None and name in _MAKES:
                 self._models.add(model)
@@ -205,7 +220,7 @@ class RankedLearning:
         try:
             # Those of other machines hear it over the network.
             secret = replace(config, sampler_api_key=None)
-            start = Start(secret, self._command_s)
+            start = Start(secret, _APART_S)
             ready = self._ask(start, self._start_s, "loading the base model")
         except BaseException:
             self._end()
@@ -217,7 +232,7 @@ class RankedLearning:
         """Send it and wait for what comes back."""
         ranks = self._ranks
         assert ranks is not None
-        reason = f"The ranks were silent for {seconds:g} s ({name})"
+        reason = f"The ranks were silent for {seconds:.0f} s ({name})"
         until = time.monotonic() + seconds
         try:
             ranks.link.send_bytes(encode(what))
@@ -241,6 +256,14 @@ class RankedLearning:
             raise kind(f"{reason}{self._last_words(ranks)} See {self._log}.")
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
+    def _deadline_s(self, arguments: Sequence[Any]) -> float:
+        """For a command, by the sequences that it is to compute."""
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        device = auto if self._config.device == "auto" else self._config.device.partition(":")[0]
+        return self._floor_s + deadline_s(
+            list(_lengths(arguments)), self.facts.parameters, self._config.ranks, device
+        )
+
     def _last_words(self, ranks: Ranks) -> str:
         """Wait for them, end them all, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
@@ -257,6 +280,31 @@ class RankedLearning:
     @property
     def _log(self) -> Path:
         return self._config.root / "logs" / "ranks.log"
+
+
+def deadline_s(lengths: Sequence[int], parameters: int, ranks: int, device: str) -> float:
+    """Seconds after which ranks that still compute sequences of such lengths are taken to hang.
+
+    A sequence of n tokens counts n (1 + n / 12,000) 8 parameters operations, as if it shared no
+    prefix. The ranks have equal parts, but none has less than one whole sequence; and each does
+    at least 10^13 operations a second on CUDA, 5 * 10^9 elsewhere.
+    """
+    work = [n * (1 + n / _EVEN_KEYS) * _OPERATIONS * parameters for n in lengths]
+    longest = max(sum(work) / ranks, max(work, default=0.0))
+    return longest / _SLOWEST.get(device, _SLOWEST["cpu"])
+
+
+def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
+    """Of the sequences among the arguments of a command."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _lengths(argument)
+        elif isinstance(argument, LossPass):
+            yield from _lengths(tuple(argument.datums))
+        elif isinstance(argument, RecordPass):
+            yield from (len(record.inputs) for record in argument.records)
+        elif isinstance(argument, Datum | ScoreAsk):
+            yield len(argument.tokens)
 
 
 def _placed(config: LocalConfig) -> LocalConfig:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from local_gpu.sample.server import Busy, InferenceServer
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.types import SamplingParams
+
+T = TypeVar("T")
 
 _LOOK_S: Final = 0.5
 _TOKEN_S: Final = 0.001
@@ -118,25 +120,38 @@ async def hangs(server: InferenceServer, *, quiet_s: float, still_s: float) -> b
         quiet_s: so long it may say nothing without being asked.
         still_s: so long it may take over one token, besides what it computes.
     """
-    pulse = server.pulse
-    if not await pulse.silent(quiet_s):
+    if not await server.pulse.silent(quiet_s):
         return False
-    before = await _progress(server)
+    return await stands_still(server.pulse, lambda: ping(server), server.progress, still_s)
+
+
+async def stands_still(
+    pulse: Pulse,
+    ask: Callable[[], Awaitable[object]],
+    progress: Callable[[], Awaitable[str]],
+    still_s: float,
+) -> bool:
+    """Whether a question for one token is not answered, and the engine does nothing else.
+
+    It does not while nobody listens: then it has ended, or is starting.
+
+    Args:
+        pulse: of the connections by which it is asked.
+        ask: for one token.
+        progress: what changes with each step of its engine; "" where it does not tell.
+        still_s: so long it may take over one token, besides what it computes.
+    """
+    before = await _answered(progress)
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(_ping(server))
+        asked = group.create_task(_answered(ask))
         silent = await pulse.silent(pulse.patience_s(still_s, tells=before != ""))
         asked.cancel()
-    return silent and await _progress(server) in (None, before)
+    return silent and await _answered(progress) in (None, before)
 
 
-async def _ping(server: InferenceServer) -> None:
-    with suppress(BackendError, RequestError):  # whoever waits for the server learns of it, too
-        await ping(server)
-
-
-async def _progress(server: InferenceServer) -> str | None:
-    """None: not even that is answered."""
+async def _answered(ask: Callable[[], Awaitable[T]]) -> T | None:
+    """None: it is not; whoever waits for the server learns of it, too."""
     try:
-        return await server.progress()
+        return await ask()
     except (BackendError, RequestError):
         return None

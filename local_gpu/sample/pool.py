@@ -146,6 +146,8 @@ class Member:
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
+        self.turn = asyncio.Semaphore()
+        """To load an adapter, while its engine computes for nobody; of the whole pool."""
         self.changed: Callable[[], None] = _nobody_listens
         """Called when it leaves the rotation or comes back."""
 
@@ -221,7 +223,8 @@ class Member:
                 return
             await ping(self.server)  # one that hangs is found out sooner than by a load
             self.held.add(name)  # before: nobody knows what a call that is broken off has done
-            await self.server.load(name, adapter.folder)
+            async with self.turn:
+                await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.warm_s):
                     await self._warm(name, warm)
@@ -343,6 +346,8 @@ _LEAVE_S: Final = 5.0
 """For unloading, when the pool is closed."""
 _FEEL_S: Final = 0.5
 """Between looks whether a server hangs."""
+_LOADING: Final = 4
+"""One server in so many loads at a time, and at least one: the streams of the others go on."""
 _NONE: Final[Mapping[Member, str]] = {}
 
 
@@ -371,8 +376,9 @@ class Pool:
         self.hot = HotPrefixes()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
         self._pulses = [Watch(f"pulse {m.url}", lambda m=m: self._feel(m)) for m in members]
+        turn = asyncio.Semaphore(max(1, len(members) // _LOADING))
         for member in members:
-            member.changed = self._tell
+            member.changed, member.turn = self._tell, turn
             self._wake(member)
             self._pulses[member.number].wake()
         self._tell()

@@ -1,6 +1,9 @@
-"""What a server on this machine answers to whoever started it: no event loop, and a time limit.
+"""Inference servers that are started here, each in a process group and an environment of its own.
 
-Rule: an answer is told apart from none, and nothing is said about why there is none.
+Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
+it hangs; one that ends before is an error with the last lines of its log. None outlives this
+process, whatever kills it (see `child`). Whether it is up is asked without an event loop, and with
+a time limit.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from local_gpu.sample import child
+from local_gpu.sample.hang import stands_still
+from local_gpu.sample.http import Deadlines, HttpClient
+from local_gpu.sample.vllm import progress_of
 from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
@@ -34,58 +40,42 @@ def ask_health(port: int) -> int | None:
     return _status(port, "GET", "/health", None, _ANSWER_S)
 
 
-def hangs(port: int, model: str, within_s: float) -> bool:
-    """Whether it takes so long over one token, and its engine does nothing else meanwhile.
-
-    It does not hang while nobody listens: it has ended, or is starting.
-    """
-    began, before = time.monotonic(), _progress(port)
-    status = ask_for_one_token(port, model, within_s)
-    in_time = time.monotonic() - began < within_s
-    return status is None and not in_time and _progress(port) in (None, before)
-
-
-def _progress(port: int) -> list[bytes] | None:
-    """What changes with each step of its engine. None: there is no answer."""
-    answer = _answer(port, "GET", "/metrics", None, _ANSWER_S)
-    lines = answer[1].splitlines() if answer else None
-    return None if lines is None else [line for line in lines if line.startswith(b"vllm:")]
+async def hangs(port: int, model: str, within_s: float) -> bool:
+    """Whether it takes so long over one token, and its engine does nothing else meanwhile."""
+    link = HttpClient(f"http://{HOST}:{port}", Deadlines(), None)
+    try:
+        return await stands_still(
+            link.pulse,
+            lambda: link.ask("/v1/completions", _one_token(model), seconds=2 * within_s),
+            lambda: progress_of(link),
+            within_s,
+        )
+    finally:
+        await link.aclose()
 
 
 def ask_for_one_token(port: int, model: str, within_s: float) -> int | None:
-    body = {"model": model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
-    return _status(port, "POST", "/v1/completions", body, within_s)
+    return _status(port, "POST", "/v1/completions", _one_token(model), within_s)
+
+
+def _one_token(model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
 
 
 def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:
     """The HTTP status of a request; None where nobody answers."""
-    answer = _answer(port, method, path, body, within_s)
-    return answer[0] if answer else None
-
-
-def _answer(
-    port: int, method: str, path: str, body: Any, within_s: float
-) -> tuple[int, bytes] | None:
-    """Status and body of an answer; None where there is none."""
     connection = http.client.HTTPConnection(HOST, port, timeout=within_s)
     try:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         content = json.dumps(body) if body is not None else None
         connection.request(method, path, content, headers)
         response = connection.getresponse()
-        return response.status, response.read()
+        response.read()
+        return response.status
     except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-
-
-# Inference servers that are started here, each in a process group and an environment of its own.
-#
-# Rule: a server that was ready once is started again on its port whenever it ends, and is ended
-# when
-# it hangs; one that ends before is an error with the last lines of its log. None outlives this
-# process, whatever kills it (see `child`).
 
 
 Tell = Callable[[str], None]
@@ -244,7 +234,7 @@ class _Kept:
                 return process.wait(_ASK_S)
             if not self.ready:
                 continue
-            if hangs(self.launch.port, self.launch.model, within_s):
+            if asyncio.run(hangs(self.launch.port, self.launch.model, within_s)):
                 self._tell(f"{self.launch.name} hangs for {within_s:.0f} s, and is ended")
                 self._close_pipe()
                 return process.wait()

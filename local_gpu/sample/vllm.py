@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_gpu.sample.dialect import HttpServer, StreamPiece, absolute, seed_of
-from local_gpu.sample.http import HttpAnswer, Refusal
+from local_gpu.sample.http import HttpAnswer, HttpClient, Refusal
 from local_gpu.sample.server import ServerInfo
 from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, Tokens
@@ -38,9 +38,7 @@ class VllmServer(HttpServer):
     """Implements `Server` over vLLM's HTTP routes."""
 
     async def progress(self) -> str:
-        # Its counters move with each step of the engine, also one that computes part of a prompt.
-        answer = await self._link.ask("/metrics", seconds=_METRICS_S)
-        return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
+        return await progress_of(self._link)
 
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": absolute(folder)}
@@ -94,6 +92,12 @@ class VllmServer(HttpServer):
 
     def _means_not_loaded(self, refusal: Refusal) -> bool:
         return refusal.answer.status == HTTPStatus.NOT_FOUND
+
+
+async def progress_of(link: HttpClient) -> str:
+    """Counters that move with each step of the engine, also one that computes part of a prompt."""
+    answer = await link.ask("/metrics", seconds=_METRICS_S)
+    return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from local_gpu.tree.fused import FlexKernel, VarlenKernel
-from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
+from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tinker_claw.errors import ClawError, ConfigError
 
-Setting = Literal["auto", "sdpa", "merged", "flex", "varlen"]
+Setting = Literal["auto", "sdpa", "merged", "flex", "varlen", "fa3"]
 
 _SLACK = 4.0
 """How many times PyTorch's own rounding error in the same number format a kernel may have."""
@@ -117,7 +117,8 @@ def choose(
     if setting == "sdpa":
         return SdpaKernel()
     if kernels is None:
-        kernels = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel())
+        # The last takes the place of PyTorch's own in all the others.
+        kernels = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
     try:
         if setting == "auto":
             return _fastest(kernels, device, dtype, heads, say)
@@ -148,13 +149,15 @@ def _fastest(
             try:
                 taken.append((timed.seconds(kernel, dtype), kernel))
                 continue
-            except _failures() as error:
-                problem = _sentence(error)
+            except kernel_failures() as error:
+                problem = sentence_of(error)
         problems.append(f"Attention by {kernel.name} is left out: {problem}")
         say(problems[-1])
     if not taken:
         raise ConfigError(f"No attention kernel works on {device}. {' '.join(problems)}")
     taken.sort(key=lambda each: each[0])
+    if taken[0][1].name != Fa3Kernel.name:
+        Fa3Kernel.release()
     times = ", ".join(f"{kernel.name} {1000 * seconds:.2f} ms" for seconds, kernel in taken)
     say(f"Attention is by {taken[0][1].name}; a layer took, forward and backward: {times}.")
     return taken[0][1]
@@ -163,9 +166,9 @@ def _fastest(
 def _judge(device: torch.device, dtype: torch.dtype, heads: Heads) -> _Judge:
     try:
         return _Judge(device, dtype, heads)
-    except _failures() as error:
+    except kernel_failures() as error:
         raise ConfigError(
-            f"No attention can be computed on {device}: {_sentence(error)}"
+            f"No attention can be computed on {device}: {sentence_of(error)}"
         ) from error
 
 
@@ -185,23 +188,23 @@ class _Judge:
         own = self._trial.run(SdpaKernel(), dtype)
         floor = 64 * torch.finfo(torch.float32).eps
         self._limits = [
-            _SLACK * _distance(a, b) + floor for a, b in zip(own, self._truth, strict=True)
+            _SLACK * distance(a, b) + floor for a, b in zip(own, self._truth, strict=True)
         ]
 
     def problem(self, kernel: Kernel) -> str | None:
         """Why a kernel cannot be used, as a sentence; None: it can."""
         try:
             found = self._trial.run(kernel, self._dtype)
-        except _failures() as error:
-            return _sentence(error)
+        except kernel_failures() as error:
+            return sentence_of(error)
         names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
         for name, got, right, limit in zip(names, found, self._truth, self._limits, strict=True):
-            if not (far := _distance(got, right)) <= limit:
+            if not (far := distance(got, right)) <= limit:
                 return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
         return None
 
 
-def _distance(got: Tensor, right: Tensor) -> float:
+def distance(got: Tensor, right: Tensor) -> float:
     """Of the worst row: |got - right| over |right| and the usual |right|, as vectors. NaN: NaN."""
     right = right.double()
     lengths = right.norm(dim=-1)
@@ -211,7 +214,7 @@ def _distance(got: Tensor, right: Tensor) -> float:
     return worst if math.isfinite(worst) else math.nan
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def kernel_failures() -> tuple[type[Exception], ...]:
     """What a kernel that is not for this machine raises: from PyTorch, compilers or Triton."""
     known = (
         ClawError,
@@ -232,6 +235,6 @@ def _failures() -> tuple[type[Exception], ...]:
     return (*known, TritonError)  # pyright: ignore
 
 
-def _sentence(error: Exception) -> str:
+def sentence_of(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no reason given"]
     return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}."

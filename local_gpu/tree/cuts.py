@@ -8,20 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from local_gpu.tree.prefix_tree import Ids, in_order, shared
 
-_ATTENTION_TOKENS = 40_000
-"""Keys at which attention costs a token as much as all the rest does (8B shapes, arithmetic)."""
-
 Batches = list[list[int]]
 """Passes of one rank: indices of sequences, neighbours in prefix order."""
 
 
-def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int) -> list[Batches]:
+def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False) -> float:
+    """Keys at which attention costs a token as much as all matrix products of the body do.
+
+    In operations, of a layer with matrices of `linear` elements and heads of together `queries`:
+    a token takes 2 linear forward and again backward (the base has no gradient of its own), and a
+    key that it sees 4 queries forward (scores, sum) and 10 backward (scores again, four products).
+    Checkpointing computes both forward parts twice. Adapters are left out: a few per cent.
+
+    Args:
+        config: of a transformers causal LM.
+        learns: with a backward pass.
+    """
+    text = config.get_text_config()
+    hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
+    width = int(getattr(text, "head_dim", None) or hidden // heads)
+    queries, keys = heads * width, int(getattr(text, "num_key_value_heads", None) or heads) * width
+    # Of a mixture the experts that one token goes through.
+    experts = int(getattr(text, "num_experts_per_tok", None) or 1)
+    moe = getattr(text, "moe_intermediate_size", None)
+    inner = experts * int(moe) if moe else int(getattr(text, "intermediate_size", 4 * hidden))
+    linear = hidden * (2 * queries + 2 * keys + 3 * inner)
+    kinds: Sequence[str] = getattr(text, "layer_types", None) or ["full_attention"]
+    attending = sum(kind != "linear_attention" for kind in kinds) / len(kinds)
+    times = (2 if checkpointing else 1) if learns else 1
+    of_token = 2 * linear * (times + learns)
+    of_key = queries * (4 * times + 10 * learns)
+    return of_token / of_key / max(attending, 1e-9)
+
+
+def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) -> list[Batches]:
     """Cut sequences into passes, per rank.
 
     Neighbours in lexicographic order share the longest prefixes, so every rank and every pass gets
@@ -31,24 +58,23 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int) -> list[Batches
         sequences: each (n_i,) int64 on the CPU.
         ranks: how many share the work.
         tokens: most distinct tokens of one pass; a longer sequence is a pass of its own.
+        even: see `even_keys`.
     """
     ids = [s.numpy().astype(np.int32) for s in sequences]
     order = in_order(ids)
     common = [0] + [shared(ids[a], ids[b]) for a, b in pairwise(order)]
-    runs = _balanced([_work(ids[i], 0) for i in order], _further(ids, order, common), ranks)
+    alone = [_work(ids[i], 0, even) for i in order]
+    # ... and when its neighbour before it is in the same pass.
+    further = [_work(ids[i], known, even) for i, known in zip(order, common, strict=True)]
+    runs = _balanced(alone, further, ranks)
     parts = [_passes(ids, order, common, first, last, tokens) for first, last in runs]
     return parts + [[] for _ in range(ranks - len(parts))]
 
 
-def _work(sequence: Ids, known: int) -> float:
+def _work(sequence: Ids, known: int, even: float) -> float:
     """Of its tokens behind the first `known`, in tokens at position 0."""
     n = len(sequence)
-    return (n - known) * (1 + (n + known) / 2 / _ATTENTION_TOKENS)
-
-
-def _further(ids: Sequence[Ids], order: Sequence[int], common: Sequence[int]) -> list[float]:
-    """Work of each in the order when its neighbour before it is in the same pass."""
-    return [_work(ids[i], known) for i, known in zip(order, common, strict=True)]
+    return (n - known) * (1 + (n + known) / 2 / even)
 
 
 def _balanced(

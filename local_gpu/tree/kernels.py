@@ -197,6 +197,32 @@ class MergedKernel:
         return over_tree
 
 
+class Fa3Kernel(MergedKernel):
+    """The same over FlashAttention 3, where its package is installed and PyTorch can take it.
+
+    PyTorch then has it for all of the process: `release` gives its own kernel back.
+    """
+
+    name = "fa3"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        """Raises ImportError or RuntimeError where there is none, or no GPU for it."""
+        if device.type != "cuda":
+            raise RuntimeError("FlashAttention 3 is for CUDA")
+        if nn.attention.current_flash_attention_impl() != _FA3:
+            nn.attention.activate_flash_attention_impl(_FA3)
+        return super().prepare(tree, device)
+
+    @staticmethod
+    def release() -> None:
+        """Nothing, where it was never taken."""
+        if nn.attention.current_flash_attention_impl() == _FA3:
+            nn.attention.restore_flash_attention_impl()
+
+
+_FA3 = "FA3"
+
+
 def pieces_of(tree: PrefixTree) -> list[AttentionPiece]:
     """Every query row meets every key row that it sees, once; its own segment comes first."""
     own = [slice(s.first, s.last) for s in tree.segments]

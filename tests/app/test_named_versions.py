@@ -205,7 +205,7 @@ def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
     """Which shares nothing, so that two would take twice the memory."""
     body = Body(SdpaKernel(), torch.device("cpu"), packs=False)
     sequences = [torch.tensor(datum.tokens) for datum in datums()]
-    (passes,) = cut(sequences, ranks=1, tokens=body.tokens_at_once(65_536))
+    (passes,) = cut(sequences, ranks=1, tokens=body.tokens_at_once(65_536), even=16_000)
     assert sorted(passes) == [[0], [1], [2], [3]]
 
 

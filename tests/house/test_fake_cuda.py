@@ -31,10 +31,11 @@ from local_gpu.model.load import keep_memory_whole, load_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.model.template_check import obstacle
 from local_gpu.sample.drawing import Recipe, draw
-from local_gpu.tree.choice import Heads, choose
+from local_gpu.tree.choice import Heads, Trial, choose
 from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
-from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel, attend
+from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
+from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, LossPass, SamplingParams, StepReport, TokenLogprobs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,10 +71,14 @@ def core(base: BaseModel, folder: Path, **settings: Any) -> LearningCore:
     return LearningCore(LocalConfig(model="model", root=folder, rank=4, **settings), base)
 
 
+_OTHERS = ("cross_entropy", "gspo")
+"""The first has its own below; the second reads an array that only Tinker's API brings."""
+
+
 def passes() -> list[LossPass]:
     learned = [rl_datum(60, 20, salt) for salt in (1, 1, 2)]
     return [
-        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss != "cross_entropy"),
+        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss not in _OTHERS),
         LossPass("cross_entropy", (entropy_datum(50, 30, 3),)),
     ]
 
@@ -152,6 +157,44 @@ def test_a_kernel_is_tried_out_on_the_gpu(cuda: FakeCuda) -> None:
         "merged", device=GPU, dtype=torch.bfloat16, heads=Heads(2, 1, 8), say=said.append
     )
     assert isinstance(taken, MergedKernel)
+
+
+class Flash:
+    """Which implementation PyTorch has been told to take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now: str | None = None
+        self.taken = 0
+        module = torch.nn.attention
+        monkeypatch.setattr(module, "activate_flash_attention_impl", self.activate)
+        monkeypatch.setattr(module, "current_flash_attention_impl", lambda: self.now)
+        monkeypatch.setattr(module, "restore_flash_attention_impl", self.restore)
+
+    def activate(self, name: str) -> None:
+        self.now = name
+        self.taken += 1
+
+    def restore(self) -> None:
+        self.now = None
+
+
+def test_flash_attention_3_is_tried_out_where_it_is_installed(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, said = Heads(2, 1, 8), list[str]()
+    settings: dict[str, Any] = {"device": GPU, "dtype": torch.bfloat16, "heads": heads}
+    with pytest.raises(ConfigError, match="attention = fa3 does not work here"):
+        choose("fa3", say=said.append, **settings)
+    flash = Flash(monkeypatch)
+    assert isinstance(choose("fa3", say=said.append, **settings), Fa3Kernel)
+    assert (flash.now, flash.taken) == ("FA3", 1)
+    kernels, seconds = (MergedKernel(), Fa3Kernel()), {"merged": 2.0, "fa3": 1.0}
+    monkeypatch.setattr(Trial, "seconds", lambda _, kernel, __: seconds[kernel.name])
+    assert choose("auto", say=said.append, kernels=kernels, **settings).name == "fa3"
+    assert flash.now == "FA3"
+    seconds["merged"] = 0.5
+    assert choose("auto", say=said.append, kernels=kernels, **settings).name == "merged"
+    assert flash.now is None, "the others have PyTorch's own"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

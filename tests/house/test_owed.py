@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import serving, training
+from benchmarks import gpu_day, serving, training
 from tinker_claw.cli import main
 from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
@@ -36,6 +36,8 @@ def parse(command: str) -> None:
         training.parser().parse_args(rest)
     elif program == "benchmarks.serving":
         serving.parser().parse_args(rest)
+    elif program == "benchmarks.gpu_day":
+        gpu_day.parser().parse_args(rest)
     elif program == "run.py":
         run_py(rest)
     else:

@@ -23,6 +23,7 @@ from local_reference import (
     sequence,
     warmed,
 )
+from safetensors.torch import load_file
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.load import load_base
@@ -382,3 +383,39 @@ async def test_the_context_is_the_least_of_model_setting_and_cache(tmp_path: Pat
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(ConfigError, match="rank is 0"):
         LocalConfig(model="m", root=Path("r"), rank=0)
+
+
+async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_not(
+    tmp_path: Path,
+) -> None:
+    """A version that a later process reads scores to the last bit as the weights in hand did."""
+    trainer = await start_local(tmp_path, dtype="bfloat16")
+    tokens, run = tuple(range(24)), tmp_path / "run"
+    try:
+        await trainer.train_step([LossPass("ppo", (rl_datum(30, 10, 1),))], Adam(1e-2))
+        sampler = await trainer.publish()
+        state = await trainer.save_state("after")
+        await trainer.export_adapter(tmp_path / "export")
+        in_hand = await sampler.logprobs(tokens, start=1)
+    finally:
+        await trainer.aclose()
+    files = {
+        "version": run / "adapters" / sampler.ref,
+        "state": run / "states" / state,
+        "export": tmp_path / "export",
+    }
+    read = {n: load_file(folder / "adapter_model.safetensors") for n, folder in files.items()}
+    formats = {name: {t.dtype for t in tensors.values()} for name, tensors in read.items()}
+    assert formats == {
+        "version": {torch.bfloat16},
+        "state": {torch.float32},
+        "export": {torch.float32},
+    }
+    for name, tensor in read["version"].items():
+        assert torch.equal(tensor, read["state"][name].bfloat16()), name
+    later = await start_local(tmp_path, dtype="bfloat16")
+    try:
+        again = await (await later.open(sampler.ref)).logprobs(tokens, start=1)
+    finally:
+        await later.aclose()
+    assert again.logprobs == in_hand.logprobs

@@ -378,6 +378,7 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
         rank=settings.training.lora_rank,
         memory=arranged.fit.sampler_memory,
         quantization=settings.local.sampler_quantization,
+        streams=arranged.fit.streams,
         logprobs=settings.training.opd_topk,
         logs=_logs(settings),
     )

@@ -105,7 +105,7 @@ def exchanged(messages: Sequence[Message]) -> list[Message]:
 
     Without volatile messages, and without automatic prompts to which the assistant said nothing
     that a user gets to see: OpenClaw looks after itself every half hour, and the user's next words
-    are still about the last thing that he read.
+    are still about the last thing that they read.
     """
     kept: list[Message] = []
     prompted: int | None = None
@@ -171,8 +171,8 @@ def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
 def next_state(new_messages: Sequence[Message], replied: Message | None = None) -> NextState | None:
     """What the messages behind a turn say about it.
 
-    The user's own words count before tool results: he has seen both. Results count when all of the
-    turn's calls have one. A prompt that nobody wrote says nothing.
+    The user's own words count before tool results: they have seen both. Results count when all
+    of the turn's calls have one. A prompt that nobody wrote says nothing.
 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.

@@ -185,8 +185,9 @@ def is_framed(text: str) -> bool:
 
 
 def queued(text: str) -> list[tuple[str, str]]:
-    """What a user message may be made of, where the user went on before he was answered: what he
-    said then, and what he says now. A blank line stands between them, and in either others may."""
+    """What a user message may be made of, where the user went on before they were answered:
+    what they said then, and what they say now. A blank line stands between them, and in either
+    others may."""
     framed = _framed(_unwrapped(_without_line(text)))
     if framed is None or _AGAIN in framed:
         return []
@@ -260,7 +261,7 @@ def last_user_index(messages: Sequence[Message]) -> int | None:
 
 
 def last_user_words(messages: Sequence[Message]) -> str:
-    """What the user wrote last; "" when he wrote nothing."""
+    """What the user wrote last; "" when they wrote nothing."""
     at = last_user_index(messages)
     return "" if at is None else words(messages[at]["content"])
 

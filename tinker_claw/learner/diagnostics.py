@@ -241,7 +241,7 @@ class Alarm:
 
     A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
     queued: one batch of them is trained on; the rest is then of an older version, hence scored
-    anew, and tokens with a large ratio are left out (METHOD 5.6). A batch with too few fresh tokens
+    anew, and tokens with a large ratio are left out. A batch with too few fresh tokens
     to tell changes nothing.
     """
 

@@ -131,7 +131,7 @@ def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:
 
 
 def _overlap(student: Sequence[Sequence[int]], teacher: Sequence[Sequence[int]]) -> int:
-    """Candidates that student and teacher share, summed over positions (METHOD 1.5)."""
+    """Candidates that student and teacher share, summed over positions."""
     if not teacher:
         return 0
     return sum(len(set(s) & set(t)) for s, t in zip(student, teacher, strict=True))

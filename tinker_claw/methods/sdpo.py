@@ -8,7 +8,7 @@ gradient at a candidate v is -p_v (log q_v - log p_v) grad log p_v, which is the
 
 Ours: the feedback is the raw next state of a turn whose verdict is -1, the user's words or the
 tools' results. p is renormalised over the k candidates instead of having a tail, the difference is
-bounded by --opd-clip, stale samples are corrected (METHOD 5.3), and the teacher is the frozen base,
+bounded by --opd-clip, stale samples are corrected, and the teacher is the frozen base,
 where theirs follows the student as a moving average. A reply that did well teaches nothing: theirs
 uses it as a solution for other tries at the same request, of which a gateway has one.
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from local_gpu.plan.fits import Demand, Fit, advice, reckon
+from local_gpu.plan.fits import Demand, Fit, advice, reckon, streams
 from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
 from local_gpu.plan.memory import (
     GIB,
@@ -209,15 +209,30 @@ def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: floa
 
 
 def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
-    """16.4 GB of weights, 0.7 of adapters and 3 GiB leave 0.9 of 80 GiB room for 387,000 tokens."""
+    """16.4 GB of weights, 0.7 of adapters and 3 GiB leave 0.9 of 80 GiB room for 387,000 tokens.
+
+    The last are 2.5 GiB, 110,592 bytes for each of 2048 tokens and 16 for each of 128 x 151,936
+    logits.
+    """
     layout = plan(Wanted(gpus=8))
     fit = reckon(layout, gpus(8, 80), demand(sizes["8B"]))
     assert fit.short == ()
     assert (fit.shard, fit.sampler_memory) == (False, 0.9)
-    fixed = 2 * sizes["8B"].parameters + 4 * 2 * 87_293_952 + 3 * GIB
+    fixed = 2 * sizes["8B"].parameters + 4 * 2 * 87_293_952 + 2.5 * GIB
+    fixed += 2048 * 110_592 + 128 * 151_936 * 16
     assert kv_tokens(fit) == int((0.9 * 80 * GIB - fixed) / 147_456)
     assert fit.micro_batch_tokens > 100_000
     assert any("11.8 contexts of 32k" in line for line in fit.lines())
+
+
+def test_a_server_computes_as_many_streams_as_its_cache_has_room_for(
+    sizes: dict[str, ModelSize],
+) -> None:
+    assert [streams(cached) for cached in (0, 100_000, 200_000, 10**7)] == [16, 24, 48, 128]
+    alone = reckon(plan(Wanted(gpus=8)), gpus(8, 80), demand(sizes["8B"]))
+    assert alone.streams == kv_tokens(alone) // 4096 // 8 * 8 == 88
+    shared = fitted(demand(sizes["8B"]), gpus(1, 80))
+    assert 16 <= shared.streams < alone.streams, "there what learns has half of it"
 
 
 def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:

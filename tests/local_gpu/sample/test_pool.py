@@ -21,6 +21,7 @@ from local_gpu.model.load import load_base
 from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.pool import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
+from local_gpu.sample.server import InferenceServer
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
@@ -230,6 +231,40 @@ async def test_no_prefix_is_computed_where_none_is_wanted(tmp_path: Path) -> Non
             await one(sampler, (*system, *prompt(50, salt)))
         await place.publish("v2")
         assert all(("v2", system[:512]) not in s.log.warmed for s in place.servers)
+
+
+async def test_servers_load_one_after_the_other_and_answer_meanwhile(tmp_path: Path) -> None:
+    """Loads are held up by the test, and never more than one is."""
+    loading: list[str] = []
+    most, free = 0, asyncio.Event()
+
+    def held_up(server: InferenceServer) -> None:
+        load = server.load
+
+        async def slowly(name: str, folder: Path) -> None:
+            nonlocal most
+            loading.append(server.url)
+            most = max(most, len(loading))
+            await free.wait()
+            await load(name, folder)
+            loading.remove(server.url)
+
+        server.load = slowly  # type: ignore[method-assign]
+
+    async with site(tmp_path, 3) as place:
+        before = await place.publish("v1")
+        for member in place.pool._pool._members:
+            held_up(member.server)
+        opening = asyncio.create_task(place.publish("v2"))
+        await eventually(lambda: bool(loading))
+        for salt in range(6):
+            drawn = await before.sample(tuple(range(salt, salt + 20)), SamplingParams(max_tokens=2))
+            assert len(drawn[0].tokens) == 2
+        assert len(loading) == 1
+        free.set()
+        await opening
+        assert most == 1
+        assert all("v2" in server.adapters for server in place.servers)
 
 
 async def test_warming_ends_in_time(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
         rank=20,
         memory=0.45,
         quantization="bitsandbytes",
+        streams=48,
         logprobs=24,
         logs=model.parent / "logs",
     )
@@ -128,6 +129,8 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert command[:2] == ["serve", str(model)]
             flags = dict(pairwise(command))
             assert flags["--logprobs-mode"] == "processed_logprobs"
+            assert flags["--max-num-batched-tokens"] == "2048", "no long prompt stops the streams"
+            assert flags["--max-num-seqs"] == "48"
             assert flags["--max-lora-rank"] == "32", "the next that it makes room for"
             assert (flags["--max-logprobs"], flags["--max-model-len"]) == ("24", "4096")
             assert flags["--gpu-memory-utilization"] == "0.45"

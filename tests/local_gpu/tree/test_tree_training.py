@@ -19,14 +19,17 @@ from backends import VOCABULARY, start_local, tiny_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from local_reference import full_logprobs, reference, reference_loss
+from transformers import Qwen3Config
 
+from benchmarks.training_shapes import PRESETS
+from benchmarks.training_work import Work, flops
 from local_gpu.device import out_of_memory as no_room
 from local_gpu.learn.losses import records_of
 from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
-from local_gpu.tree.cuts import cut
+from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.kernels import SdpaKernel
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import StepError
@@ -172,7 +175,7 @@ def test_a_cut_gives_every_sequence_to_one_pass_of_one_rank(
 ) -> None:
     rng = random.Random(seed)
     sequences = [torch.tensor(s) for s in family(rng, rng.randint(1, 20), 90)]
-    parts = cut(sequences, ranks=ranks, tokens=tokens)
+    parts = cut(sequences, ranks=ranks, tokens=tokens, even=16_000)
     assert len(parts) == ranks
     assert sorted(i for part in parts for one in part for i in one) == list(range(len(sequences)))
     for one in (one for part in parts for one in part if len(one) > 1):
@@ -183,8 +186,57 @@ def test_ranks_get_about_equal_work() -> None:
     draw = torch.Generator().manual_seed(0)
     stem = torch.randint(0, 99, (2000,), generator=draw)
     sequences = [torch.cat([stem, torch.randint(0, 99, (300,), generator=draw)]) for _ in range(16)]
-    parts = cut(sequences, ranks=4, tokens=10**9)
+    parts = cut(sequences, ranks=4, tokens=10**9, even=16_000)
     assert [[len(one) for one in part] for part in parts] == [[4]] * 4
+
+
+@pytest.mark.parametrize("preset", ["tiny", "0.6b", "8b"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_work_is_balanced_by_the_operations_that_are_counted(
+    preset: str, checkpointing: bool
+) -> None:
+    """Of one token more and of one key more, without adapters and head."""
+    shape = PRESETS[preset].shape
+    config = Qwen3Config(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+
+    def counted(tokens: int, pairs: int) -> int:
+        return flops(Work(tokens, pairs, 0, 3, checkpointing), shape, rank=0)
+
+    # Without checkpointing the first layer's input takes no gradient, which many layers outweigh.
+    first = 0 if checkpointing else 1 / (2 * shape.layers)
+    assert even_keys(config, learns=True, checkpointing=checkpointing) == pytest.approx(
+        counted(10**6, 0) / counted(0, 10**6), rel=first + 1e-6
+    )
+
+
+def test_attention_weighs_as_much_as_the_rest_at_the_keys_of_an_8b_model() -> None:
+    """193 million elements a layer and queries of 4096: worked out by hand."""
+    config = Qwen3Config(
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    linear = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12_288)
+    assert even_keys(config) == pytest.approx(linear / (2 * 4096))
+    learning = even_keys(config, learns=True, checkpointing=True)
+    assert learning == pytest.approx(linear / (3 * 4096)) == pytest.approx(15_700, rel=1e-2)
+
+
+def test_a_hybrid_attends_in_some_of_its_layers_only() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    whole, hybrid = Qwen3Config(**sizes), Qwen3Config(**sizes)
+    hybrid.layer_types = kinds
+    assert even_keys(hybrid) == pytest.approx(4 * even_keys(whole))
 
 
 def out_of_memory(limit: int, seen: list[int]) -> Any:
