@@ -88,7 +88,7 @@ FLAGS = (
 )
 CAPS = {
     "tinker_claw.gateway.app:MAX_QUEUE": 64,
-    "tinker_claw.gateway.app:IDLE_S": 60.0,
+    "tinker_claw.app.wiring:IDLE_S": 60.0,
     "tinker_claw.gateway.respond:KEEPALIVE_S": 0.5,
     "tinker_claw.conversation.index:PAGES": 400,
     "tinker_claw.conversation.index:STREAM_TOKENS": 15_000,

@@ -22,7 +22,7 @@ LIMITLESS = -1
 @pytest.mark.slow
 def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    slow = Fate(slow={"tinker_claw.judge:Judge.judge": 1.0})
+    slow = Fate(slow={"tinker_claw.judge.judge:Judge.judge": 1.0})
     due = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
     with life(data, *SMALL, fate=slow) as running, talking(running.url) as who:
         assert running.serves()
