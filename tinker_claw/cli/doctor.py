@@ -61,7 +61,7 @@ from tinker_claw.cli.openclaw import (
     Use,
     base_url,
     context_of,
-    differences,
+    misfits,
     provider_for,
     uses,
 )
@@ -467,8 +467,8 @@ async def openclaw(seen: CheckContext) -> Finding:
             "warn",
         )
     assert seen.offers is not None
-    wrong = list(differences(found.data, name, seen.settings, seen.offers))
-    if wrong:
+    looked = misfits(found.data, name, seen.settings, seen.offers)
+    if wrong := [misfit.said for misfit in looked if misfit.said]:
         mends = f"{_PRINTS}, --write puts it there" + (
             f" as {PROVIDER}" if name != PROVIDER else ""
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tinker_claw.cli import openclaw_file
 from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
-from tinker_claw.cli.openclaw_file import Where, set_values
+from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
 from tinker_claw.config.settings import DEFAULT_USER, DEMO, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
@@ -71,19 +71,21 @@ def openclaw_config(given: OpenclawFlags) -> int:
     key = _key(settings, given.user) if given.show_key else None
     context = asyncio.run(context_of(settings))
     _explain(settings, context, key)
-    if given.write is None:
-        write([json.dumps(block(settings, context.tokens, key), indent=2, ensure_ascii=False)])
-    else:
+    if given.write is not None:
         _write(given.write, given.primary, settings, context, key)
+        return 0
+    block = {
+        "models": {"providers": {PROVIDER: provider(settings, context.tokens, key)}},
+        "agents": {"defaults": {"model": {"primary": primary(settings)}}},
+    }
+    write([json.dumps(block, indent=2, ensure_ascii=False)])
     return 0
 
 
 def _key(settings: Settings, user: str | None) -> str | None:
     known = keys(settings)
-    if not known and user is None:
-        return None
-    if user is None and len(known) == 1:
-        return next(iter(known.values()))
+    if user is None and len(known) <= 1:
+        return next(iter(known.values()), None)
     if user not in known:
         raise ConfigError(
             f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
@@ -97,16 +99,26 @@ def _write(
     path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
 ) -> None:
     found = openclaw_file.read(path)
+    data = found.data if found else {}
+    fixed = misfits(data, PROVIDER, settings, context, key)
+    changes = [change for misfit in fixed for change in misfit.changes]
+    if make_primary:
+        changes += primary_change(data, settings)
+    text = set_values(found.text if found else "{}\n", changes)
     if found is None:
-        whole = block(settings, context.tokens, key)
-        if not make_primary:
-            del whole["agents"]
-        openclaw_file.create(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+        openclaw_file.create(path, text)
         write([f"{path}: made, with the provider {PROVIDER}."])
+    elif changes:
+        backup = openclaw_file.replace(found, text)
+        names = ", ".join(shown(place) for place, _ in changes)
+        write([f"{found.path}: set {names}. As it was before: {backup}"])
     else:
-        _merge(found, settings, context, key, make_primary=make_primary)
-    used = primary_of(found.data if found else {})
-    if not make_primary and used != primary(settings):
+        write([f"{found.path}: nothing to change."])
+    used = primary_of(data)
+    if make_primary:
+        others = [use for use in uses(parse(text), settings) if use.agent and not use.here]
+        write(f"{use}: it has a model of its own, which was left alone." for use in others)
+    elif used != primary(settings):
         left = f"left at {used}" if used else "not set"
         write(
             [
@@ -114,35 +126,6 @@ def _write(
                 f"{primary(settings)}, so that your agent uses this model."
             ]
         )
-    now = openclaw_file.read(path)
-    for use in uses(now.data, settings) if make_primary and now else ():
-        if use.agent and not use.here:
-            write([f"{use}: it has a model of its own, which was left alone."])
-
-
-def _merge(
-    found: openclaw_file.FoundConfig,
-    settings: Settings,
-    context: Context,
-    key: str | None,
-    *,
-    make_primary: bool,
-) -> None:
-    wanted = provider(settings, context.tokens, key)
-    keep = {"name"}
-    if key is None:
-        keep.add("apiKey")  # a secret that works is not replaced by a reference that may not
-    if not context.certain:
-        keep.add("contextWindow")
-    wanted_changes = changes(found.data, wanted, keep)
-    if make_primary:
-        wanted_changes += primary_change(found.data, settings)
-    if not wanted_changes:
-        write([f"{found.path}: nothing to change."])
-        return
-    backup = openclaw_file.replace(found, set_values(found.text, wanted_changes))
-    names = ", ".join(".".join(str(key) for key in path) for path, _ in wanted_changes)
-    write([f"{found.path}: set {names}. As it was before: {backup}"])
 
 
 def _explain(settings: Settings, context: Context, key: str | None) -> None:
@@ -237,7 +220,6 @@ def _config_file(name: str) -> Path:
 
 # The provider block that points OpenClaw at this gateway
 
-
 PROVIDER: Final = "tinker-claw"
 API: Final = "openai-completions"
 TIMEOUT_S: Final = 600
@@ -291,109 +273,134 @@ def primary(settings: Settings) -> str:
     return f"{PROVIDER}/{settings.served_name}"
 
 
-def block(settings: Settings, context_tokens: int, key: str | None = None) -> dict[str, Any]:
-    """The whole block, as it would stand in an otherwise empty configuration."""
-    told = provider(settings, context_tokens, key)
-    return {
-        "models": {"providers": {PROVIDER: told}},
-        "agents": {"defaults": {"model": {"primary": primary(settings)}}},
-    }
+# Whether OpenClaw's configuration fits this gateway: what the doctor says and what --write sets
+# are the same misfits
+
+PROVIDERS: Final = ("models", "providers")
+DEFAULTS: Final = ("agents", "defaults")
 
 
-# Whether OpenClaw's configuration fits this gateway, and how to make it fit: what `differences`
-# names, `changes` mends; what a user may have chosen on purpose is neither
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """What of a provider is not as this gateway would have it."""
 
-
-_PROVIDER_PATH: Where = ("models", "providers", PROVIDER)
-PRIMARY_PATH: Where = ("agents", "defaults", "model")
+    changes: Sequence[Change]
+    """What --write sets; nothing: that is the user's to change."""
+    said: str | None = None
+    """What is wrong, without secrets; None: it works as it is."""
 
 
 def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     """The name of the provider that points at this gateway; None: none does."""
-    providers = _at(config, ("models", "providers"))
-    if not isinstance(providers, dict):
-        return None
-    names = [PROVIDER, *(name for name in cast("dict[str, Any]", providers) if name != PROVIDER)]
-    for name in names:
-        url = _at(config, ("models", "providers", name, "baseUrl"))
-        if isinstance(url, str) and _same_place(url, base_url(settings)):
-            return name
-    return None
+    here = _place(base_url(settings))
+    names = [PROVIDER, *_dict(_at(config, PROVIDERS))]
+    return next((name for name in names if _place(_url(config, name)) == here), None)
 
 
-def differences(
-    config: Mapping[str, Any], name: str, settings: Settings, context: Context
-) -> Iterator[str]:
-    """What of the provider `name` does not fit, in sentences. Secrets are never repeated."""
-    told = cast("dict[str, Any]", _at(config, ("models", "providers", name)))
-    url: str = told["baseUrl"]
-    if urlsplit(url).path.rstrip("/") != "/v1":
-        yield f"its baseUrl is {url}, not {base_url(settings)}"
-    if (api := told.get("api")) != API:
-        yield f"its api is {api!r}, not {API!r}"
-    wait = told.get("timeoutSeconds")
-    if not isinstance(wait, int | float) or wait < TIMEOUT_S:
-        yield f"its timeoutSeconds is {wait}: with less than {TIMEOUT_S} a slow reply is given up"
-    if (known := keys(settings)) and _is_wrong(told.get("apiKey"), known.values()):
-        yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-    model = _model(told, settings.served_name)
-    if model is None:
-        ids = ", ".join(str(entry.get("id")) for entry in _models(told)) or "none"
-        yield f"its models are {ids}; the gateway serves {settings.served_name!r} only"
+def misfits(
+    config: Mapping[str, Any],
+    name: str,
+    settings: Settings,
+    context: Context,
+    key: str | None = None,
+) -> Iterator[Misfit]:
+    """Where the provider `name` does not fit; what a user may have chosen on purpose does.
+
+    Args:
+        key: to be written as it is; None: a key that stands there is left, as it may work, and a
+            reference to a variable may not.
+    """
+    path = (*PROVIDERS, name)
+    wanted = provider(settings, context.tokens, key)
+    found = _at(config, path)
+    if not isinstance(found, dict):
+        yield Misfit([(path, wanted)])
         return
-    if unset := [f"compat.{name}" for name in COMPAT if not _is_set(model, name)]:
-        does = "do" if len(unset) > 1 else "does"
-        yield (
-            f"its {' and '.join(unset)} {does} not stand there: with true OpenClaw names the "
-            "session in every request, without it some are told apart by their wording alone"
+    told, known = _dict(found), keys(settings).values()
+    said = dict[str, str]()
+    url, wait, secret = told.get("baseUrl"), told.get("timeoutSeconds"), told.get("apiKey")
+    if not str(url).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
+        said["baseUrl"] = f"its baseUrl is {url}, not {base_url(settings)}"
+    if told.get("api") != API:
+        said["api"] = f"its api is {told.get('api')!r}, not {API!r}"
+    if not isinstance(wait, int | float) or wait < TIMEOUT_S:
+        said["timeoutSeconds"] = (
+            f"its timeoutSeconds is {wait}: with less than {TIMEOUT_S} a slow reply is given up"
         )
-    window = model.get("contextWindow")
+    if known and _is_wrong(secret, known):
+        said["apiKey"] = "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
+    mine = {"models"}  # each field of a model is looked at
+    if key is None and secret not in (None, "", ANY_KEY):
+        mine.add("apiKey")
+    yield from _of_fields(path, told, wanted, said, mine)
+    yield from _misfits_of_model(told, path, wanted["models"][0], context)
+
+
+def _misfits_of_model(
+    provider: Mapping[str, Any], path: Where, wanted: Mapping[str, Any], context: Context
+) -> Iterator[Misfit]:
+    path = (*path, "models")
+    models = provider.get("models")
+    ids = [_dict(model).get("id") for model in _list(models)]
+    if wanted["id"] not in ids:
+        new = ((*path, len(ids)), wanted) if isinstance(models, list) else (path, [wanted])
+        others = ", ".join(map(str, ids)) or "none"
+        yield Misfit([new], f"its models are {others}; the gateway serves {wanted['id']!r} only")
+        return
+    at = ids.index(wanted["id"])
+    path, told = (*path, at), _dict(_list(models)[at])
+    compat, window = told.get("compat"), told.get("contextWindow")
+    # Who has set a switch to false has done so on purpose.
+    if unset := [name for name in COMPAT if not isinstance(_dict(compat).get(name), bool)]:
+        switches = [((*path, "compat", name), COMPAT[name]) for name in unset]
+        does = "do" if len(unset) > 1 else "does"
+        yield Misfit(
+            switches if isinstance(compat, dict) else [((*path, "compat"), COMPAT)],
+            f"its {' and '.join(f'compat.{name}' for name in unset)} {does} not stand there: with "
+            "true OpenClaw names the session in every request, without it some are told apart by "
+            "their wording alone",
+        )
+    said = dict[str, str]()
     if window is None:
-        yield f"its contextWindow is not set: OpenClaw guesses; {context.tokens} is right"
+        said["contextWindow"] = (
+            f"its contextWindow is not set: OpenClaw guesses; {context.tokens} is right"
+        )
     elif context.certain and isinstance(window, int | float) and window > context.tokens:
-        yield (
+        said["contextWindow"] = (
             f"its contextWindow is {window}, above the model's {context.tokens}: long sessions "
             "will be refused before OpenClaw shortens them"
         )
+    mine = {"compat", "name" if told.get("name") else ""}
+    if not context.certain and window is not None:
+        mine.add("contextWindow")
+    yield from _of_fields(path, told, wanted, said, mine)
 
 
-def changes(
-    config: Mapping[str, Any], wanted: Mapping[str, Any], keep: Set[str]
-) -> list[tuple[Where, Any]]:
-    """What has to be set so that `config` holds the provider `wanted`; nothing: it does.
+def _of_fields(
+    path: Where,
+    told: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    said: Mapping[str, str],
+    mine: Set[str],
+) -> Iterator[Misfit]:
+    """Each field that differs, or of which something is said.
 
     Args:
-        keep: fields that are left as they are where they are set.
+        mine: fields that are the user's, and not set.
     """
-    there = _at(config, _PROVIDER_PATH)
-    if not isinstance(there, dict):
-        return [(_PROVIDER_PATH, dict(wanted))]
-    found: list[tuple[Where, Any]] = []
     for field, value in wanted.items():
-        now = cast("dict[str, Any]", there).get(field)
-        if field == "models":
-            found += _model_changes(now, value[0], keep)
-        elif now != value and (field not in keep or now in (None, "", ANY_KEY)):
-            found.append(((*_PROVIDER_PATH, field), value))
-    return found
+        set_to = [((*path, field), value)] if field not in mine else []
+        if field in said or (set_to and told.get(field) != value):
+            yield Misfit(set_to, said.get(field))
 
 
-def primary_change(config: Mapping[str, Any], settings: Settings) -> list[tuple[Where, Any]]:
-    """What makes this model the one that agents use."""
-    wanted, now = primary(settings), _at(config, PRIMARY_PATH)
-    if primary_of(config) == wanted:
-        return []
-    if isinstance(now, dict) or now is None:
-        return [((*PRIMARY_PATH, "primary"), wanted)]
-    return [(PRIMARY_PATH, wanted)]  # its short form, a string
+def _is_wrong(given: Any, known: Collection[str]) -> bool:
+    """A reference to a variable or to a store of secrets cannot be looked into."""
+    reference = not isinstance(given, str) or given.startswith("${")
+    return given is None or (not reference and given not in known)
 
 
-def primary_of(config: Mapping[str, Any]) -> str | None:
-    """The model that agents use unless told otherwise."""
-    model = _at(config, PRIMARY_PATH)
-    if isinstance(model, dict):
-        model = cast("dict[str, Any]", model).get("primary")
-    return model if isinstance(model, str) else None
+# Which model answers for whom
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,44 +413,17 @@ class Use:
     """As it stands there; None: nowhere."""
     place: str
     """Where it stands."""
+    here: bool
+    """It is this gateway's."""
     agent: str | None = None
     """The agent whose usual model it is."""
-    here: bool = False
-    """It is this gateway's."""
 
     def __str__(self) -> str:
         return f"{self.what} {self.model or 'no model that is named'} ({self.place})"
 
 
-def uses(config: Mapping[str, Any], settings: Settings) -> list[Use]:
-    """Every model that answers for an agent: its own or the default, fallbacks, and pinned ones.
-
-    Without a list of agents there is one, which has no name here.
-    """
-    found: list[Use] = []
-    roster = _roster(config)
-    default = _Choice.of(_at(config, PRIMARY_PATH), PRIMARY_PATH)
-    for name, agent, path in roster or [("", {}, ())]:
-        who = f"agent {name} " if name else "agents "
-        s = "s" if name else ""
-        model = _Choice.of(agent.get("model"), (*path, "model"))
-        primary = model if model.primary else default
-        # An agent with a model of its own has only the fallbacks that it names.
-        backs = model if model.fallbacks is not None or model.primary else default
-        found.append(Use(f"{who}use{s}", primary.primary, primary.place(), agent=name))
-        found += [
-            Use(f"{who}fall{s} back to", one, f"{backs.place('fallbacks')}")
-            for one in backs.fallbacks or ()
-        ]
-        found += _pinned(agent, path, f" of agent {name}")
-    found += _pinned(_at(config, PRIMARY_PATH[:2]), PRIMARY_PATH[:2], "")
-    channels = _at(config, ("channels", "modelByChannel"))
-    for channel, peers in _items(channels):
-        place = f"channels.modelByChannel.{channel}"
-        found += [Use(f"{channel} {peer} uses", _text(one), place) for peer, one in _items(peers)]
-    return [replace(use, here=_is_ours(use.model, config, settings)) for use in found]
-
-
+_Named = tuple[str | None, str]
+"""A model and where it stands."""
 _PINNED: Final[Mapping[str, Where]] = {
     "heartbeats{} use": ("heartbeat", "model"),
     "subagents{} use": ("subagents", "model"),
@@ -453,144 +433,127 @@ _PINNED: Final[Mapping[str, Where]] = {
 }
 
 
-def _pinned(agent: Any, path: Where, of: str) -> Iterator[Use]:
-    for what, place in _PINNED.items():
-        model = _Choice.of(_at(agent, place), (*path, *place))
-        if model.primary:
-            yield Use(what.format(of), model.primary, model.place())
+def uses(config: Mapping[str, Any], settings: Settings) -> list[Use]:
+    """Every model that answers for an agent: its own or the default, fallbacks, and pinned ones.
+
+    Without a list of agents there is one, which has no name here.
+    """
+    found: list[Use] = []
+
+    def add(what: str, named: _Named, agent: str | None = None) -> None:
+        found.append(Use(what, *named, _is_ours(named[0], config, settings), agent))
+
+    default, default_fallbacks = _named(config, (*DEFAULTS, "model"))
+    agents = _agents(config)
+    for name, path in [*agents, ("", DEFAULTS)]:
+        if name or not agents:
+            who, s = (f"agent {name}", "s") if name else ("agents", "")
+            own, fallbacks = _named(config, (*path, "model"))
+            add(f"{who} use{s}", own if own[0] else default, name)
+            # An agent with a model of its own has only the fallbacks that it names.
+            if fallbacks is None and own[0] is None:
+                fallbacks = default_fallbacks
+            for fallback in fallbacks or ():
+                add(f"{who} fall{s} back to", fallback)
+        for what, place in _PINNED.items():
+            pinned, _ = _named(config, (*path, *place))
+            if pinned[0]:
+                add(what.format(f" of agent {name}" if name else ""), pinned)
+    for channel, peers in _dict(_at(config, ("channels", "modelByChannel"))).items():
+        for peer, model in _dict(peers).items():
+            add(f"{channel} {peer} uses", (_text(model), f"channels.modelByChannel.{channel}"))
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A model as OpenClaw lets one be named: a string, or an object with fallbacks."""
-
-    primary: str | None
-    fallbacks: tuple[str, ...] | None
-    """None: it says nothing of them."""
-    path: Where
-    short: bool
-
-    @classmethod
-    def of(cls, model: Any, path: Where) -> _Choice:
-        if not isinstance(model, dict):
-            return cls(_text(model), None, path, short=True)
-        told = cast("dict[str, Any]", model)
-        listed = told.get("fallbacks")
-        texts = map(_text, cast("list[Any]", listed)) if isinstance(listed, list) else None
-        backs = None if texts is None else tuple(text for text in texts if text)
-        return cls(_text(told.get("primary")), backs, path, short=False)
-
-    def place(self, field: str = "primary") -> str:
-        path = self.path if self.short and self.primary else (*self.path, field)
-        return ".".join(map(str, path))
+def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
+    """What makes this model the one that agents use."""
+    path = (*DEFAULTS, "model")
+    if primary_of(config) == primary(settings):
+        return []
+    now = _at(config, path)
+    if now is None or isinstance(now, dict):
+        path = (*path, "primary")
+    return [(path, primary(settings))]
 
 
-def _roster(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], Where]]:
-    """The agents, from the list of today's configurations and from that of older ones."""
-    found: dict[str, tuple[str, dict[str, Any], Where]] = {
-        name: (name, cast("dict[str, Any]", agent), ("agents", "entries", name))
-        for name, agent in _items(_at(config, ("agents", "entries")))
+def primary_of(config: Mapping[str, Any]) -> str | None:
+    """The model that agents use unless told otherwise."""
+    return _named(config, (*DEFAULTS, "model"))[0][0]
+
+
+def _named(config: Any, path: Where) -> tuple[_Named, Sequence[_Named] | None]:
+    """The model at a path and its fallbacks; None: nothing is said of them.
+
+    OpenClaw takes a string, or an object with both.
+    """
+    told = _at(config, path)
+    if text := _text(told):
+        return (text, shown(path)), None
+    fallbacks = _dict(told).get("fallbacks")
+    place = f"{shown(path)}.fallbacks"
+    listed = [(text, place) for one in _list(fallbacks) if (text := _text(one))]
+    main = (_text(_dict(told).get("primary")), f"{shown(path)}.primary")
+    return main, listed if isinstance(fallbacks, list) else None
+
+
+def _agents(config: Mapping[str, Any]) -> list[tuple[str, Where]]:
+    """Names and places, from the list of today's configurations and from that of older ones."""
+    found: dict[str, Where] = {
+        name: ("agents", "entries", name)
+        for name, agent in _dict(_at(config, ("agents", "entries"))).items()
         if isinstance(agent, dict)
     }
-    older = _at(config, ("agents", "list"))
-    for n, agent in enumerate(cast("list[Any]", older) if isinstance(older, list) else ()):
+    for n, agent in enumerate(_list(_at(config, ("agents", "list")))):
         if isinstance(agent, dict):
-            told = cast("dict[str, Any]", agent)
-            name = _text(told.get("id")) or str(n)
-            found.setdefault(name, (name, told, ("agents", f"list[{n}]")))
-    return list(found.values())
+            found.setdefault(_text(_dict(agent).get("id")) or str(n), ("agents", "list", n))
+    return list(found.items())
 
 
 def _is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
     """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
     if model is None:
         return False
-    aliases = _items(_at(config, ("agents", "defaults", "models")))
-    named = next((ref for ref, told in aliases if _at(told, ("alias",)) == model), model)
-    provider, _, name = named.partition("/")
-    url = _at(config, ("models", "providers", provider, "baseUrl"))
-    if isinstance(url, str):
-        served = settings.served_name
-        return _same_place(url, base_url(settings)) and name.partition("@v")[0] == served
-    return provider_for(config, settings) is not None and named == settings.served_name
+    aliases = _dict(_at(config, (*DEFAULTS, "models"))).items()
+    model = next((name for name, told in aliases if _dict(told).get("alias") == model), model)
+    provider, _, name = model.partition("/")
+    if url := _url(config, provider):
+        same = _place(url) == _place(base_url(settings))
+        return same and name.partition("@v")[0] == settings.served_name
+    return provider_for(config, settings) is not None and model == settings.served_name
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(cast("dict[str, Any]", value).items()) if isinstance(value, dict) else []
+# A configuration of any shape
+
+
+def _at(config: Any, path: Where) -> Any:
+    for key in path:
+        if isinstance(key, int):
+            config = dict(enumerate(_list(config))).get(key)
+        else:
+            config = _dict(config).get(key)
+    return config
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _text(value: Any) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _model_changes(
-    now: Any, wanted: Mapping[str, Any], keep: Set[str]
-) -> Iterator[tuple[Where, Any]]:
-    path = (*_PROVIDER_PATH, "models")
-    if not isinstance(now, list):
-        yield path, [dict(wanted)]
-        return
-    entries = cast("list[Any]", now)
-    at = next(
-        (
-            n
-            for n, entry in enumerate(entries)
-            if isinstance(entry, dict) and cast("dict[str, Any]", entry).get("id") == wanted["id"]
-        ),
-        len(entries),
-    )
-    if at == len(entries):
-        yield (*path, at), dict(wanted)
-        return
-    for field, value in wanted.items():
-        there = entries[at].get(field)
-        if field == "compat" and isinstance(there, dict):
-            for name in value:
-                if not _is_set(entries[at], name):
-                    yield (*path, at, field, name), value[name]
-        elif there != value and (field not in keep or there is None):
-            yield (*path, at, field), value
+def _url(config: Mapping[str, Any], provider: str) -> str | None:
+    return _text(_at(config, (*PROVIDERS, provider, "baseUrl")))
 
 
-def _is_set(model: Mapping[str, Any], name: str) -> bool:
-    """Whether a switch is there; who has set it to false has done so on purpose."""
-    return isinstance(_at(model, ("compat", name)), bool)
-
-
-def _is_wrong(given: Any, known: Collection[str]) -> bool:
-    """A reference to a variable or to a store of secrets cannot be looked into."""
-    reference = not isinstance(given, str) or given.startswith("${")
-    return given is None or (not reference and given not in known)
-
-
-def _model(provider: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    return next((entry for entry in _models(provider) if entry.get("id") == name), None)
-
-
-def _models(provider: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    models = provider.get("models")
-    if not isinstance(models, list):
-        return []
-    entries = cast("list[Any]", models)
-    return [cast("dict[str, Any]", entry) for entry in entries if isinstance(entry, dict)]
-
-
-def _at(config: Any, path: Where) -> Any:
-    for key in path:
-        if not isinstance(config, dict):
-            return None
-        config = cast("dict[str | int, Any]", config).get(key)
-    return config
-
-
-def _same_place(one: str, other: str) -> bool:
-    """The same port of the same machine, as far as the names tell."""
-    return _place(one) == _place(other)
-
-
-def _place(url: str) -> tuple[str, int | None]:
+def _place(url: str | None) -> tuple[str | None, int | None]:
+    """The machine and the port, as far as the names tell."""
     try:
-        split = urlsplit(url)
+        split = urlsplit(url or "")
         host = ANYWHERE.get(split.hostname or "", split.hostname or "")
         return ("localhost" if is_loopback(host) else host, split.port)
     except ValueError:

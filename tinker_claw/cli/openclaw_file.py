@@ -69,7 +69,7 @@ def set_values(text: str, changes: Sequence[Change]) -> str:
 
 def _assign(data: Any, path: Where, value: Any) -> None:
     for at, key in enumerate(path):
-        if not isinstance(data, dict if isinstance(key, str) else list):
+        if not _takes(data, key):
             kind = "an object" if isinstance(key, str) else "a list"
             raise ConfigError(
                 f"{shown(path[:at]) or 'the whole'} is not {kind} there; mend that first"
@@ -80,6 +80,10 @@ def _assign(data: Any, path: Where, value: Any) -> None:
             data.append(value)
         else:
             data[key] = value
+
+
+def _takes(data: Any, key: str | int) -> bool:
+    return isinstance(data, dict if isinstance(key, str) else list)
 
 
 def shown(path: Where) -> str:
