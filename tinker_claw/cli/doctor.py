@@ -445,7 +445,7 @@ async def model(seen: CheckContext) -> Finding:
     )
     if context.tokens >= SMALLEST_CONTEXT:
         return Finding(told)
-    return Finding(f"{told}. {TOO_FEW}", "warn")
+    return Finding(f"{told}. That is {TOO_FEW}", "warn")
 
 
 async def openclaw(seen: CheckContext) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
@@ -26,8 +26,7 @@ from tinker_claw.origin import is_loopback
 from tinker_claw.shipped import MODEL_DIR
 
 SMALLEST_CONTEXT = 16_000
-TOO_FEW = "OpenClaw's system prompt and tools alone take about 11,000"
-"""Of fewer than that."""
+TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
 
 
 class OpenclawFlags(Flags):
@@ -133,7 +132,7 @@ def _explain(settings: Settings, context: Context, key: str | None) -> None:
     gateway = settings.gateway
     note(f"contextWindow {context.tokens}: {context.source}.")
     if context.tokens < SMALLEST_CONTEXT:
-        note(f"{context.tokens} tokens are too few for OpenClaw. {TOO_FEW}.")
+        note(f"{context.tokens} tokens are {TOO_FEW}.")
     if gateway.host in ANYWHERE:
         note(
             f"The gateway listens on all addresses; {ANYWHERE[gateway.host]} is right for an "
@@ -169,10 +168,8 @@ class Context:
 async def context_of(settings: Settings) -> Context:
     """The context that the gateway will offer with these settings."""
     limit = settings.run.context_tokens
-    if settings.run.backend == "tinker":
-        found = await _of_the_service(settings)
-    else:
-        found = _of_the_model(settings)
+    remote = settings.run.backend == "tinker"
+    found = await _of_the_service(settings) if remote else _of_the_model(settings)
     if limit is None:
         return found
     if found.certain and found.tokens < limit:
@@ -200,8 +197,7 @@ async def _of_the_service(settings: Settings) -> Context:
 def _of_the_model(settings: Settings) -> Context:
     name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
     try:
-        file = _config_file(name)
-        text = json.loads(file.read_text())
+        text = json.loads(_config_file(name).read_text())
         found: dict[str, Any] = text.get("text_config", text)
         return Context(int(found["max_position_embeddings"]), f"the config.json of {name} says so")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -282,10 +278,10 @@ DEFAULTS: Final = ("agents", "defaults")
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What of a provider is not as this gateway would have it."""
+    """A value of a provider that is not as this gateway would have it."""
 
-    changes: Sequence[Change]
-    """What --write sets; nothing: that is the user's to change."""
+    changes: list[Change]
+    """What --write sets; nothing: the value is the user's own."""
     said: str | None = None
     """What is wrong, without secrets; None: it works as it is."""
 
@@ -304,100 +300,79 @@ def misfits(
     context: Context,
     key: str | None = None,
 ) -> Iterator[Misfit]:
-    """Where the provider `name` does not fit; what a user may have chosen on purpose does.
+    """Where the provider `name` does not fit.
 
     Args:
         key: to be written as it is; None: a key that stands there is left, as it may work, and a
             reference to a variable may not.
     """
-    path = (*PROVIDERS, name)
-    wanted = provider(settings, context.tokens, key)
-    found = _at(config, path)
-    if not isinstance(found, dict):
-        yield Misfit([(path, wanted)])
+    root, wanted = (*PROVIDERS, name), provider(settings, context.tokens, key)
+    told = _at(config, root)
+    if not isinstance(told, dict):
+        yield Misfit([(root, wanted)])
         return
-    told, known = _dict(found), keys(settings).values()
-    said = dict[str, str]()
-    url, wait, secret = told.get("baseUrl"), told.get("timeoutSeconds"), told.get("apiKey")
-    if not str(url).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
-        said["baseUrl"] = f"its baseUrl is {url}, not {base_url(settings)}"
-    if told.get("api") != API:
-        said["api"] = f"its api is {told.get('api')!r}, not {API!r}"
-    if not isinstance(wait, int | float) or wait < TIMEOUT_S:
-        said["timeoutSeconds"] = (
-            f"its timeoutSeconds is {wait}: with less than {TIMEOUT_S} a slow reply is given up"
-        )
-    if known and _is_wrong(secret, known):
-        said["apiKey"] = "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-    mine = {"models"}  # each field of a model is looked at
-    if key is None and secret not in (None, "", ANY_KEY):
-        mine.add("apiKey")
-    yield from _of_fields(path, told, wanted, said, mine)
-    yield from _misfits_of_model(told, path, wanted["models"][0], context)
-
-
-def _misfits_of_model(
-    provider: Mapping[str, Any], path: Where, wanted: Mapping[str, Any], context: Context
-) -> Iterator[Misfit]:
-    path = (*path, "models")
-    models = provider.get("models")
-    ids = [_dict(model).get("id") for model in _list(models)]
-    if wanted["id"] not in ids:
-        new = ((*path, len(ids)), wanted) if isinstance(models, list) else (path, [wanted])
-        others = ", ".join(map(str, ids)) or "none"
-        yield Misfit([new], f"its models are {others}; the gateway serves {wanted['id']!r} only")
-        return
-    at = ids.index(wanted["id"])
-    path, told = (*path, at), _dict(_list(models)[at])
-    compat, window = told.get("compat"), told.get("contextWindow")
-    # Who has set a switch to false has done so on purpose.
-    if unset := [name for name in COMPAT if not isinstance(_dict(compat).get(name), bool)]:
-        switches = [((*path, "compat", name), COMPAT[name]) for name in unset]
-        does = "do" if len(unset) > 1 else "does"
-        yield Misfit(
-            switches if isinstance(compat, dict) else [((*path, "compat"), COMPAT)],
-            f"its {' and '.join(f'compat.{name}' for name in unset)} {does} not stand there: with "
-            "true OpenClaw names the session in every request, without it some are told apart by "
-            "their wording alone",
-        )
-    said = dict[str, str]()
-    if window is None:
-        said["contextWindow"] = (
-            f"its contextWindow is not set: OpenClaw guesses; {context.tokens} is right"
-        )
-    elif context.certain and isinstance(window, int | float) and window > context.tokens:
-        said["contextWindow"] = (
-            f"its contextWindow is {window}, above the model's {context.tokens}: long sessions "
-            "will be refused before OpenClaw shortens them"
-        )
-    mine = {"compat", "name" if told.get("name") else ""}
-    if not context.certain and window is not None:
-        mine.add("contextWindow")
-    yield from _of_fields(path, told, wanted, said, mine)
-
-
-def _of_fields(
-    path: Where,
-    told: Mapping[str, Any],
-    wanted: Mapping[str, Any],
-    said: Mapping[str, str],
-    mine: Set[str],
-) -> Iterator[Misfit]:
-    """Each field that differs, or of which something is said.
-
-    Args:
-        mine: fields that are the user's, and not set.
-    """
-    for field, value in wanted.items():
-        set_to = [((*path, field), value)] if field not in mine else []
-        if field in said or (set_to and told.get(field) != value):
-            yield Misfit(set_to, said.get(field))
+    (model,) = wanted.pop("models")
+    models = _at(config, (*root, "models"))
+    ids = [_dict(one).get("id") for one in _list(models)]
+    fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
+    if model["id"] in ids:
+        at = ids.index(model["id"])
+        fields |= {(*root, "models", at, field): value for field, value in model.items()}
+    for place, value in fields.items():
+        now, changes, said = _at(config, place), [(place, value)], None
+        match place[-1]:
+            case _ if now == value:
+                continue
+            case "baseUrl" if not str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
+                said = f"baseUrl is {now}, not {value}"
+            case "api":
+                said = f"api is {now!r}, not {value!r}"
+            case "timeoutSeconds" if not isinstance(now, int | float) or now < value:
+                said = f"timeoutSeconds is {now}: with less than {value} a slow reply is given up"
+            case "apiKey":
+                if _is_wrong(now, keys(settings).values()):
+                    said = "apiKey is no key of this gateway: requests will be refused (HTTP 401)"
+                if key is None and now not in (None, "", ANY_KEY):
+                    changes = []
+            case "name" if now is not None:
+                continue
+            case "contextWindow" if now is None:
+                said = f"contextWindow is not set: OpenClaw guesses; {value} is right"
+            case "contextWindow" if not context.certain:
+                continue
+            case "contextWindow" if isinstance(now, int | float) and now > value:
+                said = (
+                    f"contextWindow is {now}, above the model's {value}: long sessions will be "
+                    "refused before OpenClaw shortens them"
+                )
+            case "compat":
+                # Who has set a switch to false has done so on purpose.
+                unset = [n for n in COMPAT if not isinstance(_dict(now).get(n), bool)]
+                if not unset:
+                    continue
+                if isinstance(now, dict):
+                    changes = [((*place, switch), COMPAT[switch]) for switch in unset]
+                said = (
+                    f"{' and '.join(f'compat.{switch}' for switch in unset)} "
+                    f"{'do' if len(unset) > 1 else 'does'} not stand there: with true OpenClaw "
+                    "names the session in every request, without it some are told apart by their "
+                    "wording alone"
+                )
+            case _:
+                pass
+        yield Misfit(changes, said and f"its {said}")
+    if model["id"] not in ids:
+        change = ((*root, "models"), [model])
+        if isinstance(models, list):
+            change = ((*root, "models", len(ids)), model)
+        others = ", ".join(str(one) for one in ids if one is not None) or "none"
+        yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
 
 
 def _is_wrong(given: Any, known: Collection[str]) -> bool:
     """A reference to a variable or to a store of secrets cannot be looked into."""
-    reference = not isinstance(given, str) or given.startswith("${")
-    return given is None or (not reference and given not in known)
+    reference = given is not None and (not isinstance(given, str) or given.startswith("${"))
+    return bool(known) and not reference and given not in known
 
 
 # Which model answers for whom
