@@ -1,4 +1,5 @@
-"""The base model: its files checked, its format and device chosen, its layers in four bits if asked.
+"""The base model: its files checked, its format and device chosen, in four bits if asked.
+
 
 The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
 
