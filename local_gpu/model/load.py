@@ -1,6 +1,5 @@
 """The base model: its files checked, its format and device chosen, in four bits if asked.
 
-
 The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
 
 The output embedding, the embeddings and the norms stay as they are. Adapters are not quantised:
