@@ -57,7 +57,7 @@ def set_values(text: str, changes: Sequence[Change]) -> str:
             _assign(wanted, path, value)
             text = _set(text, path, value)
         same = parse(text) == wanted
-    except (ValueError, RecursionError):
+    except (ValueError, IndexError, RecursionError):
         same = False
     if not same:
         raise ConfigError(
