@@ -156,16 +156,15 @@ async def _examine(settings: Settings) -> bool:
     async with AsyncExitStack() as stack:
         seen = CheckContext(settings, stack)
         for name, function, needs in _CHECKS:
-            first = next((other for other in needs if other in seen.failed), None)
             try:
-                if first is None:
-                    found = await function(seen)
+                if missing := [other for other in needs if other in seen.failed]:
+                    seen.failed.append(name)
+                    found = Finding(f"not looked at: first mend {missing[0]}", "-")
                 else:
-                    found = Finding(f"not looked at: first mend {first}", "-")
+                    found = await function(seen)
             except ClawError as error:
-                found = Finding(str(error), "FAIL")
-            if first is not None or found.state == "FAIL":
                 seen.failed.append(name)
+                found = Finding(str(error), "FAIL")
             found.show(name)
     return not seen.failed
 
@@ -417,13 +416,11 @@ async def port(seen: CheckContext) -> Finding:
     told = f"{here}. {health['meaning']}"
     its_own = Path(health["data_dir"])
     if its_own != seen.ledger.parent.absolute():
-        return Finding(
-            f"{told} It keeps its records elsewhere, in {its_own}; see --data-dir", "warn"
-        )
+        told += f" It keeps its records elsewhere, in {its_own}"
+        return Finding(told, "warn", "see --data-dir")
     if health["status"] != "ok":
-        return Finding(
-            f"{told} It is {health['status']}", "warn", "`python run.py status` says why"
-        )
+        told += f" It is {health['status']}"
+        return Finding(told, "warn", "`python run.py status` says why")
     return Finding(told)
 
 
@@ -547,7 +544,9 @@ def table(
             outcome in a sentence.
     """
     lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
-    return [*lines, *(line for turn in turns for line in _because(turn, run) if reasons)]
+    if reasons:
+        lines += [line for turn in turns for line in _because(turn, run)]
+    return lines
 
 
 def verdict(turn: TurnView) -> str:
@@ -592,11 +591,11 @@ def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Co
 def _because(turn: TurnView, run: RunView) -> Iterator[str]:
     head = f"{turn.id}  session {turn.session_id} is {turn.session_key!r} of {turn.user!r}"
     yield from wrapped(head, width=WIDTH)
-    yield from wrapped(f"{turn.kind} because: {turn.kind_reason}", "   ", WIDTH)
+    told = [f"{turn.kind} because: {turn.kind_reason}"]
     if turn.fallback is not None:
-        told = f"answered by another version because: {turn.fallback}"
-        yield from wrapped(told, "   ", WIDTH)
-    yield from wrapped(outcome(turn, run).sentence, "   ", WIDTH)
+        told.append(f"answered by another version because: {turn.fallback}")
+    for sentence in (*told, outcome(turn, run).sentence):
+        yield from wrapped(sentence, "   ", WIDTH)
 
 
 # What they mean together
@@ -631,19 +630,17 @@ def _sides(turns: Sequence[TurnView]) -> Iterator[str]:
 def _followed(main: Sequence[TurnView]) -> Iterator[str]:
     if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
         return
-    sessions = len({turn.session_id for turn in main})
-    none = f"None of the {len(main)} main turns has a next state, so there is nothing to judge"
-    if sessions == len(main):
-        yield (
-            f"{none}: every one stands alone in its session. Go on in the same conversation; if "
-            "you did, the client sends neither its earlier messages back nor a name for the "
-            "session (X-Session-Id)."
+    why = (
+        "although sessions go on. The replies do not come back in the client's history as they "
+        "were sent: something between rewrites or drops them."
+    )
+    if len({turn.session_id for turn in main}) == len(main):
+        why = (
+            "so there is nothing to judge: every one stands alone in its session. Go on in the "
+            "same conversation; if you did, the client sends neither its earlier messages back nor "
+            "a name for the session (X-Session-Id)."
         )
-    else:
-        yield (
-            f"{none}, although sessions go on. The replies do not come back in the client's "
-            "history as they were sent: something between rewrites or drops them."
-        )
+    yield f"None of the {len(main)} main turns has a next state, {why}"
 
 
 def _judging(main: Sequence[TurnView]) -> Iterator[str]:
@@ -655,12 +652,9 @@ def _judging(main: Sequence[TurnView]) -> Iterator[str]:
             "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
             "takes them up again."
         )
-    waiting = [
-        turn
-        for turn in main
-        if turn.next_role is not None and not turn.judged and turn.untrained_because is None
-    ]
-    if _most(waiting, [turn for turn in main if turn.next_role is not None]):
+    followed = [turn for turn in main if turn.next_role is not None]
+    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
+    if _most(waiting, followed):
         yield (
             f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
             "fails, waits for the service, or is paused by the budget."
