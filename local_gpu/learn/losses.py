@@ -1,4 +1,6 @@
-"""One sequence with its loss, in the form that the optimizer computes.
+"""Sequences with their losses, and Tinker's loss functions.
+
+One sequence with its loss, in the form that the optimizer computes.
 
 The gateway's `Datum` and Tinker's wire datum both become this record, so that both roads give the
 same numbers.
@@ -7,6 +9,15 @@ Rule: a record is checked before any forward pass; nothing in it is padded or cu
 
 Shapes: N = tokens that go through the body, R = rows that are scored (the last R of N), K = ids
 per row.
+
+The losses of Tinker that this backend computes: sums over tokens. Rule: pure functions of the
+trainer's logprobs. Normalisation is already in the advantages and weights, so a result does not
+depend on how a batch was split. Source: Tinker's documentation (tinker-docs.thinkingmachines.ai,
+"Loss functions" and its page on GSPO). Its page on StableReinforce says what a client sends and not
+what is minimised, so that one is refused.
+
+Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs, A = advantages,
+rho = exp(z - q); all of shape (M,), float32, nats.
 """
 
 from __future__ import annotations
@@ -119,17 +130,6 @@ def _record(loss: str, datum: Datum) -> LossRecord:
         inputs_of_loss=LossInputs.of(datum),
         loss_column=1 if loss == "cross_entropy" and datum.targets else 0,
     )
-
-
-# The losses of Tinker that this backend computes: sums over tokens.
-#
-# Rule: pure functions of the trainer's logprobs. Normalisation is already in the advantages and
-# weights, so a result does not depend on how a batch was split. Source: Tinker's documentation
-# (tinker-docs.thinkingmachines.ai, "Loss functions" and its page on GSPO). Its page on
-# StableReinforce says what a client sends and not what is minimised, so that one is refused.
-#
-# Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs,
-# A = advantages, rho = exp(z - q); all of shape (M,), float32, nats.
 
 
 CLIP_LOW: Final = 0.8

@@ -1,10 +1,15 @@
-"""Adapters and optimizer states on disk.
+"""Adapters and optimizer states on disk, and which of them stay there.
 
     root/adapters/<stamp>/    adapter_model.safetensors, adapter_config.json   (PEFT's format)
     root/states/<stamp>-<name>/    the same, and optimizer.safetensors
 
 Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
 was never used before, and says which base model it belongs to.
+
+Which adapters and states of a trainer stay on disk. Rule: what is open, being opened or loaded
+stays, however old. The rest is counted, and the oldest go; but a version that could not be
+published goes first, or servers that are away for long would push out every version that there is
+to go back to.
 """
 
 from __future__ import annotations
@@ -226,15 +231,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# Which adapters and states of a trainer stay on disk.
-#
-# Rule: what is open, being opened or loaded stays, however old. The rest is counted, and the
-# oldest
-# go; but a version that could not be published goes first, or servers that are away for long
-# would
-# push out every version that there is to go back to.
 
 
 class KeptFiles:

@@ -1,10 +1,19 @@
-"""The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
+"""The base model: its files checked, its format and device chosen, in four bits if asked.
+
+The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
 
 The output embedding, the embeddings and the norms stay as they are. Adapters are not quantised:
 they compute in the base's format, and learn around the rounding of these weights.
 
 Rule: quantised weights are never written. On some processors bitsandbytes would lay them out anew
 at the first pass, and compute in bfloat16 from then on; that is turned off.
+
+A causal LM from a folder or the hub, checked before anything is built on it. Rule: whatever this
+backend would compute wrongly is refused, and whatever it computes in another way than usual is
+said.
+
+Where the base model runs and in which number format. Rule: a device that cannot be used is a
+sentence before anything is loaded.
 """
 
 from __future__ import annotations
@@ -100,13 +109,6 @@ def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Modul
     if layer.bias is not None:
         made.bias = nn.Parameter(layer.bias.to(device), requires_grad=False)
     return made.eval()
-
-
-# A causal LM from a folder or the hub, checked before anything is built on it.
-#
-# Rule: whatever this backend would compute wrongly is refused, and whatever it computes in
-# another
-# way than usual is said.
 
 
 _SAMPLED_VALUES: Final = 64
@@ -263,11 +265,6 @@ def _fingerprint(module: nn.Module) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-# Where the base model runs and in which number format.
-#
-# Rule: a device that cannot be used is a sentence before anything is loaded.
 
 
 _ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -3,6 +3,9 @@
 Rule: arithmetic before anything is loaded. What the user has set stands; the tokens of a pass, the
 split of the base and the samplers' share of memory are chosen so that it fits, and where nothing
 does, the sentences of `advice` say what would.
+
+What to change where a layout does not fit. Rule: nothing is advised that was not reckoned and found
+to fit.
 """
 
 from __future__ import annotations
@@ -307,11 +310,6 @@ def _round(tokens: int) -> int:
 
 def _hundredths(share: float) -> float:
     return floor(share * 100) / 100
-
-
-# What to change where a layout does not fit.
-#
-# Rule: nothing is advised that was not reckoned and found to fit.
 
 
 _MOST_ADVICE: Final = 3

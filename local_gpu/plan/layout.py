@@ -1,7 +1,12 @@
-"""Which GPUs there are, and how much memory they have.
+"""The GPUs of this machine, and which of them learns, samples or judges.
+
+Which GPUs there are, and how much memory they have.
 
 Rule: nvidia-smi is asked, never torch: a CUDA context in this process would take memory from
 whoever is to run there. GPUs are named in the order of their bus, as nvidia-smi does.
+
+Which GPU learns, which samples, which judges. Rule: pure. GPUs are counted from 0 among those that
+the user lets us see; what their CUDA_VISIBLE_DEVICES calls them is `gpus.Visible`'s affair.
 """
 
 from __future__ import annotations
@@ -121,12 +126,6 @@ def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
     whole = max(memory, int(total) * _MIB if total.isdecimal() else 0)
     taken = int(used) * _MIB if used.isdecimal() else 0
     return Gpu(index, name, whole, max(taken, whole - memory)), uuid
-
-
-# Which GPU learns, which samples, which judges.
-#
-# Rule: pure. GPUs are counted from 0 among those that the user lets us see; what their
-# CUDA_VISIBLE_DEVICES calls them is `gpus.Visible`'s affair.
 
 
 _LEARNS = 4

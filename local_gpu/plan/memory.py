@@ -1,7 +1,13 @@
-"""How big a model is, from its config.json alone.
+"""How big a model is, and what each job takes of a GPU's memory.
+
+How big a model is, from its config.json alone.
 
 Rule: no weights are read. The model is built on torch's meta device, where tensors have shapes and
 no memory, so every architecture that transformers knows counts itself.
+
+What each job takes of a GPU's memory, in bytes. Rule: pure arithmetic over a `ModelSize`. Figures
+that stand for what cannot be derived (reserves, the share of gradients under way) are constants
+with a name, and are estimates.
 """
 
 from __future__ import annotations
@@ -93,13 +99,6 @@ def _count(text: Any, module: Any) -> ModelSize:
         vocabulary=int(text.vocab_size),
         context_tokens=int(text.max_position_embeddings),
     )
-
-
-# What each job takes of a GPU's memory, in bytes.
-#
-# Rule: pure arithmetic over a `ModelSize`. Figures that stand for what cannot be derived
-# (reserves,
-# the share of gradients under way) are constants with a name, and are estimates.
 
 
 GIB: Final = 1 << 30

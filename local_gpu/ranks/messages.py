@@ -1,4 +1,6 @@
-"""What the control process and rank 0 say to one another, over a pair of sockets.
+"""What the control process and the ranks say to one another, and how it is written as bytes.
+
+What the control process and rank 0 say to one another, over a pair of sockets.
 
     control ─ Start ─▶ rank 0        once
     control ◀ Ready ─ rank 0         once: the base is loaded on every rank
@@ -12,6 +14,13 @@ hangs up.
 
 Rule: what is raised on the far side is raised here, as the same class with the same sentence and
 the same cause.
+
+What ranks say to one another and to the control process, as bytes.
+
+    8 bytes: length of the head │ head: JSON │ blobs: long rows of numbers, and tensors
+
+Rule: reading makes numbers, words, tensors and the records of one table, whoever wrote the bytes:
+some of them come over the network. Nothing that is read names code.
 """
 
 from __future__ import annotations
@@ -95,15 +104,6 @@ COMMANDS: Final = frozenset(
 
 EXPECTED: Final = (ClawError, OSError)
 """What a command may raise and the ranks go on; anything else ends them."""
-
-
-# What ranks say to one another and to the control process, as bytes.
-#
-#     8 bytes: length of the head │ head: JSON │ blobs: long rows of numbers, and tensors
-#
-# Rule: reading makes numbers, words, tensors and the records of one table, whoever wrote the
-# bytes:
-# some of them come over the network. Nothing that is read names code.
 
 
 _HEAD: Final = 8

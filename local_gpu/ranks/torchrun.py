@@ -1,9 +1,15 @@
-"""torchrun on a leash, on the machine of the control process.
+"""The ranks of this machine, started alone or by torchrun, and ended with whoever started them.
+
+torchrun on a leash, on the machine of the control process.
 
     python -m local_gpu.ranks.torchrun TORCHRUN'S ARGUMENTS      standard input: a pair of sockets
 
 Rule: when the control process lets go, or is gone, torchrun ends with all of its ranks, at once and
 whatever they are doing: also while it waits for other machines, and a rank that does not run.
+
+The ranks of this machine: one as a child of this process, or torchrun with those that it starts.
+Rule: they live no longer than this object. All of them hold the other end of its pair of sockets:
+when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
 """
 
 from __future__ import annotations
@@ -60,14 +66,6 @@ if __name__ == "__main__":
 
     when_let_go(_end_all)
     main()
-
-
-# The ranks of this machine: one as a child of this process, or torchrun with those that it
-# starts.
-#
-# Rule: they live no longer than this object. All of them hold the other end of its pair of
-# sockets:
-# when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
 
 
 _TAIL_BYTES = 3000

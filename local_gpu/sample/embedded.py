@@ -1,8 +1,20 @@
-"""Requests in flight, between the event loop and one generation thread.
+"""The half that serves inside this process: requests, an engine per version, samplers.
+
+Requests in flight, between the event loop and one generation thread.
 
 Rule: a job gets exactly one terminal event, a chunk with a stop reason or an error, so that no
 consumer waits for ever. Jobs are entered, ended and fed in the event loop; the thread reads them
 and posts what it has drawn, once per forward pass.
+
+The sampling engine of one version: starts with its first request, restarts when it has died. Rule:
+immutable weights. An engine never sees another version's tensors, so a request keeps its own
+version's logprobs whatever is published meanwhile.
+
+One version's sampler: streams from its engine; the half that learns scores for it. Rule: weights
+never change after construction.
+
+The half that serves, inside this process: an engine per version over one set of base tensors. Rule:
+weights come from published folders, as any server's would.
 """
 
 from __future__ import annotations
@@ -166,13 +178,6 @@ def _put_all(events: Sequence[tuple[SampleJob, TokenChunk | SamplerError]]) -> N
         job.put(event)
 
 
-# The sampling engine of one version: starts with its first request, restarts when it has died.
-#
-# Rule: immutable weights. An engine never sees another version's tensors, so a request keeps its
-# own
-# version's logprobs whatever is published meanwhile.
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSize:
     vocabulary: int
@@ -330,11 +335,6 @@ async def _collect(
         return Completion.collect([*head, *[chunk async for chunk in stream]], params)
 
 
-# One version's sampler: streams from its engine; the half that learns scores for it.
-#
-# Rule: weights never change after construction.
-
-
 class LocalSampler:
     """Implements `tinker_claw.policy.Sampler` on this machine."""
 
@@ -377,11 +377,6 @@ class LocalSampler:
     def held_requests(self) -> int:
         """Requests that hold cache or wait for it."""
         return self._engine.held_requests
-
-
-# The half that serves, inside this process: an engine per version over one set of base tensors.
-#
-# Rule: weights come from published folders, as any server's would.
 
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]

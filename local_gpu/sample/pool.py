@@ -1,7 +1,18 @@
-"""One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
+"""Servers that sample as one: each as the pool knows it, who looks after it, and who is asked.
+
+One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
 
 Rule: an adapter is `ready` only after the server has answered with it as the trainer does, and is
 let go only when nobody has it in use. One change at a time: loads and unloads never cross.
+
+Looks after one server in the background: brings it back, unloads what nobody uses. Rule: a thread
+that only keeps time. All that is done to the server is done in the event loop, where the pool
+lives, one call at a time; so whichever task closes the pool can end it.
+
+Several servers as one: who is in the rotation, who is asked next, who uses which adapter. Rule:
+what is wanted is written down, and servers are brought to it: an adapter that is in use is on every
+server of the rotation, and one that is not in use goes from all of them. A server that fails leaves
+the rotation at once and comes back by the same way that it came in.
 """
 
 from __future__ import annotations
@@ -268,13 +279,6 @@ class Member:
         return found
 
 
-# Looks after one server in the background: brings it back, unloads what nobody uses.
-#
-# Rule: a thread that only keeps time. All that is done to the server is done in the event loop,
-# where
-# the pool lives, one call at a time; so whichever task closes the pool can end it.
-
-
 _AFTER_A_BUG_S: Final = 30.0
 
 
@@ -331,15 +335,6 @@ class Watch:
             if error is not None:
                 _log.error("Looking after %s failed.", self._name, exc_info=error)
             seconds = _AFTER_A_BUG_S if error else future.result()
-
-
-# Several servers as one: who is in the rotation, who is asked next, who uses which adapter.
-#
-# Rule: what is wanted is written down, and servers are brought to it: an adapter that is in use
-# is on
-# every server of the rotation, and one that is not in use goes from all of them. A server that
-# fails
-# leaves the rotation at once and comes back by the same way that it came in.
 
 
 _LEAVE_S: Final = 5.0

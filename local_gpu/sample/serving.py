@@ -1,8 +1,15 @@
-"""What servers are examined on: written by the half that learns, once for all of them.
+"""The half that serves by servers over HTTP, and what these are examined on.
+
+What servers are examined on: written by the half that learns, once for all of them.
 
 Rule: a version is examined on two prompts that servers have cached under the version before: one
 that never changes, and the prefix that most requests share. A cache that is not keyed on the
 version shows there, and an adapter's change shows best on what people really ask.
+
+The half that serves, by servers over HTTP: opened together, examined, and served as one. Rule:
+`open` returns when every server of the rotation has the version, has computed what its first
+requests will start with, and has answered as the trainer does. So whoever swaps to it routes to no
+server that lacks it, and the version before serves until then.
 """
 
 from __future__ import annotations
@@ -103,15 +110,6 @@ class Examiner:
         length = min(_FIXED_TOKENS, self._facts.context_tokens // 2)
         half = max(2, self._facts.vocabulary // 2)
         return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(length))
-
-
-# The half that serves, by servers over HTTP: opened together, examined, and served as one.
-#
-# Rule: `open` returns when every server of the rotation has the version, has computed what its
-# first
-# requests will start with, and has answered as the trainer does. So whoever swaps to it routes to
-# no
-# server that lacks it, and the version before serves until then.
 
 
 class PoolServing:

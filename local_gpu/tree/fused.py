@@ -1,10 +1,23 @@
-"""Attention over a tree by FlexAttention: one fused call that skips the blocks nobody sees.
+"""Attention over a tree by fused kernels, for CUDA.
+
+Attention over a tree by FlexAttention: one fused call that skips the blocks nobody sees.
 
 Row k is seen by query row q if and only if k <= q < end of k's subtree. Which blocks of rows see
 which follows from the segments alone, so no T x T mask is ever made; within a block that is seen
 in part the kernel asks for the ends of the subtrees.
 
 Rule: forward and backward on CUDA, where the call is compiled; PyTorch has no backward on the CPU.
+
+Attention over a tree by flash attention for sequences of unequal lengths.
+
+One call: every segment is a sequence whose queries are its own rows and whose keys are its
+ancestors' rows and its own, spelt out. Where there are fewer queries than keys the kernel aligns
+them at the end, which is what a segment needs. Rule: CUDA, in half precision. The keys' gradients
+are summed in float32, segment after segment: indexing rows instead would add in bfloat16, in an
+order that changes from run to run.
+
+Memory: a copy of keys and values of as many rows as all segments see, a layer at a time. A tree of
+so many segments that this would be many GB is attended to by merging instead.
 """
 
 from __future__ import annotations
@@ -114,21 +127,6 @@ def compiled(backend: Any = "inductor") -> Any:
     settings: Any = import_module("torch._dynamo.config")
     settings.recompile_limit = max(settings.recompile_limit, _VARIANTS)
     return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
-
-
-# Attention over a tree by flash attention for sequences of unequal lengths.
-#
-# One call: every segment is a sequence whose queries are its own rows and whose keys are its
-# ancestors' rows and its own, spelt out. Where there are fewer queries than keys the kernel
-# aligns
-# them at the end, which is what a segment needs.
-#
-# Rule: CUDA, in half precision. The keys' gradients are summed in float32, segment after segment:
-# indexing rows instead would add in bfloat16, in an order that changes from run to run.
-#
-# Memory: a copy of keys and values of as many rows as all segments see, a layer at a time. A tree
-# of
-# so many segments that this would be many GB is attended to by merging instead.
 
 
 CAUSAL = (-1, 0)

@@ -1,10 +1,27 @@
-"""Attention that trainer and sampler share: causal, per sequence, without a mask over the batch.
+"""Attention: per sequence, and over a tree of shared prefixes, by plain PyTorch.
+
+Attention that trainer and sampler share: causal, per sequence, without a mask over the batch.
 
 transformers' own SDPA path for continuous batching attends with one dense mask over all queries
 and all keys of a batch; here each sequence meets its own keys only. Registered under a name of its
 own, so that switching between training, scoring and paged sampling changes nothing in a model.
 
 Rule: no padding and no attention mask exist here. A sequence is whole, and causal.
+
+Attention over a `PrefixTree`, by kernels that can be exchanged. Rule: every kernel computes what
+`SdpaKernel` computes, to rounding, forward and backward. That one is the reference: it is short,
+runs everywhere, and is neither the fastest nor the leanest.
+
+Attention over a tree without gathering keys and without masks: pieces, merged by their weights.
+
+A segment's rows attend causally among themselves; and because a subtree is one range of rows, all
+rows below a segment attend to that segment in one dense call. A query row that has met its keys in
+several pieces merges them by the log of each piece's sum of exponentials. The backward pass needs
+no merging: with the merged output and log-sum, the gradient of a piece is the gradient of the whole
+with respect to that piece's keys. Rule: nothing is stored for the backward pass but query, key,
+value, output and one number per row and head; sums over pieces are made in float32 at least.
+
+Shapes: query [1, H, n, D], key and value [1, G, m, D] with G dividing H; log-sums [1, H, n].
 """
 
 from __future__ import annotations
@@ -105,13 +122,6 @@ def causal_attention(
 AttentionInterface.register(ATTENTION, causal_attention)
 
 
-# Attention over a `PrefixTree`, by kernels that can be exchanged.
-#
-# Rule: every kernel computes what `SdpaKernel` computes, to rounding, forward and backward. That
-# one
-# is the reference: it is short, runs everywhere, and is neither the fastest nor the leanest.
-
-
 Attend = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 """query [1, H, T, D], key and value [1, G, T, D] with G dividing H, scale -> [1, H, T, D]."""
 
@@ -151,22 +161,6 @@ class SdpaKernel:
 
 def _together(pieces: tuple[Tensor, ...], ids: list[int]) -> Tensor:
     return torch.cat([pieces[i] for i in ids], dim=2) if len(ids) > 1 else pieces[ids[0]]
-
-
-# Attention over a tree without gathering keys and without masks: pieces, merged by their weights.
-#
-# A segment's rows attend causally among themselves; and because a subtree is one range of rows,
-# all
-# rows below a segment attend to that segment in one dense call. A query row that has met its keys
-# in several pieces merges them by the log of each piece's sum of exponentials. The backward pass
-# needs no merging: with the merged output and log-sum, the gradient of a piece is the gradient of
-# the whole with respect to that piece's keys.
-#
-# Rule: nothing is stored for the backward pass but query, key, value, output and one number per
-# row
-# and head; sums over pieces are made in float32 at least.
-#
-# Shapes: query [1, H, n, D], key and value [1, G, m, D] with G dividing H; log-sums [1, H, n].
 
 
 _aten: Any = torch.ops.aten

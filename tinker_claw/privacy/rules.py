@@ -1,8 +1,15 @@
-"""Secrets by the rules that others maintain: Kingfisher's, for some hundred services.
+"""What secrets and personal data look like: rules that others maintain, and ours.
+
+Secrets by the rules that others maintain: Kingfisher's, for some hundred services.
 
 Rule: only rules that are sure of themselves, and only what they find, by its place; nothing is
 asked of any service. A text is searched in pieces, so that the time grows with its length and no
 faster.
+
+The forms of secrets and of personal data. Rule: every repetition is bounded and every pattern
+begins where nothing longer is under way, so that a text costs time in proportion to its length. A
+rule would rather miss a secret that has no form of its own than take a hash, an id or a line of
+code for one.
 """
 
 from __future__ import annotations
@@ -60,14 +67,6 @@ def _scanner() -> Scanner:
     from kingfisher_sdk import Rules, Scanner  # most commands need none of it
 
     return Scanner(Rules(confidence="high"), base64=False)
-
-
-# The forms of secrets and of personal data.
-#
-# Rule: every repetition is bounded and every pattern begins where nothing longer is under way, so
-# that a text costs time in proportion to its length. A rule would rather miss a secret that has
-# no
-# form of its own than take a hash, an id or a line of code for one.
 
 
 SECRETS: Final = "secrets"

@@ -385,9 +385,8 @@ class Encoder:
         if not self._quickening:  # whoever sends long texts once will do so again
             self._quickening = True
             texts = [text for text, _ in wanted]
-            threading.Thread(
-                target=self._quicken, args=(texts,), name="fast tokenizer", daemon=True
-            ).start()
+            # No daemon: an interpreter that ends under native code is aborted.
+            threading.Thread(target=self._quicken, args=(texts,), name="fast tokenizer").start()
         return found
 
     def _quicken(self, met: Sequence[str]) -> None:

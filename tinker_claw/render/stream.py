@@ -1,6 +1,23 @@
-"""Parsed tool calls of the `renderers` package to ours.
+"""Sampled tokens to a reply: text, thinking and tool calls, as they arrive or all at once.
+
+Parsed tool calls of the `renderers` package to ours.
 
 Rule: an attempt that an agent could not execute is no call; its text is shown instead.
+
+Where a request ends its reply before the model does. Rule: the cut falls in the same place however
+the tokens were chunked: a service that answers in one piece and a sampler that streams show the
+same reply. Only the reply is cut, never what was sampled.
+
+A stop string counts where it is in the reply's text, as the client sees it: not in thinking, not in
+a tool call, and not in white space that a reply's text is stripped of. Where one call is allowed,
+the reply ends before the second.
+
+Token ids to text while they are still arriving. Rule: a piece that was handed out never changes.
+Bytes of an unfinished character and white space that may turn out to be trailing are held back.
+
+Sampled tokens to a reply, while they arrive. Rule: `finish` gives exactly the reply whose pieces
+were streamed; parsing at once is streaming in one piece. Structure is told by token ids, so text
+that merely looks like a marker is text.
 """
 
 from __future__ import annotations
@@ -61,20 +78,6 @@ def _compact(arguments: Any) -> str | None:
         return None
     # Half a surrogate pair cannot be sent as it is; escaped it can.
     return text.encode(errors="backslashreplace").decode()
-
-
-# Where a request ends its reply before the model does.
-#
-# Rule: the cut falls in the same place however the tokens were chunked: a service that answers in
-# one
-# piece and a sampler that streams show the same reply. Only the reply is cut, never what was
-# sampled.
-#
-# A stop string counts where it is in the reply's text, as the client sees it: not in thinking,
-# not in
-# a tool call, and not in white space that a reply's text is stripped of. Where one call is
-# allowed,
-# the reply ends before the second.
 
 
 class CutStream:
@@ -178,13 +181,6 @@ class StopSearch:
         return ""
 
 
-# Token ids to text while they are still arriving.
-#
-# Rule: a piece that was handed out never changes. Bytes of an unfinished character and white
-# space
-# that may turn out to be trailing are held back.
-
-
 Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED = "\ufffd"
@@ -269,13 +265,6 @@ class Channel:
         if body:
             self._pieces.append(body)
         return body
-
-
-# Sampled tokens to a reply, while they arrive.
-#
-# Rule: `finish` gives exactly the reply whose pieces were streamed; parsing at once is streaming
-# in
-# one piece. Structure is told by token ids, so text that merely looks like a marker is text.
 
 
 class ReplyStream(Protocol):
