@@ -39,7 +39,6 @@ from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
-from tinker_claw.learner.health import FINE
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import Figures, StepFigures, read_figures
 from tinker_claw.ledger.outcome import count_outcomes, moment
@@ -196,6 +195,16 @@ def _watch(look: Callable[[], _Look]) -> None:
 
 # What /healthz says
 
+_FINE = {
+    "backend": ("ok",),
+    "learner": ("waiting", "training", "observing", "finished", "paused"),
+    "judge": ("ok", "paused"),
+    "agreement": ("ok",),
+    "servers": ("ok",),
+    "upkeep": ("ok",),
+}
+"""States in which nothing is said of a part; why spending is paused has a line of its own."""
+
 
 def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     """The lines for a terminal. `now`: seconds since 1970."""
@@ -226,9 +235,9 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         at = health[f"{part}_since"]
         return f"since {moment(at, now)} ({span(max(0, now - at))} ago)"
 
-    for part, fine in FINE.items():
-        state = health.get(part, "ok")
-        if state in (*fine, "ok", "paused"):  # what the pause of spending means stands below
+    for part, fine in _FINE.items():
+        state = health.get(part, fine[0])
+        if state in fine:
             continue
         line = f"  {part}: {state} {since(part)}"
         wait_s = health.get(f"{part}_next_try_s")

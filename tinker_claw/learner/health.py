@@ -11,16 +11,6 @@ from tinker_claw.errors import OutageError
 from tinker_claw.outages import Asking, Outages
 from tinker_claw.telemetry import log
 
-FINE = {
-    "backend": ("ok",),
-    "learner": ("waiting", "training", "observing", "finished"),
-    "judge": ("ok",),
-    "agreement": ("ok",),
-    "servers": ("ok",),
-    "upkeep": ("ok",),
-}
-"""The parts, and their states in which all is well."""
-
 
 @dataclass(slots=True)
 class PartHealth:
@@ -102,10 +92,9 @@ class Health:
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
-        parts: dict[str, PartHealth] = {
-            name: getattr(self, name) for name in FINE if name != "backend"
-        }
-        well = not away and all(part.state in FINE[name] for name, part in parts.items())
+        well = self.learner.state in ("waiting", "training", "observing", "finished")
+        others = (self.judge, self.agreement, self.servers, self.upkeep)
+        well = well and all(part.state == "ok" for part in others) and not away
         shown: dict[str, Any] = {
             "status": "ok" if well else "degraded",
             "meaning": meaning(
@@ -125,7 +114,8 @@ class Health:
             "backend_since": self.backend.since,
             "backend_error": self.backend.error,
         }
-        for name, part in parts.items():
+        for name in ("learner", "judge", "agreement", "servers", "upkeep"):
+            part: PartHealth = getattr(self, name)
             shown |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
             if name in ("learner", "judge", "upkeep"):
                 shown[f"{name}_next_try_s"] = part.next_try_s
