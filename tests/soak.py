@@ -232,7 +232,7 @@ class Learns(Trainer):
 
 
 @asynccontextmanager
-async def open_learns(settings: Any, *_: Any) -> AsyncIterator[Trainer]:
+async def open_learns(settings: Any, *_: Any, **__: Any) -> AsyncIterator[Trainer]:
     """In place of the product's function that opens a backend."""
     yield Learns(_flag(settings.run.directory))
 

@@ -53,6 +53,10 @@ def _nobody_listens() -> None:
     """Until it is in a pool."""
 
 
+_TURN_S: Final = 2.0
+"""A load takes less; after so long the next server begins beside one that hangs."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """How a pool serves."""
@@ -234,14 +238,27 @@ class Member:
                 return
             await ping(self.server)  # one that hangs is found out sooner than by a load
             self.held.add(name)  # before: nobody knows what a call that is broken off has done
-            async with self.turn:
-                await self.server.load(name, adapter.folder)
+            await self._load(name, adapter.folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.warm_s):
                     await self._warm(name, warm)
             if (exam := await adapter.exam()) is not None:
                 self.agreements[name] = await self._sit(name, exam)
             self.ready.add(name)
+
+    async def _load(self, name: str, folder: Path) -> None:
+        """In its turn; a server that takes long over it holds no other up."""
+        async with self.turn:
+            load = asyncio.ensure_future(self.server.load(name, folder))
+            try:
+                await asyncio.wait({load}, timeout=_TURN_S)
+            except BaseException:
+                load.cancel()
+                raise
+        try:
+            await load
+        finally:
+            load.cancel()
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
         """Unload what nobody wants any more."""

@@ -281,7 +281,7 @@ def test_answers_that_could_not_be_tied_to_a_reply_are_told(
     assert answers().startswith("ok   answers    none was lost")
     for cause in (Lost.COMPACTED, Lost.EDITED, Lost.COMPACTED):
         ledger.turns.add(new_turn(ledger, lost=cause))
-    told = "3 answers that could not be tied to a reply: 2 compacted, 1 edited; of 4 main turns."
+    told = "3 answers that could not be tied to a reply: 2 compacted, 1 edited; of 4 main turns: "
     assert answers().startswith(f"warn answers    {told}")
     for _ in range(80):
         ledger.turns.add(new_turn(ledger))

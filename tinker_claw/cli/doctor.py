@@ -35,36 +35,8 @@ from tinker_claw.backends.open import check_backend, open_trainer
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
-from tinker_claw.cli import common, openclaw_file
-from tinker_claw.cli.common import (
-    Column,
-    Flags,
-    GatewayUnreachable,
-    apart,
-    ask,
-    key_of,
-    printable,
-    read_run_view,
-    served_models,
-    short,
-    span,
-    url_of,
-    vote,
-    wrapped,
-    write,
-)
-from tinker_claw.cli.openclaw import (
-    PROVIDER,
-    SMALLEST_CONTEXT,
-    TOO_FEW,
-    Context,
-    Use,
-    base_url,
-    context_of,
-    misfits,
-    provider_for,
-    uses,
-)
+from tinker_claw.cli import common, openclaw, openclaw_file
+from tinker_claw.cli.common import Column, Flags, printable, short, span, wrapped, write
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError, RequestError
@@ -108,15 +80,72 @@ class DoctorFlags(Flags):
     no_checks: bool = Field(False, description="show the requests only; nothing is asked or spent")
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check has to say, and what to do. `-`: there was nothing to look at."""
+
+    told: str
+    state: Literal["ok", "warn", "-", "FAIL"] = "ok"
+    remedy: str | None = None
+
+    def show(self, name: str) -> None:
+        told = self.told if self.remedy is None else f"{self.told}: {self.remedy}"
+        more = ("\n" + " " * 16).join(told.splitlines())
+        write([f"{self.state:<5}{name:<11}{more}"])
+
+
+@dataclass(slots=True)
+class CheckContext:
+    """The settings, and what earlier checks have found."""
+
+    settings: Settings
+    stack: AsyncExitStack
+    source: Source | None = None
+    offers: openclaw.Context | None = None
+    """How many tokens."""
+    failed: list[str] = field(default_factory=list[str])
+    """Names of the checks that failed, or stand on one that did."""
+
+    @property
+    def remote(self) -> bool:
+        return self.settings.run.backend == "tinker"
+
+    @property
+    def ledger(self) -> Path:
+        return self.settings.run.directory / FILE
+
+    @property
+    def service(self) -> str:
+        """Tinker's address."""
+        from tinker_claw.backends.tinker.access import address  # imports the SDK
+
+        return address(self.settings.run.base_url).base_url
+
+
+Check = Callable[[CheckContext], Awaitable[Finding]]
+_CHECKS: list[tuple[str, Check, tuple[str, ...]]] = []
+"""As they stand below, which is the order in which they are made."""
+
+
+def check(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[Check], Check]:
+    """Adds a check, which stands on others. What keeps run.py from starting, it raises."""
+
+    def add(function: Check) -> Check:
+        _CHECKS.append((name, function, needs))
+        return function
+
+    return add
+
+
 def doctor(given: DoctorFlags) -> int:
     """Check the set-up that `run.py` with these flags would use; 0: all is well."""
     try:
         settings = given.settings
     except ConfigError as error:
-        _line("FAIL", "settings", str(error))
+        Finding(str(error), "FAIL").show("settings")
         return EXIT_FAILED
     run = settings.run
-    _line("ok", "settings", f"{run.method} on {run.model_name}, backend {run.backend}")
+    Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
     well = True if given.no_checks else asyncio.run(_examine(settings))
     if given.last:
         _show_recent(settings, given.last, reasons=given.reasons)
@@ -126,41 +155,33 @@ def doctor(given: DoctorFlags) -> int:
 async def _examine(settings: Settings) -> bool:
     async with AsyncExitStack() as stack:
         seen = CheckContext(settings, stack)
-        for name, check, needs in _CHECKS:
-            if any(other in seen.failed for other in needs):
-                seen.failed.append(name)
-                first = next(other for other in needs if other in seen.failed)
-                _line("-", name, f"not looked at: first mend {first}")
-                continue
+        for name, function, needs in _CHECKS:
             try:
-                found = await check(seen)
-                _line(found.state, name, found.told)
+                if missing := [other for other in needs if other in seen.failed]:
+                    seen.failed.append(name)
+                    found = Finding(f"not looked at: first mend {missing[0]}", "-")
+                else:
+                    found = await function(seen)
             except ClawError as error:
                 seen.failed.append(name)
-                _line("FAIL", name, str(error))
+                found = Finding(str(error), "FAIL")
+            found.show(name)
     return not seen.failed
-
-
-def _line(state: str, name: str, told: str) -> None:
-    more = ("\n" + " " * 16).join(told.splitlines())
-    write([f"{state:<5}{name:<11}{more}"])
 
 
 def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
     ledger = settings.run.directory / FILE
     if not ledger.exists():
-        _line("-", "requests", f"none yet: {settings.run.directory} holds no ledger")
-        return
+        told = f"none yet: {settings.run.directory} holds no ledger"
+        return Finding(told, "-").show("requests")
     try:
         with reading(ledger) as rows, rows.moment():
             turns = read_turns(rows, count)
-            run = read_run_view(rows, settings.training.batch_size)
+            run = common.read_run_view(rows, settings.training.batch_size)
     except LedgerError as error:
-        _line("warn", "requests", str(error))
-        return
+        return Finding(str(error), "warn").show("requests")
     if not turns:
-        _line("-", "requests", f"none yet in {ledger}")
-        return
+        return Finding(f"none yet in {ledger}", "-").show("requests")
     write(["", f"The last requests in {ledger}:", ""])
     write(table(turns, run, time.time(), reasons=reasons))
     for sentence in advice(turns):
@@ -178,48 +199,15 @@ _MANY_LOST = 0.05
 """Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check has to say. `-`: there was nothing to look at."""
-
-    told: str
-    state: Literal["ok", "warn", "-"] = "ok"
-
-
-@dataclass(slots=True)
-class CheckContext:
-    """The settings, and what earlier checks have found."""
-
-    settings: Settings
-    stack: AsyncExitStack
-    source: Source | None = None
-    offers: Context | None = None
-    """How many tokens."""
-    failed: list[str] = field(default_factory=list[str])
-    """Names of the checks that failed, or stand on one that did."""
-
-    @property
-    def remote(self) -> bool:
-        return self.settings.run.backend == "tinker"
-
-    @property
-    def ledger(self) -> Path:
-        return self.settings.run.directory / FILE
-
-
-Check = Callable[[CheckContext], Awaitable[Finding]]
-
-
+@check("backend")
 async def backend(seen: CheckContext) -> Finding:
     await check_backend(seen.settings)
     if seen.remote:
-        from tinker_claw.backends.tinker.access import address
-
-        where = address(seen.settings.run.base_url)
-        return Finding(f"tinker {SDK_VERSION}; {where.base_url} takes the key and has the model")
+        return Finding(f"tinker {SDK_VERSION}; {seen.service} takes the key and has the model")
     return Finding("torch, peft and safetensors are installed")
 
 
+@check("memory", needs=("backend",))
 async def memory(seen: CheckContext) -> Finding:
     if seen.remote:
         return Finding("the service's affair", "-")
@@ -235,6 +223,7 @@ async def memory(seen: CheckContext) -> Finding:
     return Finding(table)
 
 
+@check("samplers", needs=("memory",))
 async def samplers(seen: CheckContext) -> Finding:
     settings = seen.settings
     if seen.remote:
@@ -247,7 +236,7 @@ async def samplers(seen: CheckContext) -> Finding:
         return Finding("the gateway's process samples")
     if vllm is None:
         slow = "the gateway's process samples, many times slower, with a base of its own"
-        return Finding(f"no vLLM: {slow}. {local.GET_VLLM}", "warn")
+        return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
     local.check_quantization(settings, vllm)
     return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
 
@@ -269,35 +258,28 @@ async def _served_at(url: str, settings: Settings) -> str:
     return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 
+@check("tokenizer")
 async def tokenizer(seen: CheckContext) -> Finding:
     seen.source = source(seen.settings, weights=False)
     renderer = Renderer.load(seen.source.tokenizer, seen.source.family)
     prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
-    buffered = isinstance(renderer.stream(prompt.tokens), BufferedStream)
-    abilities = [
-        f"chat format {renderer.family}, from {seen.source.tokenizer}",
-        "thinking can be switched by the request"
-        if _thinking_can_be_switched(renderer)
-        else "thinking cannot be switched",
-        "replies are parsed when they are complete, so agents see them late"
-        if buffered
-        else "text and tool calls are streamed",
-    ]
-    if prompt.hint_at is not None:
-        return Finding("; ".join([*abilities, "hints have their place"]))
-    lost = "no place for a hint is known: hints teach nothing here, verdicts still do"
-    wants = build(seen.settings.run.method).teaching is not None
-    return Finding("; ".join([*abilities, lost]), "warn" if wants else "ok")
-
-
-def _thinking_can_be_switched(renderer: Renderer) -> bool:
+    told = f"chat format {renderer.family}, from {seen.source.tokenizer}"
     try:
         switches(renderer.config, {}, "none")
+        told += "; thinking can be switched by the request"
     except RequestError:
-        return False
-    return True
+        told += "; thinking cannot be switched"
+    if isinstance(renderer.stream(prompt.tokens), BufferedStream):
+        told += "; replies are parsed when they are complete, so agents see them late"
+    else:
+        told += "; text and tool calls are streamed"
+    if prompt.hint_at is not None:
+        return Finding(f"{told}; hints have their place")
+    told += "; no place for a hint is known: hints teach nothing here, verdicts still do"
+    return Finding(told, "warn" if build(seen.settings.run.method).teaching else "ok")
 
 
+@check("method", needs=("backend", "tokenizer"))
 async def method(seen: CheckContext) -> Finding:
     settings = seen.settings
     method = build(settings.run.method)
@@ -307,7 +289,7 @@ async def method(seen: CheckContext) -> Finding:
     trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
     has = await trainer.capabilities()
     require(method, settings.training, has)
-    seen.offers = Context(has.context_tokens, "the service says so")
+    seen.offers = openclaw.Context(has.context_tokens, "the service says so")
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
 
     assert isinstance(trainer, TinkerTrainer)
@@ -318,6 +300,7 @@ async def method(seen: CheckContext) -> Finding:
     return Finding(told)
 
 
+@check("price")
 async def price(seen: CheckContext) -> Finding:
     settings = seen.settings
     if not seen.remote:
@@ -333,38 +316,36 @@ async def price(seen: CheckContext) -> Finding:
     )
 
 
+@check("judge")
 async def judge(seen: CheckContext) -> Finding:
     settings = seen.settings
     if settings.judge.judge_url is None:
-        demo = settings.run.model_name == DEMO
-        return Finding(
-            "the rules that come with the demo judge" if demo else "the base model judges"
-        )
+        if settings.run.model_name == DEMO:
+            return Finding("the rules that come with the demo judge")
+        return Finding("the base model judges")
     async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
         await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
     return Finding(f"{settings.judge.judge_url} answers")
 
 
+@check("data")
 async def data(seen: CheckContext) -> Finding:
     directory = seen.settings.run.directory
-    there = directory
-    while not there.exists():
-        there = there.parent
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
     free_gb = shutil.disk_usage(there).free / 1e9
     if free_gb < _LOW_DISK_GB:
         raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
     if bare := open_to_others(directory):
-        return Finding(
-            f"others on this machine may read {len(bare)} of its files ({bare[0]}); the next start "
-            f"closes them, or you do: chmod -R go= {directory}",
-            "warn",
-        )
+        told = f"others on this machine may read {len(bare)} of its files ({bare[0]})"
+        closes = f"the next start closes them, or you do: chmod -R go= {directory}"
+        return Finding(told, "warn", closes)
     held = "holds a run to go on with" if seen.ledger.exists() else "is new"
     return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
 
 
+@check("answers", needs=("data",))
 async def answers(seen: CheckContext) -> Finding:
     """Whether what users say finds the replies that they say it about."""
     if not seen.ledger.exists():
@@ -373,10 +354,12 @@ async def answers(seen: CheckContext) -> Finding:
         causes, main = lost_of(ledger), ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
     if not causes:
         return Finding("none was lost: what follows a reply is known to follow it")
-    told = f"{lost(causes)}; of {main} main turns. `python run.py explain TURN` says more of each"
-    return Finding(told, "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok")
+    state = "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok"
+    more = "`python run.py explain TURN` says more of each"
+    return Finding(f"{lost(causes)}; of {main} main turns", state, more)
 
 
+@check("agreement", needs=("data",))
 async def agreement(seen: CheckContext) -> Finding:
     """Of sampler and trainer, when a step last compared them."""
     if not seen.ledger.exists():
@@ -387,12 +370,11 @@ async def agreement(seen: CheckContext) -> Finding:
     if not compared:
         return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
     step = compared[-1]
-    told = f"step {step.id}: sampler and trainer were {apart(step.metrics)} nats apart"
+    told = f"step {step.id}: sampler and trainer were {common.apart(step.metrics)} nats apart"
     if step.metrics["agrees"]:
         return Finding(f"{told}, which is rounding")
-    return Finding(
-        f"{told}, which is no rounding: `python run.py status` says what to look at", "warn"
-    )
+    look = "`python run.py status` says what to look at"
+    return Finding(f"{told}, which is no rounding", "warn", look)
 
 
 # What is around it
@@ -400,98 +382,55 @@ async def agreement(seen: CheckContext) -> Finding:
 _CLOCK_WARNS_S = 10.0
 _CLOCK_FAILS_S = 300.0
 """From about here on short-lived keys are refused, and certificates that are new."""
+_PATIENCE_S = 5.0
 _PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
 
 
+@check("port")
 async def port(seen: CheckContext) -> Finding:
     gateway = seen.settings.gateway
     try:
         with listen(gateway.host, gateway.port):
             return Finding(f"{gateway.host}:{gateway.port} is free")
     except ConfigError as taken:
-        url, key = url_of(seen.settings), key_of(seen.settings)
+        url, key = common.url_of(seen.settings), common.key_of(seen.settings)
         try:
-            health = await asyncio.to_thread(ask, url, key)
-        except GatewayUnreachable:
+            health = await asyncio.to_thread(common.ask, url, key)
+        except common.GatewayUnreachable:
             raise taken from None
+    here = f"a gateway of this project answers at {url}"
     if "user" in health:  # not an admin's key: it tells no more than that
-        return Finding(f"a gateway of this project answers at {url}. It is {health['status']}")
+        return Finding(f"{here}. It is {health['status']}")
     if "policy_version" not in health:  # it tells strangers no more than whether all is well
         raise ConfigError(
-            f"a gateway of this project runs at {url}, and takes another key than these flags "
-            "give; give one of its keys, or choose another --port"
+            f"{here}, and takes another key than these flags give; give one of its keys, or choose "
+            "another --port"
         )
     name = seen.settings.served_name
-    served = await asyncio.to_thread(served_models, url, key)
+    served = await asyncio.to_thread(common.served_models, url, key)
     if served is not None and name not in served:
         raise ConfigError(
-            f"a gateway of this project runs at {url}, but it serves {', '.join(served)}, not "
-            f"{name}; stop it, or choose another --port"
+            f"{here}, but it serves {', '.join(served)}, not {name}; stop it, or choose another "
+            "--port"
         )
-    told = f"a gateway of this project answers at {url}. {health['meaning']}"
+    told = f"{here}. {health['meaning']}"
     its_own = Path(health["data_dir"])
     if its_own != seen.ledger.parent.absolute():
-        elsewhere = f"It keeps its records elsewhere, in {its_own}; see --data-dir."
-        return Finding(f"{told} {elsewhere}", "warn")
+        told += f" It keeps its records elsewhere, in {its_own}"
+        return Finding(told, "warn", "see --data-dir")
     if health["status"] != "ok":
-        return Finding(f"{told} It is {health['status']}: `python run.py status` says why.", "warn")
+        told += f" It is {health['status']}"
+        return Finding(told, "warn", "`python run.py status` says why")
     return Finding(told)
 
 
-async def model(seen: CheckContext) -> Finding:
-    context = seen.offers = seen.offers or await context_of(seen.settings)
-    told = (
-        f"served as {seen.settings.served_name}; context {context.tokens} tokens: {context.source}"
-    )
-    if context.tokens >= SMALLEST_CONTEXT:
-        return Finding(told)
-    return Finding(f"{told}. That is {TOO_FEW}", "warn")
-
-
-async def openclaw(seen: CheckContext) -> Finding:
-    """Whether OpenClaw's configuration, where there is one, points here."""
-    path = openclaw_file.usual_path()
-    try:
-        found = openclaw_file.read(path)
-    except ConfigError as error:  # OpenClaw's trouble, not the gateway's
-        return Finding(str(error), "warn")
-    if found is None:
-        return Finding(f"no configuration at {path}: {_PRINTS}", "-")
-    if seen.settings.gateway.port == 0:
-        return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
-    name = provider_for(found.data, seen.settings)
-    if name is None:
-        return Finding(
-            f"no provider in {path} points at {base_url(seen.settings)}: {_PRINTS}, --write "
-            "puts it there",
-            "warn",
-        )
-    assert seen.offers is not None
-    looked = misfits(found.data, name, seen.settings, seen.offers)
-    if wrong := [misfit.said for misfit in looked if misfit.said]:
-        mends = f"{_PRINTS}, --write puts it there" + (
-            f" as {PROVIDER}" if name != PROVIDER else ""
-        )
-        return Finding("\n".join([f"the provider {name} in {path}:", *wrong, mends]), "warn")
-    used = uses(found.data, seen.settings)
-    lines = [f"the provider {name} in {path} fits; {_users(used)}"]
-    if other := [str(use) for use in used if not use.here]:
-        lines += ["what is said elsewhere is neither recorded nor learned from:", *other]
-    return Finding("\n".join(lines))
-
-
-def _users(used: list[Use]) -> str:
-    """Which agents use the gateway's model, in words."""
-    agents = [use.agent for use in used if use.agent is not None]
-    ours = [use.agent for use in used if use.agent is not None and use.here]
-    if len(ours) == len(agents):
-        return "agents use it"
-    return f"agents that use it: {', '.join(ours) or 'none'}"
-
-
+@check("clock")
 async def clock(seen: CheckContext) -> Finding:
+    asked = [seen.service] if seen.remote and "backend" not in seen.failed else list[str]()
+    if seen.settings.judge.judge_url is not None:
+        asked.append(seen.settings.judge.judge_url)
     told, worst = list[str](), 0.0
-    for url in _servers(seen):
+    for url in asked:  # which run.py asks anyway
         ahead = await asyncio.to_thread(ahead_of, url)
         if ahead is None:
             continue
@@ -504,41 +443,21 @@ async def clock(seen: CheckContext) -> Finding:
             f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
             "wrong clock; set it (with NTP)"
         )
-    future = _from_the_future(seen.ledger)
+    try:
+        with reading(seen.ledger) as rows, rows.moment():
+            future = (newest_at(rows) or 0.0) - time.time()
+    except LedgerError:
+        future = 0.0
     if future >= _CLOCK_WARNS_S:
+        worst = max(worst, future)
         told.append(
             f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
             f"written in {span(future)}. Nothing is lost, rows are ordered by number; the times "
             "that are shown are wrong"
         )
-        return Finding("; ".join(told), "warn")
     if not told:
         return Finding("no server to compare it with; no row of the ledger is from the future")
     return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
-
-
-def _servers(seen: CheckContext) -> Iterator[str]:
-    """Servers that run.py asks anyway."""
-    settings = seen.settings
-    if seen.remote and "backend" not in seen.failed:
-        from tinker_claw.backends.tinker.access import address
-
-        yield address(settings.run.base_url).base_url
-    if settings.judge.judge_url is not None:
-        yield settings.judge.judge_url
-
-
-def _from_the_future(ledger: Path) -> float:
-    """By how many seconds the newest row is ahead of this clock; 0 where it is not."""
-    try:
-        with reading(ledger) as rows, rows.moment():
-            newest = newest_at(rows)
-    except LedgerError:
-        return 0.0
-    return max(0.0, (newest or 0.0) - time.time())
-
-
-_PATIENCE_S = 5.0
 
 
 def ahead_of(url: str) -> float | None:
@@ -565,119 +484,47 @@ def ahead_of(url: str) -> float | None:
     return middle - theirs
 
 
-_CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
-    ("backend", backend, ()),
-    ("memory", memory, ("backend",)),
-    ("samplers", samplers, ("memory",)),
-    ("tokenizer", tokenizer, ()),
-    ("method", method, ("backend", "tokenizer")),
-    ("price", price, ()),
-    ("judge", judge, ()),
-    ("data", data, ()),
-    ("answers", answers, ("data",)),
-    ("agreement", agreement, ("data",)),
-    ("port", port, ()),
-    ("clock", clock, ()),
-    ("model", model, ("backend",)),
-    ("openclaw", openclaw, ("model",)),
-)
+@check("model", needs=("backend",))
+async def model(seen: CheckContext) -> Finding:
+    offers = seen.offers = seen.offers or await openclaw.context_of(seen.settings)
+    told = f"served as {seen.settings.served_name}; context {offers.tokens} tokens: {offers.source}"
+    if offers.tokens >= openclaw.SMALLEST_CONTEXT:
+        return Finding(told)
+    return Finding(f"{told}. That is {openclaw.TOO_FEW}", "warn")
 
 
-# What the last requests mean together
-
-_MOST = 0.75
-_FEWEST = 3
-"""Fewer turns are no pattern."""
-
-
-def advice(turns: Sequence[TurnView]) -> list[str]:
-    """Sentences on these turns, oldest first; none where learning goes its way."""
-    main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    return [
-        *_sides(turns, main),
-        *_followed(main),
-        *_judging(main),
-        *_unfit(main),
-        *_stood_in(turns),
-    ]
-
-
-def _sides(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
-    side = [turn for turn in turns if turn.kind is Kind.SIDE]
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    told = f"{len(side)} of {len(turns)} requests are side turns, which are never trained"
-    yield (
-        f"{told}; the reason of {times}: {printable(reason)}. Recaps, titles, compaction, "
-        "heartbeat and cron are meant to be side turns. If these were your own messages, the "
-        "client sends something that marks them: look for a header X-Turn-Type, for a model name "
-        "with @v, and for another proxy in between; --reasons shows the reason of each."
-    )
-    if not main:
-        yield "There is no main turn among them: nothing can be learned from these requests."
-
-
-def _followed(main: Sequence[TurnView]) -> Iterator[str]:
-    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
-        return
-    sessions = len({turn.session_id for turn in main})
-    none = f"None of the {len(main)} main turns has a next state, so there is nothing to judge"
-    if sessions == len(main):
-        yield (
-            f"{none}: every one stands alone in its session. Go on in the same conversation; if "
-            "you did, the client sends neither its earlier messages back nor a name for the "
-            "session (X-Session-Id)."
-        )
-    else:
-        yield (
-            f"{none}, although sessions go on. The replies do not come back in the client's "
-            "history as they were sent: something between rewrites or drops them."
-        )
-
-
-def _judging(main: Sequence[TurnView]) -> Iterator[str]:
-    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
-    if aside:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
-            "takes them up again."
-        )
-    waiting = [
-        turn
-        for turn in main
-        if turn.next_role is not None and not turn.judged and turn.untrained_because is None
-    ]
-    if _most(waiting, [turn for turn in main if turn.next_role is not None]):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
-
-
-def _unfit(main: Sequence[TurnView]) -> Iterator[str]:
-    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
-    if _most(unfit, main):
-        yield (
-            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
-            f"{unfit[-1].untrained_because}. "
-            "The client sets it; take temperature, top_p and top_k out of its settings for this "
-            "model."
-        )
-
-
-def _stood_in(turns: Sequence[TurnView]) -> Iterator[str]:
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; --reasons says why."
-        )
-
-
-def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
-    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
+@check("openclaw", needs=("model",))
+async def openclaw_points_here(seen: CheckContext) -> Finding:
+    """Whether OpenClaw's configuration, where there is one, points here."""
+    settings, path = seen.settings, openclaw_file.usual_path()
+    try:
+        found = openclaw_file.read(path)
+    except ConfigError as error:  # OpenClaw's trouble, not the gateway's
+        return Finding(str(error), "warn")
+    if found is None:
+        return Finding(f"no configuration at {path}", "-", _PRINTS)
+    if settings.gateway.port == 0:
+        return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
+    mends = f"{_PRINTS}, --write puts it there"
+    name = openclaw.provider_for(found.data, settings)
+    if name is None:
+        nobody = f"no provider in {path} points at {openclaw.base_url(settings)}"
+        return Finding(nobody, "warn", mends)
+    assert seen.offers is not None
+    provider = f"the provider {name} in {path}"
+    looked = openclaw.misfits(found.data, name, settings, seen.offers)
+    if wrong := [misfit.said for misfit in looked if misfit.said]:
+        mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
+        return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
+    used = openclaw.uses(found.data, settings)
+    agents = [use for use in used if use.agent is not None]
+    ours = [use.agent for use in agents if use.agent is not None and use.here]
+    named = f"agents that use it: {', '.join(ours) or 'none'}"
+    told = f"{provider} fits; {'agents use it' if len(ours) == len(agents) else named}"
+    if other := [str(use) for use in used if not use.here]:
+        note = "what is said elsewhere is neither recorded nor learned from:"
+        told = "\n".join([told, note, *other])
+    return Finding(told)
 
 
 # The last requests as a table: what each was, what came of it, and why; no user's words
@@ -698,60 +545,137 @@ def table(
             outcome in a sentence.
     """
     lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
-    return [*lines, *(line for turn in turns for line in _because(turn, run) if reasons)]
+    if reasons:
+        lines += [line for turn in turns for line in _because(turn, run)]
+    return lines
 
 
 def verdict(turn: TurnView) -> str:
     """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
     if not turn.judged:
         return "-"
-    value = vote(turn.verdict)
-    return f"{value} hint" if turn.hints else value
+    return common.vote(turn.verdict) + (" hint" if turn.hints else "")
 
 
 def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Column]:
+    def when(turn: TurnView) -> str:
+        at, today = datetime.fromtimestamp(turn.created_at), datetime.fromtimestamp(now).date()
+        return at.strftime("%H:%M:%S" if at.date() == today else "%m-%d %H:%M")
+
+    def session(turn: TurnView) -> str:
+        """The ledger's number, and the end of the client's name, which tells sessions apart."""
+        key = printable(turn.session_key)
+        end = key if len(key) <= _KEY_LENGTH else "…" + key[1 - _KEY_LENGTH :]
+        return f"{turn.session_id}:{end}"
+
+    def by(turn: TurnView) -> str:
+        return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
+
+    def tokens(turn: TurnView) -> str:
+        return f"{turn.prompt_tokens}+{turn.completion_tokens}"
+
     yield Column("turn", lambda turn: str(turn.id), right=True)
-    yield Column("when", lambda turn: _when(turn.created_at, now))
+    yield Column("when", when)
     if len({turn.user for turn in turns}) > 1:
         yield Column("user", lambda turn: short(turn.user, _KEY_LENGTH))
-    yield Column("session", _session)
+    yield Column("session", session)
     yield Column("kind", lambda turn: turn.kind)
     if any(turn.call for turn in turns):
         yield Column("for", lambda turn: short(turn.call, 16) or "-")
-    yield Column("by", _by)
-    yield Column(
-        "tokens", lambda turn: f"{turn.prompt_tokens}+{turn.completion_tokens}", right=True
-    )
+    yield Column("by", by)
+    yield Column("tokens", tokens, right=True)
     yield Column("next", lambda turn: turn.next_role or "-")
     yield Column("verdict", verdict)
     yield Column("outcome", lambda turn: outcome(turn, run).word, least=24, wraps=True)
 
 
 def _because(turn: TurnView, run: RunView) -> Iterator[str]:
-    yield from wrapped(
-        f"{turn.id}  session {turn.session_id} is {turn.session_key!r} of {turn.user!r}",
-        width=WIDTH,
-    )
-    yield from wrapped(f"{turn.kind} because: {turn.kind_reason}", "   ", WIDTH)
+    head = f"{turn.id}  session {turn.session_id} is {turn.session_key!r} of {turn.user!r}"
+    yield from wrapped(head, width=WIDTH)
+    told = [f"{turn.kind} because: {turn.kind_reason}"]
     if turn.fallback is not None:
-        told = f"answered by another version because: {turn.fallback}"
-        yield from wrapped(told, "   ", WIDTH)
-    yield from wrapped(outcome(turn, run).sentence, "   ", WIDTH)
+        told.append(f"answered by another version because: {turn.fallback}")
+    for sentence in (*told, outcome(turn, run).sentence):
+        yield from wrapped(sentence, "   ", WIDTH)
 
 
-def _by(turn: TurnView) -> str:
-    return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
+# What they mean together
+
+_MOST = 0.75
+_FEWEST = 3
+"""Fewer turns are no pattern."""
 
 
-def _session(turn: TurnView) -> str:
-    """The ledger's number, and the end of the client's name, which tells sessions apart."""
-    key = printable(turn.session_key)
-    if len(key) > _KEY_LENGTH:
-        key = "…" + key[1 - _KEY_LENGTH :]
-    return f"{turn.session_id}:{key}"
+def advice(turns: Sequence[TurnView]) -> list[str]:
+    """Sentences on these turns, oldest first; none where learning goes its way."""
+    main = [turn for turn in turns if turn.kind is Kind.MAIN]
+    return [*_sides(turns), *_followed(main), *_judging(main), *_sampling(turns, main)]
 
 
-def _when(at: float, now: float) -> str:
-    then = datetime.fromtimestamp(at)
-    today = then.date() == datetime.fromtimestamp(now).date()
-    return then.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+def _sides(turns: Sequence[TurnView]) -> Iterator[str]:
+    side = [turn for turn in turns if turn.kind is Kind.SIDE]
+    if not _most(side, turns):
+        return
+    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+    yield (
+        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
+        f"of {times}: {printable(reason)}. Recaps, titles, compaction, heartbeat and cron are "
+        "meant to be side turns. If these were your own messages, the client sends something that "
+        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
+        "proxy in between; --reasons shows the reason of each."
+    )
+    if len(side) == len(turns):
+        yield "There is no main turn among them: nothing can be learned from these requests."
+
+
+def _followed(main: Sequence[TurnView]) -> Iterator[str]:
+    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
+        return
+    why = (
+        "although sessions go on. The replies do not come back in the client's history as they "
+        "were sent: something between rewrites or drops them."
+    )
+    if len({turn.session_id for turn in main}) == len(main):
+        why = (
+            "so there is nothing to judge: every one stands alone in its session. Go on in the "
+            "same conversation; if you did, the client sends neither its earlier messages back nor "
+            "a name for the session (X-Session-Id)."
+        )
+    yield f"None of the {len(main)} main turns has a next state, {why}"
+
+
+def _judging(main: Sequence[TurnView]) -> Iterator[str]:
+    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
+    if aside:
+        yield (
+            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
+            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
+            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
+            "takes them up again."
+        )
+    followed = [turn for turn in main if turn.next_role is not None]
+    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
+    if _most(waiting, followed):
+        yield (
+            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
+            "fails, waits for the service, or is paused by the budget."
+        )
+
+
+def _sampling(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
+    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
+    if _most(unfit, main):
+        yield (
+            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
+            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
+            "out of its settings for this model."
+        )
+    if count := sum(turn.fallback is not None for turn in turns):
+        yield (
+            f"{count} of {len(turns)} replies (marked *) came from another version than the "
+            "current one, because that one failed; --reasons says why."
+        )
+
+
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
+    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +72,9 @@ def export(given: ExportFlags) -> int:
         raise ConfigError(
             f"{file} holds a run with --backend {backend}; give the flags of that run"
         )
-    version = _chosen(kept, given.version, with_state=backend != "local")
+    serving = next(one.id for one in kept if one.record.serving)
+    asked = serving if given.version is None else number(given.version)
+    version = named(kept, asked, with_state=backend != "local")
     if given.adapter is not None:
         _adapter(settings, version, given.adapter)
         write([f"The adapter of {version.name} is in {given.adapter}."])
@@ -80,13 +82,6 @@ def export(given: ExportFlags) -> int:
         _merged(settings, version, given.merged)
         write([f"The model of {version.name} is in {given.merged}."])
     return 0
-
-
-def _chosen(kept: Sequence[Kept], given: str | None, *, with_state: bool) -> Kept:
-    """The version that was asked for, else the one that serves."""
-    serving = next(one.id for one in kept if one.record.serving)
-    asked = serving if given is None else number(given)
-    return named(kept, asked, with_state=with_state)
 
 
 def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:

@@ -6,7 +6,7 @@ Rule: first it says what goes and what cannot be taken back that way: what was l
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.prune import Forgetting, UsedIn, from_turn, in_session
+from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
 
 EXIT_LEFT = 1
 """Nothing was forgotten, because the user said so."""
@@ -60,8 +60,8 @@ def forget(given: ForgetFlags) -> int:
     if not given.yes and not _agrees():
         write(["Nothing was forgotten."])
         return EXIT_LEFT
-    forgotten = _forget(given, find)
-    write([f"Forgotten: {_turns(forgotten.turns)} of session {forgotten.session}."])
+    session, turns = _forget(given, find)
+    write([f"Forgotten: {_turns(turns)} of session {session}."])
     return 0
 
 
@@ -75,28 +75,19 @@ def _find(given: ForgetFlags) -> Callable[[Rows], Forgetting]:
     return from_turn(int(given.which))
 
 
-def _forget(given: ForgetFlags, find: Callable[[Rows], Forgetting]) -> Forgetting:
+def _forget(given: ForgetFlags, find: Callable[[Rows], Forgetting]) -> tuple[int, Sequence[int]]:
+    """The session, and which of its turns went: there may be more by now than were told."""
     if is_running(given.directory):
         order: dict[str, Any] = {"do": f"forget {given.what}"}
-        order |= (
-            {"turn": int(given.which)}
-            if given.what == "turn"
-            else {"session": given.which, "user": given.user}
-        )
-        return _forgetting(tell(given.directory, order))
+        if given.what == "turn":
+            order["turn"] = int(given.which)
+        else:
+            order |= {"session": given.which, "user": given.user}
+        told = tell(given.directory, order)
+        return told["session"], told["turns"]
     with closing(Ledger(given.directory)) as ledger:
-        return ledger.forget(find)
-
-
-def _forgetting(told: Mapping[str, Any]) -> Forgetting:
-    return Forgetting(
-        session=told["session"],
-        whole=told["whole"],
-        turns=tuple(told["turns"]),
-        unsaid=tuple(told["unsaid"]),
-        withdrawn=told["withdrawn"],
-        steps=tuple(UsedIn(**step) for step in told["steps"]),
-    )
+        forgotten = ledger.forget(find)
+    return forgotten.session, forgotten.turns
 
 
 def _agrees() -> bool:

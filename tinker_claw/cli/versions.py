@@ -162,10 +162,6 @@ def _record(kept: Kept) -> dict[str, Any]:
     }
 
 
-def _parent(record: Mapping[str, Any]) -> str:
-    return "-" if record["parent"] is None else f"v{record['parent']}"
-
-
 def _state(record: Mapping[str, Any]) -> str:
     return _there(record["state"]) if record["saved"] else "not saved"
 
@@ -181,7 +177,7 @@ def _mark(record: Mapping[str, Any]) -> str:
 
 _COLUMNS = (
     Column("version", lambda r: f"v{r['id']}"),
-    Column("parent", _parent),
+    Column("parent", lambda r: "-" if r["parent"] is None else f"v{r['parent']}"),
     Column("step", lambda r: str(r["step"]), right=True),
     Column("made", lambda r: moment(r["created_at"])),
     Column("samples", lambda r: str(r["samples"] or "-"), right=True),

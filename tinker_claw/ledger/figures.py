@@ -7,8 +7,10 @@ are wide, is read for that.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +129,22 @@ class Figures:
     steps: tuple[StepFigures, ...]
     """The newest, oldest first."""
 
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """Judged turns by what was said of them; `none`: no vote was valid."""
+        good, bad = sum(v.good for v in self.versions), sum(v.bad for v in self.versions)
+        voted, judged = sum(v.voted for v in self.versions), sum(v.judged for v in self.versions)
+        return {"good": good, "neutral": voted - good - bad, "bad": bad, "none": judged - voted}
+
+    @property
+    def queued(self) -> int:
+        return self.samples.get("queued", 0)
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """Of the versions that a rollback has not left behind."""
+        return measures([v for v in self.versions if v.version in self.live], self.first_versions)
+
 
 def read_figures(rows: Rows, steps: int) -> Figures:
     """The sums, and the newest `steps` steps."""
@@ -177,3 +195,116 @@ def newest_at(rows: Rows) -> float | None:
 
 def _counts(rows: Rows, query: str) -> dict[str, Any]:
     return {row[0]: row[1] for row in rows.rows(query)}
+
+
+# Whether learning helps on this user's own traffic, as far as their turns can tell. A share never
+# stands without its interval, and where intervals overlap nothing is claimed.
+
+FEWEST = 30
+"""Verdicts below which versions are taken together with their neighbours."""
+MOST_GROUPS = 5
+"""Groups of versions with learning; more say less."""
+_Z = 1.959964
+"""Of the normal distribution: 95 % lie within."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the replies of some successive versions."""
+
+    first: int
+    last: int
+    good: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        return self.good / self.of
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % score interval (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
+        p, z2 = self.value, _Z * _Z / self.of
+        middle = (p + z2 / 2) / (1 + z2)
+        half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / self.of + z2 / (4 * self.of))
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    @property
+    def versions(self) -> str:
+        return f"v{self.first}" if self.first == self.last else f"v{self.first} to v{self.last}"
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.0%} ({low:.0%} to {high:.0%}) by {self.versions}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One question to the record, and its answer by groups of versions."""
+
+    name: str
+    shares: tuple[Share, ...]
+
+    @property
+    def meaning(self) -> str:
+        """What the first and the last group say together."""
+        if not self.shares:
+            return "no verdicts yet"
+        first, last = self.shares[0], self.shares[-1]
+        if len(self.shares) == 1:
+            return f"nothing to compare yet: {first.of} verdicts, all in one group"
+        told = f"{last}, {first}"
+        if last.interval[0] > first.interval[1]:
+            return f"better than at first: {told}"
+        if last.interval[1] < first.interval[0]:
+            return f"worse than at first: {told}"
+        return f"not enough turns to tell: {told}, and the intervals overlap"
+
+
+def measures(
+    versions: Sequence[VersionFigures], untrained: AbstractSet[int]
+) -> tuple[Measure, ...]:
+    """Good verdicts, and accepted first replies.
+
+    Args:
+        versions: by id.
+        untrained: ids of versions that no step has made.
+    """
+    return (
+        Measure("good verdicts", groups(versions, untrained, lambda v: (v.good, v.voted))),
+        Measure(
+            "accepted first replies", groups(versions, untrained, lambda v: (v.accepted, v.firsts))
+        ),
+    )
+
+
+def groups(
+    versions: Sequence[VersionFigures],
+    untrained: AbstractSet[int],
+    count: Callable[[VersionFigures], tuple[int, int]],
+) -> tuple[Share, ...]:
+    """Successive versions together, so that each group has enough verdicts to say something.
+
+    Versions before any step stay apart from later ones if they have enough; later ones make at
+    most `MOST_GROUPS` groups. A small rest at the end belongs to the last group.
+    """
+    counted = [Share(v.version, v.version, *count(v)) for v in versions if count(v)[1]]
+    before = [share for share in counted if share.first in untrained]
+    if sum(share.of for share in before) < FEWEST:
+        before = []
+    after = [share for share in counted if share not in before]
+    least = max(FEWEST, math.ceil(sum(share.of for share in after) / MOST_GROUPS))
+    gathered = list[Share]()
+    for share in after:
+        if gathered and gathered[-1].of < least:
+            gathered[-1] = _together([gathered[-1], share])
+        else:
+            gathered.append(share)
+    if len(gathered) > 1 and gathered[-1].of < max(FEWEST, least / 2):
+        gathered[-2:] = [_together(gathered[-2:])]
+    return (*([_together(before)] if before else []), *gathered)
+
+
+def _together(some: Sequence[Share]) -> Share:
+    good, of = sum(share.good for share in some), sum(share.of for share in some)
+    return Share(some[0].first, some[-1].last, good, of)

@@ -6,8 +6,14 @@ import math
 
 import pytest
 
-from tinker_claw.cli.status import FEWEST, Share, groups, meaning, measures, wilson
-from tinker_claw.ledger.figures import VersionFigures
+from tinker_claw.ledger.figures import (
+    FEWEST,
+    Measure,
+    Share,
+    VersionFigures,
+    groups,
+    measures,
+)
 
 
 def version(number: int, good: int, of: int, accepted: int = 0, firsts: int = 0) -> VersionFigures:
@@ -29,13 +35,13 @@ def grouped(*versions: VersionFigures, untrained: frozenset[int] = frozenset({0}
     ],
 )
 def test_interval_is_that_of_the_literature(good: int, of: int, low: float, high: float) -> None:
-    found = wilson(good, of)
+    found = Share(0, 0, good, of).interval
     assert [round(bound, 4) for bound in found] == [low, high]
 
 
 def test_interval_solves_its_own_equation() -> None:
     """Both ends are where the share is 1.96 standard errors away."""
-    for bound in wilson(7, 50):
+    for bound in Share(0, 0, 7, 50).interval:
         error = math.sqrt(bound * (1 - bound) / 50)
         assert abs(7 / 50 - bound) / error == pytest.approx(1.959964)
 
@@ -66,21 +72,25 @@ def test_a_small_rest_at_the_end_belongs_to_the_last_group() -> None:
     ]
 
 
+def meaning(*shares: Share) -> str:
+    return Measure("good verdicts", shares).meaning
+
+
 def share(first: int, good: int, of: int) -> Share:
-    return Share(first, first, good, of, *wilson(good, of))
+    return Share(first, first, good, of)
 
 
 def test_nothing_is_claimed_where_intervals_overlap() -> None:
-    assert meaning([share(0, 20, 50), share(1, 25, 50)]) == (
+    assert meaning(share(0, 20, 50), share(1, 25, 50)) == (
         "not enough turns to tell: 50% (37% to 63%) by v1, 40% (28% to 54%) by v0, and the "
         "intervals overlap"
     )
-    assert meaning([share(0, 200, 500), share(1, 250, 500)]).startswith("better than at first: 50%")
-    assert meaning([share(0, 45, 50), share(4, 10, 50)]) == (
+    assert meaning(share(0, 200, 500), share(1, 250, 500)).startswith("better than at first: 50%")
+    assert meaning(share(0, 45, 50), share(4, 10, 50)) == (
         "worse than at first: 20% (11% to 33%) by v4, 90% (79% to 96%) by v0"
     )
-    assert meaning([share(0, 45, 50)]) == "nothing to compare yet: 50 verdicts, all in one group"
-    assert meaning([]) == "no verdicts yet"
+    assert meaning(share(0, 45, 50)) == "nothing to compare yet: 50 verdicts, all in one group"
+    assert meaning() == "no verdicts yet"
 
 
 def test_both_measures_are_of_their_own_counts() -> None:
