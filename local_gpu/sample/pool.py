@@ -31,7 +31,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import CancelledError
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -248,17 +248,12 @@ class Member:
 
     async def _load(self, name: str, folder: Path) -> None:
         """In its turn; a server that takes long over it holds no other up."""
-        async with self.turn:
-            load = asyncio.ensure_future(self.server.load(name, folder))
-            try:
-                await asyncio.wait({load}, timeout=_TURN_S)
-            except BaseException:
-                load.cancel()
-                raise
-        try:
-            await load
-        finally:
-            load.cancel()
+        await self.turn.acquire()
+        with ExitStack() as held:
+            held.callback(self.turn.release)
+            late = asyncio.get_running_loop().call_later(_TURN_S, held.close)
+            held.callback(late.cancel)
+            await self.server.load(name, folder)
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
         """Unload what nobody wants any more."""

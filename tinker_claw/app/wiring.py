@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -43,6 +44,7 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
+from tinker_claw.types import Capabilities
 
 UNKNOWN_FORMAT: Final = (
     "no chat format is known by this model's name: hints teach nothing, and replies come when they "
@@ -123,28 +125,7 @@ async def wire(
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index = ConversationIndex(ledger.turns, IDLE_S)
-    compute = ComputeRounds()
-    deps = GatewayDeps(
-        settings=settings.gateway,
-        served_name=settings.served_name,
-        policy=parts.policy,
-        open_version=versions.open,
-        turns=ledger.turns,
-        index=index,
-        privacy=SessionPrivacy(ledger.turns, redactor, compute),
-        compute=compute,
-        spending=parts.spending,
-        renderer=renderer,
-        context_tokens=can.context_tokens,
-        student_topk=student_topk(method, settings.training),
-        on_next_state=judging.wake,
-        health=lambda: _health(settings, parts),
-        telemetry=telemetry,
-        outages=health.backend,
-        stand_ins=lineage(ledger.steps.version, versions.open, parts.base),
-        users=settings.users,
-    )
-    app = create_app(deps, [Chat()])
+    app = _gateway(settings, parts, index, renderer, redactor, versions, can, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
@@ -181,6 +162,41 @@ def _rule_judge(seed: int) -> FastAPI:
     rules = module_from_spec(spec)
     spec.loader.exec_module(rules)
     return rules.create_app(seed)
+
+
+def _gateway(
+    settings: Settings,
+    parts: LoopParts,
+    index: ConversationIndex,
+    renderer: Renderer,
+    redactor: Redactor,
+    versions: Versions,
+    can: Capabilities,
+    on_next_state: Callable[[], None],
+) -> FastAPI:
+    """The application, over what it shares with the loop."""
+    turns, compute = parts.ledger.turns, ComputeRounds()
+    deps = GatewayDeps(
+        settings=settings.gateway,
+        served_name=settings.served_name,
+        policy=parts.policy,
+        open_version=versions.open,
+        turns=turns,
+        index=index,
+        privacy=SessionPrivacy(turns, redactor, compute),
+        compute=compute,
+        spending=parts.spending,
+        renderer=renderer,
+        context_tokens=can.context_tokens,
+        student_topk=student_topk(parts.method, settings.training),
+        on_next_state=on_next_state,
+        health=lambda: _health(settings, parts),
+        telemetry=parts.telemetry,
+        outages=parts.health.backend,
+        stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
+        users=settings.users,
+    )
+    return create_app(deps, [Chat()])
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
