@@ -6,7 +6,6 @@ steps: gradients of all samples, then Adam. At learning rate 0, so that every st
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -145,8 +144,3 @@ def distance(a: Gradients, b: Gradients) -> float:
     """|a - b| / |b|, over all tensors."""
     far = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
     return (far / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5
-
-
-def shuffled(datums: Sequence[Datum]) -> tuple[Datum, ...]:
-    """No side may live on the order in which samples come."""
-    return tuple(random.Random(3).sample(list(datums), len(datums)))

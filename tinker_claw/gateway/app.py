@@ -93,6 +93,21 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
         path.methods = {route.method}
         app.router.routes.append(path)
 
+    _add_probes(app, deps, formats, keys, limits, local=local)
+    return app
+
+
+def _add_probes(
+    app: FastAPI,
+    deps: GatewayDeps,
+    formats: Sequence[Format],
+    keys: Keys,
+    limits: Limits,
+    *,
+    local: bool,
+) -> None:
+    """The routes that say how the gateway is."""
+
     @app.get("/", response_model=None)
     async def what(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
@@ -126,7 +141,6 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
         return Response(deps.telemetry.exposition(), media_type="text/plain; version=0.0.4")
 
     _ = (what, healthz, metrics)  # reached through the router
-    return app
 
 
 @dataclass(frozen=True, slots=True)
