@@ -24,6 +24,10 @@ ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
 OUTCOME = "it is of how the session ended"
 """Why no reply is trained by it: it is the outcome of all of them."""
 
+LONGEST_TEXT = 4000
+"""Characters: a hint is a sentence or two, which a teacher reads with every reply that it scores.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class About:
@@ -126,21 +130,16 @@ class FeedbackTable:
 
 
 def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
-    return tx.execute(
-        "SELECT feedback.*, blanked IS NOT NULL AS blanked FROM feedback "
-        "JOIN turns ON turns.id = turn_id WHERE feedback.user = ? AND key = ?",
-        (user, key),
-    ).fetchone()
+    return tx.execute("SELECT * FROM feedback WHERE user = ? AND key = ?", (user, key)).fetchone()
 
 
 def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:
     # A session may have gone on since.
     same_place = "session_id" if about.what == "session" else "turn_id"
     place = turn["session_id"] if about.what == "session" else turn["id"]
-    before = (earlier[same_place], earlier["score"], earlier["source"], bool(earlier["final"]))
-    before += (earlier["task"], earlier["task_group"])
-    now = (place, said.score, said.source, said.final, said.task, said.group)
-    if before != now or (earlier["text"] != said.text and not earlier["blanked"]):
+    names = (same_place, "score", "text", "source", "final", "task", "task_group")
+    now = (place, said.score, said.text, said.source, said.final, said.task, said.group)
+    if tuple(earlier[name] for name in names) != now:
         raise KeyReusedError(
             "This key came with other feedback before: a key names one; send another for another."
         )

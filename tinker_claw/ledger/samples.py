@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
@@ -97,6 +98,14 @@ class SampleTable:
             count,
         )
         return [_sample(row, load(self._db, row)) for row in rows]
+
+    def still_queued(self, samples: Sequence[Sample]) -> bool:
+        """Whether all of them are: what is said of a reply takes its sample out again."""
+        marks = ", ".join("?" for _ in samples)
+        return len(samples) == self._db.one(
+            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND id IN ({marks})",
+            *(sample.id for sample in samples),
+        )
 
     def quarantine(self, sample_id: int) -> None:
         """Never train this sample: steps with it fail."""
