@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 from tests.agents import TRACE, assistant, openclaw, user
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
-from tinker_claw.gateway.feedback import MAX_BYTES, MAX_NAME, PATH
+from tests.processes import ROOT
+from tinker_claw.conversation.outright import outright
+from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.ledger.feedback import LONGEST_TEXT
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -60,7 +64,7 @@ async def test_reply_is_judged_by_its_name_without_a_next_state(
         assert answer.status_code == 200
         assert answer.json() == {
             **{"object": "feedback", "id": 1, "turn": 1, "repeated": False},
-            **{"trains": True, "because": None},
+            **{"counts": True, "because": None},
         }
         assert said_of(world, 1) == Verdict((), -1, "user", -0.5)
         assert world.ledger.judgements.hints(1) == ("say hello back",)
@@ -113,7 +117,7 @@ async def test_final_feedback_is_the_outcome_of_its_session_and_judges_no_reply(
         await world.ask("hi", headers={"X-Session-Id": "one"})
         assert world.ledger.feedback.outcome(1) is None, "a missing outcome is none, never 0"
         answer = await give(world, session="one", score=0, final=True, task="t", group="g")
-        assert (answer.json()["trains"], answer.json()["because"]) == (
+        assert (answer.json()["counts"], answer.json()["because"]) == (
             False,
             "it is of how the session ended",
         )
@@ -165,7 +169,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         assert now.json()["because"] == "the reply is just being trained"
         assert ledger.samples.still_queued(ledger.samples.oldest(2))
         before = ledger.samples.oldest(2)
-        assert (await give(world, turn=1, score=-1)).json()["trains"]
+        assert (await give(world, turn=1, score=-1)).json()["counts"]
         assert not ledger.samples.still_queued(before), "a step that was about to begin looks"
         assert [sample.turn_id for sample in ledger.samples.oldest(2)] == [2]
         assert ledger.turns.judgeable() == [1]
@@ -179,19 +183,31 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         ]
 
 
-async def test_what_was_said_while_a_step_trained_counts_where_that_fails(
-    tmp_path: Path, renderer: Renderer
+@pytest.mark.parametrize("how", ["the step failed", "the process ended", "its state was lost"])
+async def test_what_was_said_while_a_step_trained_counts_where_that_came_to_nothing(
+    tmp_path: Path, renderer: Renderer, how: str
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         ledger = world.ledger
         await world.ask("hi")
         step = ledger.steps.begin(0, [ledger.samples.add(1, 1, None)])
-        await give(world, turn=1, score=-1)
+        for score in (1, -1):
+            await give(world, turn=1, score=score)
         assert ledger.samples.waiting() == 1
-        ledger.steps.void(step, "it failed")
+        if how == "the step failed":
+            ledger.steps.void(step, "it failed")
+        elif how == "the process ended":
+            assert ledger.steps.void_unfinished() == [step]
+        else:
+            parent = world.policy.current.version
+            ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p", metrics={})
+            ledger.steps.restart_from(parent)
         assert ledger.samples.waiting() == 0
         assert ledger.turns.judgeable() == [1]
-        assert [row["unused"] for row in rows(world)] == [None]
+        assert [row["unused"] for row in rows(world)] == [None, None]
+        again = ledger.samples.add(1, -1, None)
+        ledger.steps.void(ledger.steps.begin(0, [again]), "it failed")
+        assert [sample.id for sample in ledger.samples.oldest(2)] == [again], "once is enough"
 
 
 @pytest.mark.parametrize("how", ["refused", "set aside", "ended"])
@@ -208,7 +224,7 @@ async def test_turns_that_got_no_signal_get_one(
             judged.add_in_vain(1, "I would rather not.")
         assert (world.column("untrained_because") == [SET_ASIDE]) == (how == "set aside")
         assert world.column("settled") == [1]
-        assert (await give(world, turn=1, score=1)).json()["trains"]
+        assert (await give(world, turn=1, score=1)).json()["counts"]
         assert (world.column("settled"), world.column("untrained_because")) == ([0], [None])
 
 
@@ -224,7 +240,7 @@ async def test_turns_that_cannot_be_trained_keep_their_reason(
         for turn in (1, 2, 3):
             for _ in range(2):
                 answer = (await give(world, turn=turn, score=1)).json()
-                assert (answer["trains"], answer["because"]) == (False, reasons[turn - 1])
+                assert (answer["counts"], answer["because"]) == (False, reasons[turn - 1])
             assert said_of(world, turn) is None
         assert world.column("untrained_because") == reasons
         assert world.ledger.turns.judgeable() == []
@@ -493,6 +509,54 @@ async def test_feedback_takes_a_place_like_a_turn(tmp_path: Path, renderer: Rend
             await waiting
         assert full.status_code == 429
         assert (await give(world, turn=1, score=1)).status_code == 200
+
+
+# What the page says
+
+
+def page() -> str:
+    return (ROOT / "docs" / "feedback.md").read_text()
+
+
+async def test_the_pages_command_does_what_it_says(tmp_path: Path, renderer: Renderer) -> None:
+    (command,) = re.findall(r"```bash\n(.*?)```", page(), re.DOTALL)
+    (answer,) = re.findall(r"```json\n(.*?)```", page(), re.DOTALL)
+    async with gateway(tmp_path, renderer, api_key="the-key") as world:
+        reply = (await world.ask("hi", headers=bearer("the-key"))).json()
+        place = world.url.removesuffix("/v1")
+        assert "http://127.0.0.1:30000" in command
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euc", command.replace("http://127.0.0.1:30000", place)),
+            env={**os.environ, "TINKER_CLAW_API_KEY": "the-key", "REPLY": reply["id"]},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        told, _ = await process.communicate()
+        assert process.returncode == 0
+        assert json.loads(told) == json.loads(answer)
+        assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
+        assert world.ledger.judgements.hints(1) == ("Two sentences will do.",)
+
+
+def test_the_page_knows_the_fields_the_messages_and_the_bounds() -> None:
+    fields = page().split("| field |")[1].split("\n\n")[0]
+    named = [name for line in fields.splitlines()[2:] for name in code(line.split("|")[1])]
+    assert sorted(named) == sorted(FIELDS)
+    for bound in (LONGEST_TEXT, MAX_BYTES):
+        assert f"{bound:,} " in page()
+    messages = page().split("| message |")[1].split("\n\n")[0].splitlines()[2:]
+    scores = list[tuple[str, str]]()
+    for line in messages:
+        words, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+        for one in code(words) or [words.split(",")[0]]:
+            said = outright(one)
+            assert said is not None, one
+            scores.append((f"{said.score:+d}", verdict.split(",")[0].replace("\u2212", "-")))
+    assert len(scores) == 6
+    assert [mine for mine, _ in scores] == [told for _, told in scores]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
 
 
 # By message

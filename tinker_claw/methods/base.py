@@ -110,7 +110,7 @@ class Method:
 
 
 def reward_of(verdict: Verdict) -> Vote | None:
-    """+1 or -1; None for a neutral verdict and for no verdict at all."""
+    """+1 or -1, of what was said outright its sign; None for a neutral verdict, and for none."""
     return verdict.value or None
 
 
