@@ -7,18 +7,22 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.agents import TRACE, assistant, openclaw, user
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
 from tests.processes import ROOT
 from tinker_claw.conversation.outright import outright
-from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH
+from tinker_claw.errors import RequestError
+from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.ledger.feedback import LONGEST_TEXT
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -509,6 +513,48 @@ async def test_feedback_takes_a_place_like_a_turn(tmp_path: Path, renderer: Rend
             await waiting
         assert full.status_code == 429
         assert (await give(world, turn=1, score=1)).status_code == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "turn": st.integers(-1, 5) | JSON,
+        "response_id": st.text(max_size=300) | JSON,
+        "session": st.text(max_size=300) | JSON,
+        "score": st.floats() | JSON,
+        "text": st.text() | JSON,
+        "source": st.sampled_from(["user", "client", "judge"]) | JSON,
+        "final": st.booleans() | JSON,
+        "task": st.text(max_size=300) | JSON,
+        "key": st.text(max_size=300) | JSON,
+        "other": JSON,
+    },
+)
+
+
+@given(st.binary(max_size=200) | BODIES, st.dictionaries(st.just("idempotency-key"), st.text()))
+def test_whatever_is_sent_is_understood_or_refused(
+    sent: bytes | Mapping[str, Any], headers: dict[str, str]
+) -> None:
+    body = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
+    refused: RequestError | None = None
+    try:
+        about, said = read(body, headers)
+    except RequestError as error:
+        refused = error
+    if refused is not None:
+        assert refused.status == 400
+        return
+    assert -1 <= said.score <= 1
+    assert said.source in ("user", "client")
+    assert about.what in ("turn", "response", "session")
+    assert said.key is None or (said.key.isprintable() and len(said.key) <= 256)
+    said.text.encode()
 
 
 # What the page says
