@@ -327,6 +327,7 @@ async def test_forgetting_takes_what_was_said_and_the_names_with_it(
         assert rows(world) == []
         assert world.column("response_id") == [None]
         assert world.ledger.feedback.outcome(1) is None
+        assert (await give(world, turn=1, score=1)).status_code == 404, "though its row stays"
         assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
 
 
