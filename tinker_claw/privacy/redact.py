@@ -69,7 +69,7 @@ class Redactor:
     def _search(self, text: str) -> Iterable[_Found]:
         lowered = text.lower()
         if len(lowered) != len(text):  # as of a Turkish I with a dot
-            # Of bytes, those of ASCII's letters are made small; one at a time it takes milliseconds.
+            # Of bytes, ASCII's letters alone are made small; one by one it takes milliseconds.
             lowered = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")
         if self._heads:
             yield from self._tokens(text)

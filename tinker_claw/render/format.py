@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
-from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.outside_text import CutTokenizer, Guard, written_tools
 from tinker_claw.render.prompt_cache import (
     Encoder,
     History,
@@ -34,7 +34,7 @@ from tinker_claw.render.prompt_cache import (
     TextPiece,
     UnknownPlaceholder,
 )
-from tinker_claw.types import Message, Tokens
+from tinker_claw.types import Message, Tokens, noted
 
 Switches: TypeAlias = tuple[tuple[str, Any], ...]
 """Names and values, in the order of the names; () leaves all to the template."""
@@ -324,7 +324,7 @@ class Format:
             return []
         ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
         digest = self._salted.copy()
-        digest.update(marshal.dumps(list(tools or ()), 2) + _written(messages[:head]) + b"|")
+        digest.update(noted(written_tools, tools or ()) + _written(messages[:head]) + b"|")
         places: list[tuple[int, bytes]] = []
         done = head
         for end in sorted(islice(ends, _BACK)):
@@ -410,14 +410,14 @@ class Format:
 
 def _written(messages: Sequence[Message]) -> bytes:
     """All that the messages say, one after the other: parts in a row are what the whole is."""
-    # A content may be a str that knows its parts, which marshal does not write.
-    plain = [
-        {**message, "content": str(said)}
-        if isinstance(said := message.get("content"), str) and type(said) is not str
-        else message
-        for message in messages
-    ]
-    return marshal.dumps(plain, 2)[5:]  # behind the list's length
+    return b"".join([noted(_written_message, message) for message in messages])
+
+
+def _written_message(message: Message) -> bytes:
+    said = message.get("content")
+    # It may be a str that knows its parts, which marshal does not write.
+    plain = {**message, "content": str(said)} if isinstance(said, str) else dict(message)
+    return marshal.dumps(plain, 2)
 
 
 def _head(messages: Sequence[Message]) -> int:

@@ -19,7 +19,7 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -304,9 +304,7 @@ class PromptLayout:
         return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
 
-def _uncut(
-    ids: Sequence[int], pieces: Mapping[int, Piece], places: Collection[int | None]
-) -> list[Piece]:
+def _uncut(ids: Sequence[int], pieces: Mapping[int, Piece], places: Set[int | None]) -> list[Piece]:
     """What stands for each of the ids. A text that was cut where nobody has to know is whole again,
     and nothing stands for the rest of it: where ids begin costs far more to find than the ids.
 
