@@ -236,6 +236,24 @@ def test_other_tools_or_another_system_prompt_are_another_history(hub: Any) -> N
                 assert known is (times == 1)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_system_messages_and_tools_are_laid_out_once(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    laid = format_of(tokenizer, config)
+    head, tools = [{"role": "system", "content": LONG.strip()}], openclaw("hello")["tools"]
+    histories = (
+        [user("look")],
+        [user("What?"), assistant("", *CALLS[:1]), tool("call1", "a.txt")],
+        [user("look"), assistant("Yes."), user("Again?")],
+    )
+    for number, history in enumerate(histories):
+        layout = laid.lay_out([*head, *history], tools, 1)
+        assert layout.prompt() == full_render(tokenizer, config, [*head, *history], tools, 1)
+        anew = any(LONG.strip() in piece.text for piece in layout._texts())
+        assert anew is (number == 0 or not laid._stands_in)
+    assert laid._stands_in is (family != "llama-3"), "whose tools stand in the user's message"
+
+
 def test_a_message_of_several_parts_is_known_again(hub: Any) -> None:
     laid = format_of(hub, renderers.config_from_name("qwen3"))
     parts = [{"type": "text", "text": text} for text in ("look", "there")]

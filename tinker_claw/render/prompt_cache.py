@@ -234,7 +234,7 @@ class PromptLayout:
         ids: Sequence[int],
         pieces: Mapping[int, Piece],
         hint_at: int | None,
-        keep: Keep | None = None,
+        keep: Sequence[Keep] = (),
     ) -> None:
         """
         Args:
@@ -250,7 +250,7 @@ class PromptLayout:
         self._ids = ids
         self._hint_at = hint_at
         self._keep = keep
-        places = {hint_at} if keep is None else {hint_at, keep.start, keep.end}
+        places = {hint_at, *(place for it in keep for place in (it.start, it.end))}
         self._parts = _uncut(ids, pieces, places) if pieces else []
         self._ready: Mapping[str, Encoded] = {}
 
@@ -263,7 +263,7 @@ class PromptLayout:
     @contextmanager
     def forgetting(self) -> Generator[None]:
         """What is encoded for the first time inside is not remembered."""
-        self._keep = None
+        self._keep = ()
         new = self._encoder.unknown(piece.text for piece in self._texts())
         try:
             yield
@@ -276,8 +276,8 @@ class PromptLayout:
             return Prompt(tuple(self._ids), self._hint_at)
         parts = [self._encoded(part) for part in self._parts]
         hint_at = None if self._hint_at is None else _count(parts[: self._hint_at])
-        if self._keep is not None:
-            self._remember(self._keep, parts, hint_at)
+        for keep in self._keep:
+            self._remember(keep, parts, hint_at)
         ids = Ids.joined(parts)
         return Prompt(ids.tokens, hint_at, ids.packed)
 
