@@ -250,7 +250,7 @@ def test_system_messages_and_tools_are_laid_out_once(family: str) -> None:
         layout = laid.lay_out([*head, *history], tools, 1)
         assert layout.prompt() == full_render(tokenizer, config, [*head, *history], tools, 1)
         anew = any(LONG.strip() in piece.text for piece in layout._texts())
-        assert anew is (number == 0 or not laid._stands_in)
+        assert anew is (number == 0) or not laid._stands_in
     assert laid._stands_in is (family != "llama-3"), "whose tools stand in the user's message"
 
 

@@ -125,8 +125,8 @@ class SessionPrivacy:
         return self._holds((hash(packed), len(packed)), tools)
 
     def holds_text(self, text: str) -> str | None:
-        """The same of a text that comes once."""
-        return self._redactor.holds(text)
+        """The same of a text."""
+        return self._holds(_key(text), text)
 
     def redact(self, text: str) -> str:
         """A text as it may be kept."""
