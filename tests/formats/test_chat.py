@@ -23,6 +23,7 @@ from openai.types.chat.completion_create_params import (
 from tests.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
+from tinker_claw.formats.body import KnownPieces
 from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
 from tinker_claw.types import Delta
@@ -482,3 +483,13 @@ def test_what_one_user_has_said_is_not_known_of_another_nor_once_it_is_forgotten
     assert read_as(chat, written(USER)).messages[0] is first.messages[0]
     chat.forget()
     assert read_as(chat, written(USER)).messages[0] is not first.messages[0]
+
+
+def test_what_is_remembered_is_bounded_and_what_is_asked_for_stays() -> None:
+    known = KnownPieces(room=20_000)
+    for number in range(200):
+        known.learn("ann", {b"old": 1, b"%d" % number: 2, b"x" * 9000: 3})
+        assert known.of("ann", [b"old", b"none"]) == {b"old": 1}
+        assert len(known._new["ann"]) + len(known._old.get("ann", ())) < 20
+    assert known.of("ann", [b"0"]) == {}
+    assert known.of("ben", [b"old"]) == {}

@@ -227,7 +227,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> list[bool]:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        places = (world.renderer._encoder._known, histories._MEANT, chat._known._made)
+        places = (world.renderer._encoder._known, histories._MEANT, chat._known._new.values())
         return [MARK in str(list(place)) for place in places]
 
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -163,7 +163,7 @@ class ConversationIndex:
         stream: Stream | None,
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
-        for page in _pages(session_id, (*history, reply)):
+        for page in dict.fromkeys(_pages(session_id, (*history, reply))):
             self._drop(page)
             self._pages[page] = (turn_id, session_id)
             if session_id in self._open:
@@ -270,10 +270,15 @@ def _size(stream: Stream) -> int:
     return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
-def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:
-    """Names for a conversation, the strictest first; one, where no tool was called."""
-    texts = (f"{session_id} {' '.join(reading)}" for reading in readings(chain))
-    return dict.fromkeys(hashlib.sha256(text.encode()).digest()[:16] for text in texts)
+def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
+    """Names for a conversation, the strictest first, which nearly always is the one; where no tool
+    was called they are the same."""
+
+    def name(reading: Sequence[str]) -> bytes:
+        return hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]
+
+    yield name(chain)
+    yield from map(name, readings(chain)[1:])
 
 
 def exact_digest(

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any, NoReturn, cast
 
 import msgspec
-from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 
@@ -108,37 +106,53 @@ def load_piece(piece: bytes) -> Any:
 _MEMORY = 64_000_000
 """For what was made of pieces, in bytes: some hundred long sessions."""
 _ENTRY = 1000
-"""What a piece takes beside its text, bytes."""
+"""What a piece takes beside its bytes, its text, and what was found out about it; bytes."""
 
 
 class KnownPieces:
     """What was made of pieces of earlier requests, by their bytes. A session sends its history
     again with every request. Nobody learns by the time that it takes what others have said: to
-    every user only their own are known."""
+    every user only their own are known.
 
-    def __init__(self) -> None:
-        self._made = LRUCache[tuple[str, bytes], tuple[Any, int]](
-            _MEMORY, getsizeof=lambda made: made[1]
-        )
+    Once half of the room is full, what is not asked for until the other half is full is forgotten.
+    To count which one was asked for last would cost more than all that is done of a known message.
+    """
+
+    def __init__(self, room: int = _MEMORY) -> None:
+        """`room`: bytes."""
+        self._half = room // 2
+        self._new: dict[str, dict[bytes, Any]] = {}
+        self._old: dict[str, dict[bytes, Any]] = {}
+        self._size = 0
         self._lock = Lock()  # large bodies are read in a thread
 
     def of(self, user: str, pieces: Sequence[bytes]) -> dict[bytes, Any]:
         """What was made of those that are known."""
         with self._lock:
-            found = ((piece, self._made.get((user, piece))) for piece in pieces)
-            return {piece: made[0] for piece, made in found if made is not None}
+            new, old = self._new.get(user, {}), self._old.get(user, {})
+            found = {piece: new[piece] for piece in pieces if piece in new}
+            if old and len(found) < len(pieces):
+                again = {p: old[p] for p in pieces if p in old and p not in found}
+                self._add(user, again)
+                found |= again
+            return found
 
     def learn(self, user: str, made: Mapping[bytes, Any]) -> None:
         with self._lock:
-            for piece, value in made.items():
-                # Its bytes, its text, and what was found out about it.
-                size = _ENTRY + 3 * len(piece)
-                with suppress(ValueError):  # one that is larger than all there is room for
-                    self._made[user, piece] = value, size
+            self._add(user, made)
 
     def clear(self) -> None:
         with self._lock:
-            self._made.clear()
+            self._new, self._old, self._size = {}, {}, 0
+
+    def _add(self, user: str, made: Mapping[bytes, Any]) -> None:
+        for piece, value in made.items():
+            size = _ENTRY + 4 * len(piece)
+            if self._size + size > self._half:
+                self._old, self._new, self._size = self._new, {}, 0
+            if size <= self._half:
+                self._new.setdefault(user, {})[piece] = value
+                self._size += size
 
 
 def _refuse_constant(name: str) -> NoReturn:

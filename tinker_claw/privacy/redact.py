@@ -82,8 +82,8 @@ class Redactor:
                 yield _Found(start, end, name, f"a secret ({name})")
 
     def _tokens(self, text: str) -> Iterator[_Found]:
-        for begin in LONG.finditer(text):
-            at = begin.start()
+        for begin in LONG.finditer(f"\n{text}"):
+            at = begin.start()  # one letter further right in the text that begins with a new line
             for head in (text[at], text[at : at + 2]):
                 for rule in self._heads.get(head, ()):
                     if (match := rule.pattern.match(text, at)) and rule.holds(match):
