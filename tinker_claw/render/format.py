@@ -277,7 +277,7 @@ class Format:
         head, kinds = _head(messages), _kinds(messages)
         first = messages[:head]
         digest = self._salted.copy()
-        digest.update(noted(written_tools, tools or ()) + _written(first) + b"|")
+        digest.update(noted(_digest_of_tools, tools or ()) + _digests(first) + b"|")
         front, front_digest = None, digest.digest()
         has_front = self._stands_in and _may_stand_in(kinds, head, hint)
         if has_front and (front := self._encoder.history(front_digest)) is not None:
@@ -350,7 +350,7 @@ class Format:
         places: list[tuple[int, bytes]] = []
         done = head
         for end in sorted(islice(ends, _BACK)):
-            digest.update(_written(messages[done:end]))
+            digest.update(_digests(messages[done:end]))
             places.append((end, digest.digest()))
             done = end
         return places
@@ -455,16 +455,20 @@ class Format:
         ]
 
 
-def _written(messages: Sequence[Message]) -> bytes:
-    """All that the messages say, one after the other: parts in a row are what the whole is."""
-    return b"".join([noted(_written_message, message) for message in messages])
+def _digests(messages: Sequence[Message]) -> bytes:
+    """Of all that the messages say, one after the other: parts in a row are what the whole is."""
+    return b"".join([noted(_digest, message) for message in messages])
 
 
-def _written_message(message: Message) -> bytes:
+def _digest(message: Message) -> bytes:
     said = message.get("content")
     # It may be a str that knows its parts, which marshal does not write.
     plain = {**message, "content": str(said)} if isinstance(said, str) else dict(message)
-    return marshal.dumps(plain, 2)
+    return hashlib.sha256(marshal.dumps(plain, 2)).digest()
+
+
+def _digest_of_tools(tools: Tools) -> bytes:
+    return hashlib.sha256(noted(written_tools, tools)).digest()
 
 
 def _may_stand_in(kinds: Sequence[str], head: int, hint: int | None) -> bool:
