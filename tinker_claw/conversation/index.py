@@ -30,7 +30,7 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.conversation.openclaw import last_user_index, queued, summary_index
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Kind, Lost, Message
+from tinker_claw.types import Kind, Lost, Message, Tool, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -287,5 +287,16 @@ def exact_digest(
     switches: Sequence[tuple[str, Any]],
 ) -> str:
     """Of everything that a prompt is rendered from, to the letter."""
-    meant = json.dumps([list(messages), list(tools), list(switches)])
-    return hashlib.sha256(meant.encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
+    for message in messages:
+        digest.update(noted(_written, message))
+    digest.update(noted(_written_tools, tools))
+    return digest.hexdigest()
+
+
+def _written(message: Message) -> bytes:
+    return hashlib.sha256(json.dumps(message).encode()).digest()
+
+
+def _written_tools(tools: Sequence[Tool]) -> bytes:
+    return hashlib.sha256(json.dumps(list(tools)).encode()).digest()
