@@ -286,12 +286,20 @@ class Column:
     """One column: its heading, and what it shows of a record."""
 
     name: str
-    show: Callable[[Any], str]
+    of: str | Callable[[Any], Any] | None = None
+    """The record's field, or a function of the record; None: the field of the column's name."""
     right: bool = False
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
     """Over several lines, where the table has a width."""
+
+    def cell(self, record: Any) -> str:
+        """`-`: nothing, or no."""
+        value = self.of(record) if callable(self.of) else record[self.of or self.name]
+        return (
+            "yes" if value is True else "-" if value in (None, "") or value is False else str(value)
+        )
 
 
 def table(
@@ -316,7 +324,7 @@ def table(
             ratio=1 if column.wraps else None,
         )
     for record in records:
-        grid.add_row(*(Text(printable(column.show(record))) for column in columns))
+        grid.add_row(*(Text(printable(column.cell(record))) for column in columns))
     terminal = sys.stdout.isatty()
     console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
@@ -390,6 +398,11 @@ def span(seconds: float) -> str:
 def vote(value: int | None) -> str:
     """+1, 0 or -1; `none` where no vote was valid."""
     return "none" if value is None else f"{value:+d}" if value else "0"
+
+
+def version(value: int | None) -> str | None:
+    """v3."""
+    return None if value is None else f"v{value}"
 
 
 def number(value: float | None) -> str:

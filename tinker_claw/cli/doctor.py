@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -36,17 +35,18 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
-from tinker_claw.cli.common import Column, Flags, printable, short, span, wrapped, write
+from tinker_claw.cli.common import Flags, printable, span, table, wrapped, write
+from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
 from tinker_claw.ledger.outcome import RunView, outcome
 from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import TurnView, read_turns
+from tinker_claw.ledger.views import Filter, TurnView, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -176,16 +176,12 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         return Finding(told, "-").show("requests")
     try:
         with reading(ledger) as rows, rows.moment():
-            turns = read_turns(rows, count)
-            run = common.read_run_view(rows, settings.training.batch_size)
+            lines = recent(rows, count, settings.training.batch_size, reasons=reasons)
     except LedgerError as error:
         return Finding(str(error), "warn").show("requests")
-    if not turns:
+    if not lines:
         return Finding(f"none yet in {ledger}", "-").show("requests")
-    write(["", f"The last requests in {ledger}:", ""])
-    write(table(turns, run, time.time(), reasons=reasons))
-    for sentence in advice(turns):
-        write(["", *wrapped(sentence, width=WIDTH)])
+    write(["", f"The last requests in {ledger}:", "", *lines])
     if not reasons:
         more = "--reasons shows why each was taken for main or side, and more of its outcome."
         write(["", more])
@@ -217,10 +213,10 @@ async def memory(seen: CheckContext) -> Finding:
     told = arranged.layout.told()
     if arranged.fit is None or arranged.demand is None:
         return Finding(told)
-    table = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+    told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
     if (wrong := local.why_not(arranged)) is not None:
-        raise ConfigError(f"{table}\n{wrong}")
-    return Finding(table)
+        raise ConfigError(f"{told}\n{wrong}")
+    return Finding(told)
 
 
 @check("samplers", needs=("memory",))
@@ -530,63 +526,28 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
 # The last requests as a table: what each was, what came of it, and why; no user's words
 
 WIDTH = 110
-_KEY_LENGTH = 14
 
 
-def table(
-    turns: Sequence[TurnView], run: RunView, now: float, *, reasons: bool = False
-) -> list[str]:
-    """The lines of the table, oldest turn first.
+def recent(rows: Rows, count: int, batch_size: int, *, reasons: bool = False) -> list[str]:
+    """The table of log, and what the requests mean together, oldest first; [] without any.
 
     Args:
-        turns: at least one.
-        now: seconds since 1970; turns of another day show it.
+        batch_size: samples of a step, where none was taken yet.
         reasons: further lines, for each turn its session's name, the reason of its kind, and its
             outcome in a sentence.
     """
-    lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
+    records = read_log(rows, "turns", Filter(), count, batch_size)
+    if not records:
+        return []
+    turns, run = read_turns(rows, count), common.read_run_view(rows, batch_size)
+    left_out = {"index"} if len({turn.user for turn in turns}) > 1 else {"index", "user"}
+    columns = [column for column in COLUMNS["turns"] if column.name not in left_out]
+    lines = table(columns, records, width=WIDTH)
     if reasons:
         lines += [line for turn in turns for line in _because(turn, run)]
+    for sentence in advice(turns):
+        lines += ["", *wrapped(sentence, width=WIDTH)]
     return lines
-
-
-def verdict(turn: TurnView) -> str:
-    """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
-    if not turn.judged:
-        return "-"
-    return common.vote(turn.verdict) + (" hint" if turn.hints else "")
-
-
-def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Column]:
-    def when(turn: TurnView) -> str:
-        at, today = datetime.fromtimestamp(turn.created_at), datetime.fromtimestamp(now).date()
-        return at.strftime("%H:%M:%S" if at.date() == today else "%m-%d %H:%M")
-
-    def session(turn: TurnView) -> str:
-        """The ledger's number, and the end of the client's name, which tells sessions apart."""
-        key = printable(turn.session_key)
-        end = key if len(key) <= _KEY_LENGTH else "…" + key[1 - _KEY_LENGTH :]
-        return f"{turn.session_id}:{end}"
-
-    def by(turn: TurnView) -> str:
-        return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
-
-    def tokens(turn: TurnView) -> str:
-        return f"{turn.prompt_tokens}+{turn.completion_tokens}"
-
-    yield Column("turn", lambda turn: str(turn.id), right=True)
-    yield Column("when", when)
-    if len({turn.user for turn in turns}) > 1:
-        yield Column("user", lambda turn: short(turn.user, _KEY_LENGTH))
-    yield Column("session", session)
-    yield Column("kind", lambda turn: turn.kind)
-    if any(turn.call for turn in turns):
-        yield Column("for", lambda turn: short(turn.call, 16) or "-")
-    yield Column("by", by)
-    yield Column("tokens", tokens, right=True)
-    yield Column("next", lambda turn: turn.next_role or "-")
-    yield Column("verdict", verdict)
-    yield Column("outcome", lambda turn: outcome(turn, run).word, least=24, wraps=True)
 
 
 def _because(turn: TurnView, run: RunView) -> Iterator[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.turns import TRIES
-from tinker_claw.ledger.views import SampleView, TurnView, turns_where
+from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
 
 LOST = {
@@ -103,6 +103,29 @@ def outcome(turn: TurnView, run: RunView) -> Outcome:
     return Outcome(_QUEUE, f"It was judged, and {_QUEUE} as a sample, which takes a moment.")
 
 
+def add_outcomes(rows: Rows, run: RunView, turns: Sequence[Record]) -> None:
+    """The word for it, as `outcome`, to records of turns."""
+    for turn in turns:
+        turn["outcome"] = _closed(turn)
+    # The others are few, however long a ledger is.
+    still_open = {turn["id"]: turn for turn in turns if turn["outcome"] is None}
+    which = "WHERE turns.id IN (SELECT value FROM json_each(?))"
+    for turn in turns_where(rows, which, json.dumps([*still_open])):
+        still_open[turn.id]["outcome"] = outcome(turn, run).word
+
+
+def _closed(turn: Record) -> str | None:
+    if turn["sample"] is not None:
+        return _trained_in(turn["trained_in_step"]) if turn["sample"] == "trained" else None
+    if turn["kind"] == Kind.SIDE:
+        return _SIDE
+    return None if turn["untrained_because"] is None else _word(turn["untrained_because"])
+
+
+def _trained_in(step: int | None) -> str:
+    return f"trained in step {step}"
+
+
 def _reason(turn: TurnView) -> str:
     return (turn.untrained_because or "").rstrip(".")
 
@@ -164,7 +187,7 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> Outcome:
 
 
 def _trained(sample: SampleView) -> Outcome:
-    word, others = f"trained in step {sample.step}", sample.together - 1
+    word, others = _trained_in(sample.step), sample.together - 1
     company = f"with {others} other {'sample' if others == 1 else 'samples'}" if others else "alone"
     at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
     behind = " A rollback has left that version behind." if sample.left_behind else ""
