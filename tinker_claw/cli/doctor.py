@@ -43,10 +43,10 @@ from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.ledger.database import FILE, Rows, reading
-from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
+from tinker_claw.ledger.figures import lost_of, newest_at
 from tinker_claw.ledger.outcome import RunView, outcome
 from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import Filter, TurnView, read_turns
+from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -361,13 +361,13 @@ async def agreement(seen: CheckContext) -> Finding:
     if not seen.ledger.exists():
         return Finding("no step was taken yet", "-")
     with reading(seen.ledger) as ledger, ledger.moment():
-        steps = newest_steps(ledger, _LAST_STEPS)
-    compared = [step for step in steps if step.metrics.get("agrees") is not None]
+        steps = read(ledger, "steps", Filter(), _LAST_STEPS)
+    compared = [step for step in steps if step["metrics"].get("agrees") is not None]
     if not compared:
         return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
     step = compared[-1]
-    told = f"step {step.id}: sampler and trainer were {common.apart(step.metrics)} nats apart"
-    if step.metrics["agrees"]:
+    told = f"step {step['id']}: sampler and trainer were {common.apart(step['metrics'])} nats apart"
+    if step["metrics"]["agrees"]:
         return Finding(f"{told}, which is rounding")
     look = "`python run.py status` says what to look at"
     return Finding(f"{told}, which is no rounding", "warn", look)
