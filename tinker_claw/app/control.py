@@ -106,7 +106,7 @@ async def _do(undoing: Rollback, order: dict[str, Any]) -> Any:
         case "rollback":
             return asdict(await undoing.roll_back(order["version"]))
         case "forget turn":
-            return asdict(await undoing.forget(from_turn(order["turn"])))
+            return asdict(await undoing.forget(from_turn(int(order["turn"]))))
         case "forget session":
             return asdict(await undoing.forget(in_session(order["session"], order["user"])))
         case "rejudge":

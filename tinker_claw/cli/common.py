@@ -14,7 +14,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError, UndoError
 from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import RunView, read_run, run_of
 from tinker_claw.ledger.views import TurnView
 from tinker_claw.methods import METHODS
@@ -243,6 +244,21 @@ def is_running(directory: Path) -> bool:
     return False
 
 
+def carry_out(
+    directory: Path, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
+) -> tuple[Any, bool]:
+    """By the gateway that runs on this directory; without one by `offline`, which its next start
+    finds. Returns what came of it, and whether a gateway runs.
+
+    Raises:
+        ClawError: it cannot be done; the sentence says why.
+    """
+    if is_running(directory):
+        return tell(directory, order), True
+    with closing(Ledger(directory)) as ledger:
+        return offline(ledger), False
+
+
 def tell(directory: Path, order: Mapping[str, Any]) -> Any:
     """Give an order to the gateway that runs, and wait until it is done.
 
@@ -289,17 +305,18 @@ class Column:
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
     right: bool = False
+    empty: str = "-"
+    """What stands for nothing, and for no."""
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
     """Over several lines, where the table has a width."""
 
     def cell(self, record: Any) -> str:
-        """`-`: nothing, or no."""
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
-        return (
-            "yes" if value is True else "-" if value in (None, "") or value is False else str(value)
-        )
+        if value is True:
+            return "yes"
+        return self.empty if value in (None, "") or value is False else str(value)
 
 
 def table(

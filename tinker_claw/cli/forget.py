@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, is_running, tell, write
-from tinker_claw.cli.versions import Kept, read_kept
+from tinker_claw.cli.common import LedgerFlags, carry_out, write
+from tinker_claw.cli.versions import read_kept, usable
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
+from tinker_claw.ledger.views import Record
 
 EXIT_LEFT = 1
 """Nothing was forgotten, because the user said so."""
@@ -60,8 +60,10 @@ def forget(given: ForgetFlags) -> int:
     if not given.yes and not _agrees():
         write(["Nothing was forgotten."])
         return EXIT_LEFT
-    session, turns = _forget(given, find)
-    write([f"Forgotten: {_turns(turns)} of session {session}."])
+    order = {"do": f"forget {given.what}", given.what: given.which, "user": given.user}
+    # There may be more of them by now than were told.
+    gone, _ = carry_out(given.directory, order, lambda ledger: asdict(ledger.forget(find)))
+    write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
     return 0
 
 
@@ -75,28 +77,13 @@ def _find(given: ForgetFlags) -> Callable[[Rows], Forgetting]:
     return from_turn(int(given.which))
 
 
-def _forget(given: ForgetFlags, find: Callable[[Rows], Forgetting]) -> tuple[int, Sequence[int]]:
-    """The session, and which of its turns went: there may be more by now than were told."""
-    if is_running(given.directory):
-        order: dict[str, Any] = {"do": f"forget {given.what}"}
-        if given.what == "turn":
-            order["turn"] = int(given.which)
-        else:
-            order |= {"session": given.which, "user": given.user}
-        told = tell(given.directory, order)
-        return told["session"], told["turns"]
-    with closing(Ledger(given.directory)) as ledger:
-        forgotten = ledger.forget(find)
-    return forgotten.session, forgotten.turns
-
-
 def _agrees() -> bool:
     sys.stderr.write("This cannot be taken back. Forget it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(what: Forgetting, kept: Sequence[Kept]) -> Iterator[str]:
+def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     rest = "" if what.whole else ", all from there on, because later prompts repeat it"
     yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
     yield "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay."
@@ -112,23 +99,20 @@ def _told(what: Forgetting, kept: Sequence[Kept]) -> Iterator[str]:
         yield _way_back(what.roll_back_to, kept)
 
 
-def _way_back(before: int, kept: Sequence[Kept]) -> str:
-    usable = [
-        one.id
+def _way_back(before: int, kept: Sequence[Record]) -> str:
+    possible = [
+        one["id"]
         for one in kept
-        if one.id <= before
-        and one.record.live
-        and one.state is not False
-        and one.sampler is not False
+        if one["id"] <= before and one["live"] and usable(one, with_state=True)
     ]
-    if not usable:
+    if not possible:
         return (
             f"What was learned from it stays learned: v{before}, the version before that, has no "
             "state to go back to any more."
         )
     return (
         "What was learned from it stays learned, until you go back before it: "
-        f"python run.py rollback v{max(usable)}"
+        f"python run.py rollback v{max(possible)}"
     )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Annotated
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, is_running, tell, write
+from tinker_claw.cli.common import LedgerFlags, carry_out, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.ledger import Ledger
 
 
 class RejudgeFlags(LedgerFlags):
@@ -36,12 +34,10 @@ def rejudge(given: RejudgeFlags) -> int:
     wanted = list(given.turns) or None
     with reading(given.ledger):
         pass  # it is one, of this schema
-    running = is_running(given.directory)
-    if running:
-        again: list[int] = tell(given.directory, {"do": "rejudge", "turns": wanted})
-    else:
-        with closing(Ledger(given.directory)) as ledger:
-            again = ledger.judgements.take_up(wanted)
+    order = {"do": "rejudge", "turns": wanted}
+    again, running = carry_out(
+        given.directory, order, lambda ledger: ledger.judgements.take_up(wanted)
+    )
     when = "now" if running else "when the gateway is started"
     if again:
         write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
