@@ -7,10 +7,8 @@ choose parts of it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -26,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import ConfigError, LedgerError, UndoError
-from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.errors import ConfigError, LedgerError
+from tinker_claw.ledger.database import FILE, Rows, is_locked
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import RunView, read_run, run_of
 from tinker_claw.ledger.views import TurnView
@@ -159,7 +157,6 @@ def read_run_view(rows: Rows, batch_size: int) -> RunView:
 TIMEOUT_S = 5.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a gateway that listens everywhere is asked from its own machine."""
-_CONNECT_S = 10.0
 
 
 class GatewayUnreachable(Exception):
@@ -228,22 +225,6 @@ def _get(url: str, key: str | None) -> Any:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
 
 
-def is_running(directory: Path) -> bool:
-    """Whether a process has the lock of this data directory."""
-    try:
-        with (directory / "lock").open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise LedgerError(
-            f"the data directory {directory} cannot be used: {error.strerror}"
-        ) from error
-    return False
-
-
 def carry_out(
     directory: Path, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
 ) -> tuple[Any, bool]:
@@ -253,40 +234,12 @@ def carry_out(
     Raises:
         ClawError: it cannot be done; the sentence says why.
     """
-    if is_running(directory):
+    if is_locked(directory):
+        from tinker_claw.app.control import tell  # most commands give no orders
+
         return tell(directory, order), True
     with closing(Ledger(directory)) as ledger:
         return offline(ledger), False
-
-
-def tell(directory: Path, order: Mapping[str, Any]) -> Any:
-    """Give an order to the gateway that runs, and wait until it is done.
-
-    Leaving (Ctrl-C) takes an order back that has not been carried out yet.
-
-    Raises:
-        UndoError: it says why it cannot be done, or does not answer.
-    """
-    from tinker_claw.app.control import CONTROL_FILE
-
-    try:
-        known = json.loads((directory / CONTROL_FILE).read_text())
-        with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
-            connection.settimeout(None)  # a step in hand may take minutes
-            connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline()
-    except (OSError, ValueError, KeyError) as error:
-        raise UndoError(
-            f"a process has {directory} in use and takes no orders ({error}); it may be starting "
-            "or stopping: try again, or stop it first"
-        ) from error
-    if not line:
-        raise UndoError("the gateway ended before it was done; look with `python run.py versions`")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise UndoError(answer["error"])
-    return answer["done"]
 
 
 # Lines and tables
