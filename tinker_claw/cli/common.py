@@ -88,7 +88,7 @@ class LedgerFlags(Flags):
 
     MORE: ClassVar[str] = (
         "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
-        "that run.py would use with the same flags, all of which can be given."
+        "that run.py would use with the same flags."
     )
 
     @cached_property
@@ -163,16 +163,15 @@ class GatewayUnreachable(Exception):
     """Nobody to ask; says why."""
 
 
-def url_of(settings: Settings, host: str | None = None, port: int | None = None) -> str:
+def url_of(settings: Settings) -> str:
     """Where a gateway is asked from its own machine, without /v1.
 
     Raises:
         ConfigError: the port is not known.
     """
-    port = settings.gateway.port if port is None else port
+    host, port = settings.gateway.host, settings.gateway.port
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
-    host = host or settings.gateway.host
     host = ANYWHERE.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -67,8 +67,7 @@ class DoctorFlags(Flags):
     """
 
     MORE: ClassVar[str] = (
-        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong. "
-        "All flags of run.py can be given, too."
+        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong."
     )
 
     last: int = Field(10, title="N", description="requests to show (default 10; 0 for none)", ge=0)

@@ -50,12 +50,7 @@ class ExplainFlags(LedgerFlags):
 
 
 def explain(given: ExplainFlags) -> int:
-    """Tell a turn in words.
-
-    Raises:
-        ConfigError: a setting is wrong.
-        LedgerError: there is no ledger, or no such turn.
-    """
+    """Tell a turn in words."""
     with until_left(), reading(given.ledger) as ledger:
         with ledger.moment():
             lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)

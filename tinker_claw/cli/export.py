@@ -49,11 +49,7 @@ class ExportFlags(LedgerFlags):
 
 
 def export(given: ExportFlags) -> int:
-    """Write what is asked for.
-
-    Raises:
-        ClawError: it cannot be written; the sentence says why.
-    """
+    """Write what is asked for."""
     if len(given.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
         raise ConfigError("give one of --jsonl, --adapter and --merged")
     settings, file = given.settings, given.ledger

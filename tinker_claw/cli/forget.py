@@ -46,11 +46,7 @@ class ForgetFlags(LedgerFlags):
 
 
 def forget(given: ForgetFlags) -> int:
-    """Forget a session, or a turn and what comes after it.
-
-    Raises:
-        ClawError: there is none, or it cannot be forgotten.
-    """
+    """Forget a session, or a turn and what comes after it."""
     find = _find(given)
     with reading(given.ledger) as ledger, ledger.moment():
         forgetting, kept = find(ledger), read_kept(ledger)

@@ -91,12 +91,7 @@ class LogFlags(LedgerFlags):
 
 
 def log(given: LogFlags) -> int:
-    """Print the rows that are asked for.
-
-    Raises:
-        ConfigError: a flag or setting is wrong.
-        LedgerError: there is no ledger, or it cannot be read.
-    """
+    """Print the rows that are asked for."""
     batch_size = given.settings.training.batch_size
     wanted, limit = _filter(given), given.rows
     with until_left(), reading(given.ledger) as ledger:

@@ -33,10 +33,7 @@ class OpenclawFlags(Flags):
     """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
     flags. Nothing is changed without --write."""
 
-    MORE: ClassVar[str] = (
-        "Exit status: 0 done, 2 a flag, a setting or the file is wrong. All flags of run.py can be "
-        "given, too."
-    )
+    MORE: ClassVar[str] = "Exit status: 0 done, 2 a flag, a setting or the file is wrong."
 
     write: Path | None = Field(
         None,
@@ -60,11 +57,7 @@ class OpenclawFlags(Flags):
 
 
 def openclaw_config(given: OpenclawFlags) -> int:
-    """Print the block, or merge it into a file.
-
-    Raises:
-        ConfigError: a setting is wrong, or the file cannot be read, understood or written.
-    """
+    """Print the block, or merge it into a file."""
     settings = given.settings
     url_of(settings)  # the port is known
     key = _key(settings, given.user) if given.show_key else None

@@ -26,11 +26,7 @@ class RejudgeFlags(LedgerFlags):
 
 
 def rejudge(given: RejudgeFlags) -> int:
-    """Take up turns that were set aside.
-
-    Raises:
-        ClawError: one that was named was not set aside, or the ledger cannot be written.
-    """
+    """Take up turns that were set aside."""
     wanted = list(given.turns) or None
     with reading(given.ledger):
         pass  # it is one, of this schema

@@ -58,14 +58,12 @@ class StatusFlags(Flags):
     ledger how the run goes, and whether it helps."""
 
     MORE: ClassVar[str] = (
-        "Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers (its ledger is "
-        "shown all the same). The data directory is that of --data-dir, else the one that the "
-        "gateway names; without a gateway the one that run.py would use with the same flags, all "
-        "of which can be given."
+        "The gateway is the one at --host and --port. The data directory is that of --data-dir, "
+        "else the one that the gateway names; without a gateway the one that run.py would use with "
+        "the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers "
+        "(its ledger is shown all the same)."
     )
 
-    host: str | None = Field(None, description="its address (default: the setting, 127.0.0.1)")
-    port: int | None = Field(None, description="its port (default: the setting, 30000)")
     as_json: bool = Field(
         False, alias="json", description="what /healthz says, and the ledger, as JSON"
     )
@@ -114,13 +112,9 @@ class _Look:
 
 def status(given: StatusFlags) -> int:
     """Print how the gateway is, and what its ledger tells; the exit status says whether all is
-    well.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    well."""
     settings = given.settings
-    url = url_of(settings, given.host, given.port)
+    url = url_of(settings)
     if given.live:
         _watch(lambda: _look(url, settings))
         return EXIT_WELL

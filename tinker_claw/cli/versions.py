@@ -107,12 +107,7 @@ class VersionsFlags(LedgerFlags):
 
 
 def versions(given: VersionsFlags) -> int:
-    """Print the versions.
-
-    Raises:
-        ConfigError: a flag or setting is wrong.
-        LedgerError: there is no ledger, or it cannot be read.
-    """
+    """Print the versions."""
     with until_left(), reading(given.ledger) as ledger:
         with ledger.moment():
             records = read_kept(ledger)
@@ -187,11 +182,7 @@ class RollbackFlags(VersionFlags):
 
 
 def pin(given: PinFlags) -> int:
-    """Let one version answer.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
+    """Let one version answer."""
     pinned: int = _named(given.ledger, given.version)["id"]
     order = {"do": "pin", "version": pinned}
     _, now = carry_out(given.directory, order, lambda ledger: ledger.pin.to(pinned))
@@ -200,11 +191,7 @@ def pin(given: PinFlags) -> int:
 
 
 def unpin(given: UnpinFlags) -> int:
-    """Let the newest version answer again.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
+    """Let the newest version answer again."""
     carried = carry_out(given.ledger.parent, {"do": "unpin"}, lambda ledger: ledger.pin.end())
     newest, now = carried
     write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
@@ -212,11 +199,7 @@ def unpin(given: UnpinFlags) -> int:
 
 
 def rollback(given: RollbackFlags) -> int:
-    """Go back to a version, and learn on from there.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
+    """Go back to a version, and learn on from there."""
     kept = _named(given.ledger, given.version, with_state=True)
 
     def offline(ledger: Ledger) -> dict[str, Any]:
