@@ -286,6 +286,22 @@ def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     return next((name for name in names if _place(_url(config, name)) == here), None)
 
 
+_SAID: Final[Mapping[Any, str]] = {
+    "baseUrl": "baseUrl is {now}, not {value}",
+    "api": "api is {now!r}, not {value!r}",
+    "timeoutSeconds": "timeoutSeconds is {now}: with less than {value} a slow reply is given up",
+    "apiKey": "apiKey is no key of this gateway: requests will be refused (HTTP 401)",
+    "contextWindow": "contextWindow is {now}, not the model's {value}: OpenClaw shortens long "
+    "sessions too late, and they are refused",
+    **dict.fromkeys(
+        COMPAT,
+        "compat.{field} does not stand there: with true OpenClaw names the session in every "
+        "request, without it some are told apart by their wording alone",
+    ),
+}
+"""What is wrong where a field is not as the gateway would have it; all others work."""
+
+
 def misfits(
     config: Mapping[str, Any],
     name: str,
@@ -300,8 +316,7 @@ def misfits(
             reference to a variable may not.
     """
     root, wanted = (*PROVIDERS, name), provider(settings, context.tokens, key)
-    told = _at(config, root)
-    if not isinstance(told, dict):
+    if not isinstance(_at(config, root), dict):
         yield Misfit([(root, wanted)])
         return
     (model,) = wanted.pop("models")
@@ -309,51 +324,35 @@ def misfits(
     ids = [_dict(one).get("id") for one in _list(models)]
     fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
     if model["id"] in ids:
-        at = ids.index(model["id"])
-        fields |= {(*root, "models", at, field): value for field, value in model.items()}
+        at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
+        fields |= {(*at, field): value for field, value in model.items()}
+        fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
     for place, value in fields.items():
-        now, changes, said = _at(config, place), [(place, value)], None
-        match place[-1]:
-            case _ if now == value:
-                continue
-            case "baseUrl" if not str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
-                said = f"baseUrl is {now}, not {value}"
-            case "api":
-                said = f"api is {now!r}, not {value!r}"
-            case "timeoutSeconds" if not isinstance(now, int | float) or now < value:
-                said = f"timeoutSeconds is {now}: with less than {value} a slow reply is given up"
+        field, now = place[-1], _at(config, place)
+        if now == value:
+            continue
+        works, own = field not in _SAID, False
+        most = now if isinstance(now, int | float) else None
+        match field:
+            case "baseUrl":
+                works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
+            case "timeoutSeconds":
+                works = most is not None and most > value
             case "apiKey":
-                if _is_wrong(now, keys(settings).values()):
-                    said = "apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-                if key is None and now not in (None, "", ANY_KEY):
-                    changes = []
-            case "name" if now is not None:
-                continue
-            case "contextWindow" if now is None:
-                said = f"contextWindow is not set: OpenClaw guesses; {value} is right"
-            case "contextWindow" if not context.certain:
-                continue
-            case "contextWindow" if isinstance(now, int | float) and now > value:
-                said = (
-                    f"contextWindow is {now}, above the model's {value}: long sessions will be "
-                    "refused before OpenClaw shortens them"
-                )
-            case "compat":
-                # Who has set a switch to false has done so on purpose.
-                unset = [n for n in COMPAT if not isinstance(_dict(now).get(n), bool)]
-                if not unset:
-                    continue
-                if isinstance(now, dict):
-                    changes = [((*place, switch), COMPAT[switch]) for switch in unset]
-                said = (
-                    f"{' and '.join(f'compat.{switch}' for switch in unset)} "
-                    f"{'do' if len(unset) > 1 else 'does'} not stand there: with true OpenClaw "
-                    "names the session in every request, without it some are told apart by their "
-                    "wording alone"
-                )
+                works = not _is_wrong(now, keys(settings).values())
+                own = key is None and now not in (None, "", ANY_KEY)
+            case "name":
+                own = now is not None
+            case "contextWindow":
+                own = now is not None and not context.certain
+                works = own or (most is not None and most < value)
+            case switch if switch in COMPAT:
+                # Who has set it to false has done so on purpose.
+                works = own = now is False
             case _:
                 pass
-        yield Misfit(changes, said and f"its {said}")
+        said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
+        yield Misfit([] if own else [(place, value)], said)
     if model["id"] not in ids:
         change = ((*root, "models"), [model])
         if isinstance(models, list):
@@ -406,31 +405,30 @@ def uses(config: Mapping[str, Any], settings: Settings) -> list[Use]:
 
     Without a list of agents there is one, which has no name here.
     """
-    found: list[Use] = []
-
-    def add(what: str, named: _Named, agent: str | None = None) -> None:
-        found.append(Use(what, *named, _is_ours(named[0], config, settings), agent))
-
     default, default_fallbacks = _named(config, (*DEFAULTS, "model"))
     agents = _agents(config)
+    found = list[tuple[str, _Named, str | None]]()
     for name, path in [*agents, ("", DEFAULTS)]:
         if name or not agents:
             who, s = (f"agent {name}", "s") if name else ("agents", "")
             own, fallbacks = _named(config, (*path, "model"))
-            add(f"{who} use{s}", own if own[0] else default, name)
+            found.append((f"{who} use{s}", own if own[0] else default, name))
             # An agent with a model of its own has only the fallbacks that it names.
             if fallbacks is None and own[0] is None:
                 fallbacks = default_fallbacks
-            for fallback in fallbacks or ():
-                add(f"{who} fall{s} back to", fallback)
+            found += [(f"{who} fall{s} back to", fallback, None) for fallback in fallbacks or ()]
+        of = f" of agent {name}" if name else ""
         for what, place in _PINNED.items():
-            pinned, _ = _named(config, (*path, *place))
-            if pinned[0]:
-                add(what.format(f" of agent {name}" if name else ""), pinned)
+            if (pinned := _named(config, (*path, *place))[0])[0]:
+                found.append((what.format(of), pinned, None))
     for channel, peers in _dict(_at(config, ("channels", "modelByChannel"))).items():
+        place = f"channels.modelByChannel.{channel}"
         for peer, model in _dict(peers).items():
-            add(f"{channel} {peer} uses", (_text(model), f"channels.modelByChannel.{channel}"))
-    return found
+            found.append((f"{channel} {peer} uses", (_text(model), place), None))
+    return [
+        Use(what, *named, _is_ours(named[0], config, settings), agent)
+        for what, named, agent in found
+    ]
 
 
 def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
