@@ -54,9 +54,6 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.types import Kind
 
-EXIT_WELL = 0
-EXIT_FAILED = 1
-
 
 class DoctorFlags(Flags):
     """Say what is there, what is missing and what to do, for the flags that you would give run.py;
@@ -142,28 +139,28 @@ def doctor(given: DoctorFlags) -> int:
         settings = given.settings
     except ConfigError as error:
         Finding(str(error), "FAIL").show("settings")
-        return EXIT_FAILED
+        return 1
     run = settings.run
     Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
-    well = True if given.no_checks else asyncio.run(_examine(settings))
+    well = given.no_checks or asyncio.run(_examine(settings))
     if given.last:
         _show_recent(settings, given.last, reasons=given.reasons)
-    return EXIT_WELL if well else EXIT_FAILED
+    return 0 if well else 1
 
 
 async def _examine(settings: Settings) -> bool:
     async with AsyncExitStack() as stack:
         seen = CheckContext(settings, stack)
         for name, function, needs in _CHECKS:
-            try:
-                if missing := [other for other in needs if other in seen.failed]:
-                    seen.failed.append(name)
-                    found = Finding(f"not looked at: first mend {missing[0]}", "-")
-                else:
-                    found = await function(seen)
-            except ClawError as error:
+            if missing := [other for other in needs if other in seen.failed]:
                 seen.failed.append(name)
-                found = Finding(str(error), "FAIL")
+                found = Finding(f"not looked at: first mend {missing[0]}", "-")
+            else:
+                try:
+                    found = await function(seen)
+                except ClawError as error:
+                    seen.failed.append(name)
+                    found = Finding(str(error), "FAIL")
             found.show(name)
     return not seen.failed
 
@@ -180,10 +177,10 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         return Finding(str(error), "warn").show("requests")
     if not lines:
         return Finding(f"none yet in {ledger}", "-").show("requests")
-    write(["", f"The last requests in {ledger}:", "", *lines])
     if not reasons:
         more = "--reasons shows why each was taken for main or side, and more of its outcome."
-        write(["", more])
+        lines += ["", more]
+    write(["", f"The last requests in {ledger}:", "", *lines])
 
 
 # What run.py itself needs
@@ -225,8 +222,7 @@ async def samplers(seen: CheckContext) -> Finding:
         return Finding("the service samples", "-")
     if settings.local.urls:
         return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
-    vllm = local.find_vllm()
-    arranged = local.arrange(settings, only_reckon=True)
+    vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
     if not arranged.gpus:
         return Finding("the gateway's process samples")
     if vllm is None:
@@ -354,7 +350,7 @@ async def answers(seen: CheckContext) -> Finding:
     return Finding(f"{lost(causes)}; of {main} main turns", state, more)
 
 
-@check("agreement", needs=("data",))
+@check("agreement", needs=("answers",))
 async def agreement(seen: CheckContext) -> Finding:
     """Of sampler and trainer, when a step last compared them."""
     if not seen.ledger.exists():
@@ -364,12 +360,11 @@ async def agreement(seen: CheckContext) -> Finding:
     compared = [step for step in steps if step["metrics"].get("agrees") is not None]
     if not compared:
         return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
-    step = compared[-1]
-    told = f"step {step['id']}: sampler and trainer were {common.apart(step['metrics'])} nats apart"
-    if step["metrics"]["agrees"]:
-        return Finding(f"{told}, which is rounding")
-    look = "`python run.py status` says what to look at"
-    return Finding(f"{told}, which is no rounding", "warn", look)
+    number, metrics = compared[-1]["id"], compared[-1]["metrics"]
+    told = f"step {number}: sampler and trainer were {common.apart(metrics)} nats apart, which is "
+    if metrics["agrees"]:
+        return Finding(f"{told}rounding")
+    return Finding(f"{told}no rounding", "warn", "`python run.py status` says what to look at")
 
 
 # What is around it
@@ -419,37 +414,33 @@ async def port(seen: CheckContext) -> Finding:
     return Finding(told)
 
 
-@check("clock")
+@check("clock", needs=("answers",))
 async def clock(seen: CheckContext) -> Finding:
-    asked = [seen.service] if seen.remote and "backend" not in seen.failed else list[str]()
-    if seen.settings.judge.judge_url is not None:
-        asked.append(seen.settings.judge.judge_url)
+    """Compared with servers that run.py asks anyway, and with the newest row of the ledger."""
+    judge = seen.settings.judge.judge_url
+    service = seen.service if seen.remote and "backend" not in seen.failed else None
     told, worst = list[str](), 0.0
-    for url in asked:  # which run.py asks anyway
+    for url in filter(None, (service, judge)):
         ahead = await asyncio.to_thread(ahead_of, url)
-        if ahead is None:
-            continue
-        worst = max(worst, abs(ahead))
-        way = "ahead of" if ahead > 0 else "behind"
-        close = abs(ahead) < _CLOCK_WARNS_S
-        told.append(f"agrees with {url}" if close else f"is {span(ahead)} {way} that of {url}")
+        if ahead is not None:
+            worst = max(worst, abs(ahead))
+            way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
+            told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
     if worst >= _CLOCK_FAILS_S:
         raise ConfigError(
             f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
             "wrong clock; set it (with NTP)"
         )
-    try:
+    if seen.ledger.exists():
         with reading(seen.ledger) as rows, rows.moment():
             future = (newest_at(rows) or 0.0) - time.time()
-    except LedgerError:
-        future = 0.0
-    if future >= _CLOCK_WARNS_S:
-        worst = max(worst, future)
-        told.append(
-            f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
-            f"written in {span(future)}. Nothing is lost, rows are ordered by number; the times "
-            "that are shown are wrong"
-        )
+        if future >= _CLOCK_WARNS_S:
+            worst = future
+            told.append(
+                f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
+                f"written in {span(future)}. Nothing is lost, rows are ordered by number; the "
+                "times that are shown are wrong"
+            )
     if not told:
         return Finding("no server to compare it with; no row of the ledger is from the future")
     return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
@@ -566,63 +557,36 @@ _FEWEST = 3
 """Fewer turns are no pattern."""
 
 
-def advice(turns: Sequence[TurnView]) -> list[str]:
+def advice(turns: Sequence[TurnView]) -> Iterator[str]:
     """Sentences on these turns, oldest first; none where learning goes its way."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    return [*_sides(turns), *_followed(main), *_judging(main), *_sampling(turns, main)]
-
-
-def _sides(turns: Sequence[TurnView]) -> Iterator[str]:
-    side = [turn for turn in turns if turn.kind is Kind.SIDE]
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    yield (
-        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
-        f"of {times}: {printable(reason)}. Recaps, titles, compaction, heartbeat and cron are "
-        "meant to be side turns. If these were your own messages, the client sends something that "
-        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; --reasons shows the reason of each."
-    )
-    if len(side) == len(turns):
-        yield "There is no main turn among them: nothing can be learned from these requests."
-
-
-def _followed(main: Sequence[TurnView]) -> Iterator[str]:
-    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
-        return
-    why = (
-        "although sessions go on. The replies do not come back in the client's history as they "
-        "were sent: something between rewrites or drops them."
-    )
-    if len({turn.session_id for turn in main}) == len(main):
+    followed = [turn for turn in main if turn.next_role is not None]
+    yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
+    if len(main) >= _FEWEST and not followed:
         why = (
-            "so there is nothing to judge: every one stands alone in its session. Go on in the "
-            "same conversation; if you did, the client sends neither its earlier messages back nor "
-            "a name for the session (X-Session-Id)."
+            "although sessions go on. The replies do not come back in the client's history as they "
+            "were sent: something between rewrites or drops them."
         )
-    yield f"None of the {len(main)} main turns has a next state, {why}"
-
-
-def _judging(main: Sequence[TurnView]) -> Iterator[str]:
-    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
-    if aside:
+        if len({turn.session_id for turn in main}) == len(main):
+            why = (
+                "so there is nothing to judge: every one stands alone in its session. Go on in the "
+                "same conversation; if you did, the client sends neither its earlier messages back "
+                "nor a name for the session (X-Session-Id)."
+            )
+        yield f"None of the {len(main)} main turns has a next state, {why}"
+    if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
         yield (
             f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
             f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
             "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
             "takes them up again."
         )
-    followed = [turn for turn in main if turn.next_role is not None]
     waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
     if _most(waiting, followed):
         yield (
             f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
             "fails, waits for the service, or is paused by the budget."
         )
-
-
-def _sampling(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
     if _most(unfit, main):
         yield (
@@ -635,6 +599,21 @@ def _sampling(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[s
             f"{count} of {len(turns)} replies (marked *) came from another version than the "
             "current one, because that one failed; --reasons says why."
         )
+
+
+def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Iterator[str]:
+    if not _most(side, turns):
+        return
+    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+    yield (
+        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
+        f"of {times}: {printable(reason)}. Recaps, titles, compaction, heartbeat and cron are "
+        "meant to be side turns. If these were your own messages, the client sends something that "
+        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
+        "proxy in between; --reasons shows the reason of each."
+    )
+    if len(side) == len(turns):
+        yield "There is no main turn among them: nothing can be learned from these requests."
 
 
 def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
