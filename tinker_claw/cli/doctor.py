@@ -30,7 +30,7 @@ from pydantic import Field
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, source
-from tinker_claw.backends.open import check_backend, open_trainer
+from tinker_claw.backends.open import Context, check_backend, context_of, open_trainer
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
@@ -97,7 +97,7 @@ class CheckContext:
     settings: Settings
     stack: AsyncExitStack
     source: Source | None = None
-    offers: openclaw.Context | None = None
+    offers: Context | None = None
     """How many tokens."""
     failed: list[str] = field(default_factory=list[str])
     """Names of the checks that failed, or stand on one that did."""
@@ -280,7 +280,7 @@ async def method(seen: CheckContext) -> Finding:
     trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
     has = await trainer.capabilities()
     require(method, settings.training, has)
-    seen.offers = openclaw.Context(has.context_tokens, "the service says so")
+    seen.offers = Context(has.context_tokens, "the service says so")
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
 
     assert isinstance(trainer, TinkerTrainer)
@@ -472,7 +472,7 @@ def ahead_of(url: str) -> float | None:
 
 @check("model", needs=("backend",))
 async def model(seen: CheckContext) -> Finding:
-    offers = seen.offers = seen.offers or await openclaw.context_of(seen.settings)
+    offers = seen.offers = seen.offers or await context_of(seen.settings)
     told = f"served as {seen.settings.served_name}; context {offers.tokens} tokens: {offers.source}"
     if offers.tokens >= openclaw.SMALLEST_CONTEXT:
         return Finding(told)
@@ -487,7 +487,7 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
         found = openclaw_file.read(path)
     except ConfigError as error:  # OpenClaw's trouble, not the gateway's
         return Finding(str(error), "warn")
-    if found is None:
+    if found.was is None:
         return Finding(f"no configuration at {path}", "-", _PRINTS)
     if settings.gateway.port == 0:
         return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -20,10 +20,12 @@ from pydantic import Field
 from tinker_claw.cli import openclaw_file
 from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
 from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
-from tinker_claw.config.settings import DEFAULT_USER, DEMO, Settings
+from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
-from tinker_claw.shipped import MODEL_DIR
+
+if TYPE_CHECKING:
+    from tinker_claw.backends.open import Context
 
 SMALLEST_CONTEXT = 16_000
 TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
@@ -61,6 +63,8 @@ def openclaw_config(given: OpenclawFlags) -> int:
     settings = given.settings
     url_of(settings)  # the port is known
     key = _key(settings, given.user) if given.show_key else None
+    from tinker_claw.backends.open import context_of  # half a second
+
     context = asyncio.run(context_of(settings))
     _explain(settings, context, key)
     if given.write is not None:
@@ -91,33 +95,28 @@ def _write(
     path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
 ) -> None:
     found = openclaw_file.read(path)
-    data = found.data if found else {}
-    fixed = misfits(data, PROVIDER, settings, context, key)
+    fixed = misfits(found.data, PROVIDER, settings, context, key)
     changes = [change for misfit in fixed for change in misfit.changes]
     if make_primary:
-        changes += primary_change(data, settings)
-    text = set_values(found.text if found else "{}\n", changes)
-    if found is None:
-        openclaw_file.create(path, text)
+        changes += primary_change(found.data, settings)
+    text = set_values(found.text, changes)
+    if found.was is None:
+        openclaw_file.save(found, text)
         write([f"{path}: made, with the provider {PROVIDER}."])
     elif changes:
-        backup = openclaw_file.replace(found, text)
         names = ", ".join(shown(place) for place, _ in changes)
+        backup = openclaw_file.save(found, text)
         write([f"{found.path}: set {names}. As it was before: {backup}"])
     else:
         write([f"{found.path}: nothing to change."])
-    used = primary_of(data)
+    used = primary_of(found.data)
     if make_primary:
         others = [use for use in uses(parse(text), settings) if use.agent and not use.here]
         write(f"{use}: it has a model of its own, which was left alone." for use in others)
     elif used != primary(settings):
         left = f"left at {used}" if used else "not set"
-        write(
-            [
-                f"agents.defaults.model.primary is {left}: --primary sets it to "
-                f"{primary(settings)}, so that your agent uses this model."
-            ]
-        )
+        sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
+        write([f"agents.defaults.model.primary is {left}: {sets}."])
 
 
 def _explain(settings: Settings, context: Context, key: str | None) -> None:
@@ -138,73 +137,6 @@ def _explain(settings: Settings, context: Context, key: str | None) -> None:
             f"apiKey is a reference: give OpenClaw the key in the variable {KEY_VARIABLE} (a line "
             "in ~/.openclaw/.env will do), or use --show-key to have the key itself here."
         )
-
-
-# How many tokens the model's context holds, and who says so: cheap sources only, and a guess is
-# called a guess
-
-GUESS: Final = 40_960
-"""That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
-_PATIENCE_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A number and where it comes from."""
-
-    tokens: int
-    source: str
-    """Part of a sentence."""
-    certain: bool = True
-
-
-async def context_of(settings: Settings) -> Context:
-    """The context that the gateway will offer with these settings."""
-    limit = settings.run.context_tokens
-    remote = settings.run.backend == "tinker"
-    found = await _of_the_service(settings) if remote else _of_the_model(settings)
-    if limit is None:
-        return found
-    if found.certain and found.tokens < limit:
-        return Context(found.tokens, f"{found.source}, which is below --context-tokens")
-    return Context(limit, "--context-tokens")
-
-
-async def _of_the_service(settings: Settings) -> Context:
-    from tinker_claw.backends.tinker_sdk import check_sdk
-
-    try:
-        check_sdk()
-        # Here, because its SDK takes a second.
-        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
-
-        where, served = await offered(settings, within_s=_PATIENCE_S)
-    except ConfigError as error:
-        known = _of_the_model(settings)
-        return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
-    if served.context_tokens is None:
-        return Context(FALLBACK_CONTEXT, f"{where.base_url} does not say; the gateway takes this")
-    return Context(served.context_tokens, f"{where.base_url} says so")
-
-
-def _of_the_model(settings: Settings) -> Context:
-    name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
-    try:
-        text = json.loads(_config_file(name).read_text())
-        found: dict[str, Any] = text.get("text_config", text)
-        return Context(int(found["max_position_embeddings"]), f"the config.json of {name} says so")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Context(GUESS, f"a guess: no config.json of {name} is on this machine yet", False)
-
-
-def _config_file(name: str) -> Path:
-    if name == DEMO:
-        return MODEL_DIR / "config.json"
-    if Path(name).is_dir():
-        return Path(name) / "config.json"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
 # The provider block that points OpenClaw at this gateway
@@ -356,7 +288,7 @@ def misfits(
     if model["id"] not in ids:
         change = ((*root, "models"), [model])
         if isinstance(models, list):
-            change = ((*root, "models", len(ids)), model)
+            change = ((*root, "models", -1), model)
         others = ", ".join(str(one) for one in ids if one is not None) or "none"
         yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
 
