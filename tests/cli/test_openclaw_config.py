@@ -219,7 +219,7 @@ def test_agents_with_a_model_of_their_own_are_left_alone_and_named(
     assert write(path, "--primary") == 0
     told = capsys.readouterr().out
     assert told.count("left alone") == 1
-    assert "agent work uses other/model (agents.entries.work.model): it has a model of its" in told
+    assert "agent work has a model of its own, other/model: left alone." in told
     assert json5.loads(path.read_text())["agents"]["entries"]["work"] == {"model": "other/model"}
 
 

@@ -502,12 +502,11 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
     if wrong := [misfit.said for misfit in looked if misfit.said]:
         mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
         return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-    used = openclaw.uses(found.data, settings)
-    agents = [use for use in used if use.agent is not None]
-    ours = [use.agent for use in agents if use.agent is not None and use.here]
+    usual = openclaw.usual_models(found.data)
+    ours = [name for name, used in usual.items() if openclaw.is_ours(used, found.data, settings)]
     named = f"agents that use it: {', '.join(ours) or 'none'}"
-    told = f"{provider} fits; {'agents use it' if len(ours) == len(agents) else named}"
-    if other := [str(use) for use in used if not use.here]:
+    told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
+    if other := [*openclaw.elsewhere(found.data, settings)]:
         note = "what is said elsewhere is neither recorded nor learned from:"
         told = "\n".join([told, note, *other])
     return Finding(told)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -111,8 +111,11 @@ def _write(
         write([f"{found.path}: nothing to change."])
     used = primary_of(found.data)
     if make_primary:
-        others = [use for use in uses(parse(text), settings) if use.agent and not use.here]
-        write(f"{use}: it has a model of its own, which was left alone." for use in others)
+        usual = usual_models(after := parse(text)).items()
+        others = [(name, model) for name, model in usual if not is_ours(model, after, settings)]
+        write(
+            f"agent {name} has a model of its own, {model}: left alone." for name, model in others
+        )
     elif used != primary(settings):
         left = f"left at {used}" if used else "not set"
         sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
@@ -301,66 +304,33 @@ def _is_wrong(given: Any, known: Collection[str]) -> bool:
 
 # Which model answers for whom
 
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A model that the configuration names for something."""
-
-    what: str
-    """Part of a sentence: `agent work uses`."""
-    model: str | None
-    """As it stands there; None: nowhere."""
-    place: str
-    """Where it stands."""
-    here: bool
-    """It is this gateway's."""
-    agent: str | None = None
-    """The agent whose usual model it is."""
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.model or 'no model that is named'} ({self.place})"
+_CHANNELS: Final = ("channels", "modelByChannel")
 
 
-_Named = tuple[str | None, str]
-"""A model and where it stands."""
-_PINNED: Final[Mapping[str, Where]] = {
-    "heartbeats{} use": ("heartbeat", "model"),
-    "subagents{} use": ("subagents", "model"),
-    "compaction{} uses": ("compaction", "model"),
-    "memory flushes{} use": ("compaction", "memoryFlush", "model"),
-    "titles and recaps{} use": ("utilityModel",),
-}
-
-
-def uses(config: Mapping[str, Any], settings: Settings) -> list[Use]:
-    """Every model that answers for an agent: its own or the default, fallbacks, and pinned ones.
+def usual_models(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """The model that each agent uses, its own or the default; None: none is named.
 
     Without a list of agents there is one, which has no name here.
     """
-    default, default_fallbacks = _named(config, (*DEFAULTS, "model"))
-    agents = _agents(config)
-    found = list[tuple[str, _Named, str | None]]()
-    for name, path in [*agents, ("", DEFAULTS)]:
-        if name or not agents:
-            who, s = (f"agent {name}", "s") if name else ("agents", "")
-            own, fallbacks = _named(config, (*path, "model"))
-            found.append((f"{who} use{s}", own if own[0] else default, name))
-            # An agent with a model of its own has only the fallbacks that it names.
-            if fallbacks is None and own[0] is None:
-                fallbacks = default_fallbacks
-            found += [(f"{who} fall{s} back to", fallback, None) for fallback in fallbacks or ()]
-        of = f" of agent {name}" if name else ""
-        for what, place in _PINNED.items():
-            if (pinned := _named(config, (*path, *place))[0])[0]:
-                found.append((what.format(of), pinned, None))
-    for channel, peers in _dict(_at(config, ("channels", "modelByChannel"))).items():
-        place = f"channels.modelByChannel.{channel}"
-        for peer, model in _dict(peers).items():
-            found.append((f"{channel} {peer} uses", (_text(model), place), None))
-    return [
-        Use(what, *named, _is_ours(named[0], config, settings), agent)
-        for what, named, agent in found
-    ]
+    default = primary_of(config)
+    agents = _agents(config) or {"": DEFAULTS}
+    return {name: _primary(config, path) or default for name, path in agents.items()}
+
+
+def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """What answers for agents and is not this gateway: whose it is, the model, where it stands.
+
+    Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
+    """
+    owners = {f"agent {name}": path for name, path in _agents(config).items()}
+    for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
+        for place, model in _texts(_at(config, path), path):
+            *_, field = (key for key in place if isinstance(key, str))
+            names = field.lower().endswith("model") or field in ("primary", "fallbacks")
+            if (names or path == _CHANNELS) and not is_ours(model, config, settings):
+                yield f"{owner}: {model} ({shown(place)})"
+    if None in usual_models(config).values():
+        yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
 
 
 def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
@@ -376,25 +346,16 @@ def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change
 
 def primary_of(config: Mapping[str, Any]) -> str | None:
     """The model that agents use unless told otherwise."""
-    return _named(config, (*DEFAULTS, "model"))[0][0]
+    return _primary(config, DEFAULTS)
 
 
-def _named(config: Any, path: Where) -> tuple[_Named, Sequence[_Named] | None]:
-    """The model at a path and its fallbacks; None: nothing is said of them.
-
-    OpenClaw takes a string, or an object with both.
-    """
-    told = _at(config, path)
-    if text := _text(told):
-        return (text, shown(path)), None
-    fallbacks = _dict(told).get("fallbacks")
-    place = f"{shown(path)}.fallbacks"
-    listed = [(text, place) for one in _list(fallbacks) if (text := _text(one))]
-    main = (_text(_dict(told).get("primary")), f"{shown(path)}.primary")
-    return main, listed if isinstance(fallbacks, list) else None
+def _primary(config: Mapping[str, Any], path: Where) -> str | None:
+    """OpenClaw takes a string, or an object that has fallbacks, too."""
+    told = _at(config, (*path, "model"))
+    return _text(told) or _text(_dict(told).get("primary"))
 
 
-def _agents(config: Mapping[str, Any]) -> list[tuple[str, Where]]:
+def _agents(config: Mapping[str, Any]) -> dict[str, Where]:
     """Names and places, from the list of today's configurations and from that of older ones."""
     found: dict[str, Where] = {
         name: ("agents", "entries", name)
@@ -404,10 +365,10 @@ def _agents(config: Mapping[str, Any]) -> list[tuple[str, Where]]:
     for n, agent in enumerate(_list(_at(config, ("agents", "list")))):
         if isinstance(agent, dict):
             found.setdefault(_text(_dict(agent).get("id")) or str(n), ("agents", "list", n))
-    return list(found.items())
+    return found
 
 
-def _is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
+def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
     """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
     if model is None:
         return False
@@ -438,6 +399,14 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _texts(value: Any, path: Where) -> Iterator[tuple[Where, str]]:
+    """All of them below a place, and where each stands."""
+    if text := _text(value):
+        yield path, text
+    for key, inner in (*_dict(value).items(), *enumerate(_list(value))):
+        yield from _texts(inner, (*path, key))
 
 
 def _text(value: Any) -> str | None:
