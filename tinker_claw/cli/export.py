@@ -13,11 +13,12 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from tinker_claw.cli.common import LedgerFlags, until_left, write
-from tinker_claw.cli.versions import backend_of, named, number, read_kept
+from tinker_claw.cli.versions import AS_SHOWN, backend_of, named, read_kept
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
@@ -43,7 +44,7 @@ class ExportFlags(LedgerFlags):
         "(--backend local)",
     )
     tokens: bool = Field(False, description="turns also with ids and logprobs")
-    version: str | None = Field(
+    version: Annotated[int, AS_SHOWN] | None = Field(
         None, title="vN", description="of this version, not of the one that serves"
     )
 
@@ -67,7 +68,7 @@ def export(given: ExportFlags) -> int:
             f"{file} holds a run with --backend {backend}; give the flags of that run"
         )
     serving = next(one["id"] for one in kept if one["serving"])
-    asked = serving if given.version is None else number(given.version)
+    asked = serving if given.version is None else given.version
     version = named(kept, asked, with_state=backend != "local")
     if given.adapter is not None:
         _adapter(settings, version, given.adapter)

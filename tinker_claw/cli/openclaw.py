@@ -111,11 +111,10 @@ def _write(
         write([f"{found.path}: nothing to change."])
     used = primary_of(found.data)
     if make_primary:
-        usual = usual_models(after := parse(text)).items()
-        others = [(name, model) for name, model in usual if not is_ours(model, after, settings)]
-        write(
-            f"agent {name} has a model of its own, {model}: left alone." for name, model in others
-        )
+        after = parse(text)
+        for name, model in usual_models(after).items():
+            if not is_ours(model, after, settings):
+                write([f"agent {name} has a model of its own, {model}: left alone."])
     elif used != primary(settings):
         left = f"left at {used}" if used else "not set"
         sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -88,22 +88,19 @@ def read_overview(directory: Path, batch_size: int) -> Record:
 class _Look:
     """What there is to see at one moment."""
 
-    url: str
     health: Mapping[str, Any] | None
     """None: no gateway answers."""
     overview: Record | None
     """None: no ledger was found."""
-    notes: tuple[str, ...]
+    notes: Sequence[str]
+    said: Sequence[str]
+    """Of the gateway."""
 
     @property
     def exit_status(self) -> int:
         if self.health is None:
             return EXIT_UNREACHABLE
         return EXIT_WELL if self.health["status"] == "ok" else EXIT_WRONG
-
-    @property
-    def said(self) -> list[str]:
-        return [] if self.health is None else describe(self.health, self.url, time.time())
 
     @property
     def figures(self) -> list[str]:
@@ -155,7 +152,8 @@ def _look(url: str, settings: Settings) -> _Look:
                     f"The gateway keeps its records in {its_own}; the figures are those of "
                     f"{directory}."
                 )
-    return _Look(url, health, overview, tuple(notes))
+    said = [] if health is None else describe(health, url, time.time())
+    return _Look(health, overview, notes, said)
 
 
 def _watch(look: Callable[[], _Look]) -> None:

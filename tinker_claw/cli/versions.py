@@ -5,13 +5,12 @@ Rule: what lies on this machine is looked at; of what lies at a service nothing 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
@@ -56,16 +55,8 @@ def usable(one: Record, *, with_state: bool = False) -> bool:
     return one["sampler"] is not False and (one["state"] is not False or not with_state)
 
 
-def number(text: str) -> int:
-    """A version's number: 3 or v3.
-
-    Raises:
-        UndoError: it is neither.
-    """
-    found = re.fullmatch(r"v?(\d{1,18})", text)
-    if found is None:
-        raise UndoError(f"{text!r} is no version; give one as `python run.py versions` shows it")
-    return int(found[1])
+AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
+"""A version's number may be written as it is shown: v3."""
 
 
 def named(kept: Sequence[Record], version: int, *, with_state: bool = False) -> Record:
@@ -160,7 +151,9 @@ class PinFlags(VersionFlags):
     too.
     """
 
-    version: Annotated[str, WORD] = Field(description="v3, say; `run.py versions` lists them")
+    version: Annotated[int, AS_SHOWN, WORD] = Field(
+        description="v3, say; `run.py versions` lists them"
+    )
 
 
 class UnpinFlags(VersionFlags):
@@ -176,7 +169,7 @@ class RollbackFlags(VersionFlags):
     they have trained on is not trained again. A pin ends.
     """
 
-    version: Annotated[str, WORD] = Field(
+    version: Annotated[int, AS_SHOWN, WORD] = Field(
         description="v3, say; `run.py versions` says which have their state"
     )
 
@@ -227,8 +220,8 @@ def _answers(now: bool) -> str:
     return "answers from now on" if now else "will answer when the gateway is started"
 
 
-def _named(file: Path, text: str, *, with_state: bool = False) -> Record:
+def _named(file: Path, version: int, *, with_state: bool = False) -> Record:
     with reading(file) as ledger, ledger.moment():
         if backend_of(ledger) is None:
             raise UndoError(f"{ledger.path} holds no run")
-        return named(read_kept(ledger), number(text), with_state=with_state)
+        return named(read_kept(ledger), version, with_state=with_state)
