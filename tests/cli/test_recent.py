@@ -16,12 +16,12 @@ from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
 from tinker_claw.cli import doctor
 from tinker_claw.cli.common import read_run_view
-from tinker_claw.cli.doctor import WIDTH, advice
+from tinker_claw.cli.doctor import WIDTH
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import outcome
+from tinker_claw.ledger.outcome import advice, outcome
 from tinker_claw.ledger.turns import TRIES, Ballot
 from tinker_claw.ledger.views import Filter, TurnView, read_turns
 from tinker_claw.types import Kind, NextState

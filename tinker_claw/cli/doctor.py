@@ -14,8 +14,7 @@ import shutil
 import ssl
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from email.message import Message
@@ -35,24 +34,22 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
-from tinker_claw.cli.common import Flags, printable, span, table, wrapped, write
+from tinker_claw.cli.common import Flags, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, Settings
-from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError, RequestError
+from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.figures import lost_of, newest_at
-from tinker_claw.ledger.outcome import RunView, outcome
-from tinker_claw.ledger.turns import SET_ASIDE
+from tinker_claw.ledger.outcome import RunView, advice, outcome
 from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
-from tinker_claw.types import Kind
 
 
 class DoctorFlags(Flags):
@@ -221,7 +218,9 @@ async def samplers(seen: CheckContext) -> Finding:
     if seen.remote:
         return Finding("the service samples", "-")
     if settings.local.urls:
-        return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
+        return Finding(
+            "\n".join([await local.served_at(url, settings) for url in settings.local.urls])
+        )
     vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
     if not arranged.gpus:
         return Finding("the gateway's process samples")
@@ -230,23 +229,6 @@ async def samplers(seen: CheckContext) -> Finding:
         return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
     local.check_quantization(settings, vllm)
     return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
-
-
-async def _served_at(url: str, settings: Settings) -> str:
-    from local_gpu.sample.connect import connect
-    from local_gpu.sample.server import NEVER_LOADED
-
-    try:
-        key = settings.local.sampler_api_key
-        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
-        try:
-            info = await server.info()
-            await server.unload(NEVER_LOADED)
-        finally:
-            await server.aclose()
-    except (BackendError, ConfigError) as error:
-        raise ConfigError(f"--sampler-urls: {error}") from error
-    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 
 @check("tokenizer")
@@ -547,73 +529,3 @@ def _because(turn: TurnView, run: RunView) -> Iterator[str]:
         told.append(f"answered by another version because: {turn.fallback}")
     for sentence in (*told, outcome(turn, run).sentence):
         yield from wrapped(sentence, "   ", WIDTH)
-
-
-# What they mean together
-
-_MOST = 0.75
-_FEWEST = 3
-"""Fewer turns are no pattern."""
-
-
-def advice(turns: Sequence[TurnView]) -> Iterator[str]:
-    """Sentences on these turns, oldest first; none where learning goes its way."""
-    main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    followed = [turn for turn in main if turn.next_role is not None]
-    yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
-    if len(main) >= _FEWEST and not followed:
-        why = (
-            "although sessions go on. The replies do not come back in the client's history as they "
-            "were sent: something between rewrites or drops them."
-        )
-        if len({turn.session_id for turn in main}) == len(main):
-            why = (
-                "so there is nothing to judge: every one stands alone in its session. Go on in the "
-                "same conversation; if you did, the client sends neither its earlier messages back "
-                "nor a name for the session (X-Session-Id)."
-            )
-        yield f"None of the {len(main)} main turns has a next state, {why}"
-    if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
-            "takes them up again."
-        )
-    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
-    if _most(waiting, followed):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
-    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
-    if _most(unfit, main):
-        yield (
-            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
-            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
-            "out of its settings for this model."
-        )
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; --reasons says why."
-        )
-
-
-def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Iterator[str]:
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    yield (
-        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
-        f"of {times}: {printable(reason)}. Recaps, titles, compaction, heartbeat and cron are "
-        "meant to be side turns. If these were your own messages, the client sends something that "
-        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; --reasons shows the reason of each."
-    )
-    if len(side) == len(turns):
-        yield "There is no main turn among them: nothing can be learned from these requests."
-
-
-def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
-    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)

@@ -1,4 +1,4 @@
-"""`run.py forget`: turns leave the ledger for good.
+"""`run.py forget` and `rejudge`: turns leave the ledger for good, or are judged again.
 
 Rule: first it says what goes and what cannot be taken back that way: what was learned.
 """
@@ -120,3 +120,41 @@ def _turns(turns: Sequence[int]) -> str:
     named = ", ".join(str(turn) for turn in turns[:_NAMED])
     more = f" and {len(turns) - _NAMED} more" if len(turns) > _NAMED else ""
     return f"{len(turns)} turns ({named}{more})"
+
+
+# `run.py rejudge`
+
+
+class RejudgeFlags(LedgerFlags):
+    """Judge turns again that were set aside.
+
+    Three times the judge gave nothing that could be read while it judged others: judge again after
+    its model, its prompt or its settings have changed, say. `run.py explain TURN` shows what came
+    of each try. A gateway that runs does it at once; else it holds from its next start on.
+    """
+
+    turns: Annotated[tuple[int, ...], WORD] = Field(
+        (), title="TURN", description="which; all of them unless given"
+    )
+
+
+def rejudge(given: RejudgeFlags) -> int:
+    """Take up turns that were set aside."""
+    wanted = list(given.turns) or None
+    with reading(given.ledger):
+        pass  # it is one, of this schema
+    order = {"do": "rejudge", "turns": wanted}
+    again, running = carry_out(
+        given.directory, order, lambda ledger: ledger.judgements.take_up(wanted)
+    )
+    when = "now" if running else "when the gateway is started"
+    if again:
+        write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
+    elif wanted is None:
+        write(["No turn is set aside."])
+    if missing := sorted(set(wanted or ()) - set(again)):
+        raise UndoError(
+            f"not set aside, or its words are gone: {', '.join(f'turn {one}' for one in missing)}; "
+            "`python run.py explain TURN` says what became of it"
+        )
+    return 0

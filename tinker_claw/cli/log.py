@@ -153,7 +153,12 @@ def _follow(ledger: Outside, given: LogFlags, wanted: Filter, batch_size: int) -
             new = [record for key, record in by_id.items() if known.get(key) != record]
             first = seen is None
             if new or first:
-                _show(ledger, given, new[-given.rows :] if first else new, heading=first)
+                _show(
+                    ledger,
+                    given,
+                    new[-(given.rows or FIRST_ROWS) :] if first else new,
+                    heading=first,
+                )
             known, seen = by_id, changes
         time.sleep(POLL_S)
 

@@ -51,7 +51,7 @@ COMMANDS = {
     "unpin": ("undo", "versions"),
     "rollback": ("undo", "versions"),
     "forget": ("undo", "forget"),
-    "rejudge": ("undo", "rejudge"),
+    "rejudge": ("undo", "forget"),
     "export": ("take home", "export"),
 }
 """Of each its group, and the module whose function of the same name is the command.
