@@ -151,14 +151,10 @@ def _follow(ledger: Outside, given: LogFlags, wanted: Filter, batch_size: int) -
                 found = read_log(ledger, given.table, wanted, WATCHED, batch_size)
             by_id = {record.get("id", record.get("turn", 0)): record for record in found}
             new = [record for key, record in by_id.items() if known.get(key) != record]
-            first = seen is None
-            if new or first:
-                _show(
-                    ledger,
-                    given,
-                    new[-(given.rows or FIRST_ROWS) :] if first else new,
-                    heading=first,
-                )
+            if seen is None:
+                _show(ledger, given, new[-(given.rows or FIRST_ROWS) :])
+            elif new:
+                _show(ledger, given, new, heading=False)
             known, seen = by_id, changes
         time.sleep(POLL_S)
 

@@ -123,7 +123,7 @@ _COLUMNS = (
     Column("version", lambda record: version(record["id"])),
     Column("parent", lambda record: version(record["parent"])),
     Column("step", right=True),
-    WHEN,
+    Column("made", WHEN.of),
     Column("samples", lambda record: record["samples"] or None, right=True),
     Column("state", _state),
     Column("sampler", lambda record: _there(record["sampler"])),
