@@ -86,8 +86,6 @@ def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
         if str(target) == "-":
             with until_left():
                 return write(lines)
-        if target.exists():
-            raise UndoError(f"{target} exists; name another file")
         count = 0
         with _whole(target) as draft, draft.open("w") as file:
             for line in lines:
@@ -97,7 +95,7 @@ def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
 
 
 def _adapter(settings: Settings, version: Record, target: Path) -> None:
-    with _whole(_free(target)) as draft:
+    with _whole(target) as draft:
         if settings.run.backend == "local":
             shutil.copytree(
                 settings.run.directory / "adapters" / version["sampler_ref"],
@@ -140,7 +138,7 @@ def _merged(settings: Settings, version: Record, target: Path) -> None:
     from tinker_claw.backends.model_files import source
 
     adapter = settings.run.directory / "adapters" / version["sampler_ref"]
-    with _whole(_free(target)) as draft:
+    with _whole(target) as draft:
         model = source(settings)
         export_merged(
             model.weights,
@@ -152,15 +150,11 @@ def _merged(settings: Settings, version: Record, target: Path) -> None:
         )
 
 
-def _free(target: Path) -> Path:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UndoError(f"{target} exists and is not an empty folder; name another")
-    return target
-
-
 @contextmanager
 def _whole(target: Path) -> Generator[Path]:
     """A path beside the target, which takes its place when the block has ended well."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UndoError(f"{target} exists and is not an empty folder; name another")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=".tinker-claw-", dir=target.parent))
