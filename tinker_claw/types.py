@@ -378,10 +378,21 @@ class Sample:
     """Optimizer steps of that version along the lineage, for staleness."""
     prompt: tuple[int, ...]
     completion: Completion
-    reward: Vote | None
-    """+1 or -1 from the verdict; None when the sample carries a hint only."""
+    reward: float | None
+    """+1 or -1 from the verdict; of an episode's step its outcome and the mean of its votes, of
+    which 0 is one, too. None when the sample carries a hint only."""
     teacher: HintScores | None
     """None when there is no hint."""
+    bucket: tuple[int, int] | None = None
+    """Group and index of the step: its reward is measured against those of the same step in the
+    group's other sessions. None: against those of its batch that are of no group."""
+    tool: bool = False
+    """The results of tools have judged it, and no user."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
