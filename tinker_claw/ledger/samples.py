@@ -34,6 +34,22 @@ class Queued:
     """Samples with a hint."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued sample, as far as its place in a batch depends on it."""
+
+    id: int
+    session: int
+    user: str
+    tool: bool
+    """The results of tools have judged it."""
+    group: int | None
+    step: int
+    """Its index in the session."""
+    queued_at: float
+    """Seconds since 1970."""
+
+
 class SampleTable:
     """Samples, from the moment they are scored until they are trained or expire."""
 
