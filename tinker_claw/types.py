@@ -29,6 +29,8 @@ Tokens: TypeAlias = Sequence[int]
 
 LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
 Vote = Literal[-1, 0, 1]
+Source = Literal["judge", "user", "client"]
+"""Who said what a reply was like: the judge, or outright the user or a program of theirs."""
 
 HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
 """How a hint stands at the end of the user's message in the teacher's prompt."""
@@ -345,12 +347,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The majority of the votes, with the votes."""
+    """The majority of the votes, with the votes, or what somebody said outright."""
 
     votes: tuple[Vote | None, ...]
     """None: an answer that could not be parsed."""
     value: Vote | None
     """None: no valid vote, hence no verdict. Never the same as 0."""
+    source: Source = "judge"
+    score: float | None = None
+    """From -1 to 1, as it was given outright; the value is its sign. None: the judge's verdict."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ def _gateway(
         policy=parts.policy,
         open_version=versions.open,
         turns=turns,
+        feedback=parts.ledger.feedback,
         index=index,
         privacy=SessionPrivacy(turns, redactor, compute),
         compute=compute,

@@ -132,7 +132,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
     key, told, by_trace = _session(seen, sign.call, kind, source)
     return Identity(
-        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
+        key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {told}",
         call=sign.call,
@@ -140,6 +140,11 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
     )
+
+
+def session_key(name: str) -> str:
+    """What stands for a client's name of a session: itself, unless it is very long."""
+    return name if len(name) <= LONGEST_KEY else hashlib.sha256(name.encode()).hexdigest()
 
 
 def flagged(headers: Mapping[str, str], name: str) -> bool:

@@ -27,6 +27,7 @@ from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
 from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
+from tinker_claw.ledger.feedback import ENDED, FeedbackTable
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.outages import Outages
 from tinker_claw.policy import PolicyHolder, Sampler
@@ -57,6 +58,7 @@ class GatewayDeps:
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
     turns: TurnTable
+    feedback: FeedbackTable
     index: ConversationIndex
     privacy: SessionPrivacy
     compute: ComputeRounds
@@ -67,7 +69,7 @@ class GatewayDeps:
     student_topk: int
     """Candidates to capture per token of a trainable turn; 0: the method needs none."""
     on_next_state: Callable[[], None]
-    """A turn has got its next state: there is something to judge."""
+    """A turn has got its next state or its verdict: there is something to judge or to score."""
     health: Callable[[], Mapping[str, Any]]
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
@@ -116,7 +118,7 @@ class Job:
         if self.identity.kind is Kind.SIDE:
             return f"side turn: {self.identity.reason}"
         if self.identity.done:
-            return "X-Session-Done: the session ended with it, so nothing judges it"
+            return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
         if self.holds is not None:

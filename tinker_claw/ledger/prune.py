@@ -42,6 +42,12 @@ SLICE_S = 0.003
 """What a transaction may take, roughly."""
 _BEGUN = "forgetting"
 """In the ledger, what is not finished yet."""
+IS_BEING_FORGOTTEN = f"""
+EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{_BEGUN}'
+  AND begun.value ->> 0 = turns.session_id
+  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
+"""
+"""Of a row of `turns`, whether it is to be forgotten and still there."""
 _ROWS = 25
 _ANY = 1 << 62
 """Above every id."""
@@ -67,6 +73,7 @@ _SAID = {
     "next_states": "text = ''",
     "votes": "answer = ''",
     "hints": "text = ''",
+    "feedback": "text = ''",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, teacher_logprobs = NULL, "
     "teacher_targets = NULL",
 }
@@ -79,7 +86,9 @@ _ASKED = (
     f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
-_NAMES = "kind_reason = '', call = '', trace = NULL, fallback = NULL, misfit = NULL"
+_NAMES = (
+    "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, misfit = NULL"
+)
 """What may quote a client, or name it."""
 
 
@@ -450,7 +459,7 @@ def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) 
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
-    for table in ("next_states", "votes", "verdicts", "hints"):
+    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
     if _withdraw(tx, turn):

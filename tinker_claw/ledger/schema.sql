@@ -55,6 +55,7 @@ CREATE TABLE turns (
   lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
   misfit            TEXT,                -- how a call breaks the schema of a strict tool; NULL: none does
   trace             TEXT,                -- the client's trace id, where it sent one
+  response_id       TEXT,                -- the reply's name for its client
   params            TEXT NOT NULL,       -- JSON of SamplingParams
   reply_digest      TEXT NOT NULL,
   history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
@@ -73,6 +74,7 @@ CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
+CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
@@ -93,13 +95,37 @@ CREATE TABLE votes (
 CREATE TABLE verdicts (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   value      INTEGER,                    -- NULL: no valid vote, hence no verdict
-  created_at REAL NOT NULL
+  created_at REAL NOT NULL,
+  source     TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so, whatever the votes are
+  score      REAL,                       -- theirs, -1 to 1, of which the value is the sign; NULL: the judge's
+  judged     INTEGER                     -- what the judge's votes came to; NULL also where it was not asked
 ) STRICT;
+
+-- What was said of replies and sessions outright, by the user or a program. The newest one counts.
+CREATE TABLE feedback (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  user       TEXT NOT NULL,
+  key        TEXT,                       -- the client's name for it: sent again it is the same one
+  turn_id    INTEGER NOT NULL REFERENCES turns (id), -- of a session: its last turn at that time
+  session_id INTEGER NOT NULL REFERENCES sessions (id),
+  score      REAL NOT NULL,              -- -1 to 1
+  text       TEXT NOT NULL,
+  source     TEXT NOT NULL,              -- user, client
+  final      INTEGER NOT NULL,           -- 1: of how the session ended, and of no reply
+  task       TEXT,                       -- that the session was about, and the group that it is of
+  task_group TEXT,
+  unused     TEXT,                       -- why no reply is trained by it; NULL: it is the verdict of one
+  created_at REAL NOT NULL,
+  UNIQUE (user, key)
+) STRICT;
+CREATE INDEX feedback_by_turn ON feedback (turn_id);
+CREATE INDEX feedback_by_session ON feedback (session_id, id) WHERE final = 1;
 
 CREATE TABLE hints (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
   rank    INTEGER NOT NULL,
   text    TEXT NOT NULL,
+  source  TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so outright
   PRIMARY KEY (turn_id, rank)
 ) STRICT;
 

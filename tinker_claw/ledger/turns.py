@@ -64,6 +64,8 @@ class NewTurn:
     """What the request was for."""
     trace: str | None = None
     """The client's trace id."""
+    response_id: str | None = None
+    """The reply's name for its client."""
     fallback: str | None = None
     """Why another than the current version answered; None: it did not."""
     misfit: str | None = None
@@ -115,9 +117,9 @@ WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
-    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "params", "reply_digest"),
-    *("history", "request_text", "reply_text", "blocks", "prompt", "tokens", "logprobs"),
-    *("topk_ids", "topk_logprobs"),
+    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "response_id", "params"),
+    *("reply_digest", "history", "request_text", "reply_text", "blocks", "prompt", "tokens"),
+    *("logprobs", "topk_ids", "topk_logprobs"),
 )
 _INSERT = (
     f"INSERT INTO turns (idx, {', '.join(_COLUMNS)}) VALUES ((SELECT COALESCE(MAX(idx) + 1, 0) "
@@ -202,8 +204,9 @@ class TurnTable:
             **{"session_id": turn.session_id, "kind": turn.kind, "kind_reason": turn.kind_reason},
             **{"policy_version": turn.policy_version, "created_at": time.time()},
             **{"call": turn.call, "trace": turn.trace, "fallback": turn.fallback},
-            **{"lost": turn.lost, "misfit": turn.misfit, "hint_at": turn.hint_at},
+            **{"response_id": turn.response_id, "lost": turn.lost, "misfit": turn.misfit},
             **{"request_text": turn.request_text, "reply_text": turn.reply_text},
+            "hint_at": turn.hint_at,
             "untrained_because": turn.untrained_because,
             "settled": turn.untrained_because is not None,
             "prompt_tokens": len(turn.prompt),
@@ -272,11 +275,13 @@ class TurnTable:
         return NextState(role=row["role"], text=row["text"]) if row else None
 
     def judgeable(self) -> list[int]:
-        """Turns with a next state that are neither samples nor refused yet, oldest first."""
+        """Turns with a next state, or judged without one, that are neither samples nor refused yet,
+        oldest first."""
         rows = self._db.rows(
-            # CROSS JOIN: from the open turns to their next states, of which there are far more.
-            "SELECT turns.id FROM turns CROSS JOIN next_states ON turn_id = turns.id "
-            "WHERE settled = 0 ORDER BY turns.id"
+            # From the open turns to their next states, of which there are far more.
+            "SELECT id FROM turns WHERE settled = 0 AND ("
+            "EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
+            "OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)) ORDER BY id"
         )
         return [row["id"] for row in rows]
 
@@ -291,6 +296,15 @@ class TurnTable:
                 "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
                 (reason, turn_id),
             )
+
+
+def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
+    """A turn whose verdict is another one now goes its way to a sample again: one that is queued
+    gives way to it."""
+    queued = "SELECT id FROM samples WHERE turn_id = ? AND state = 'queued'"
+    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
+    tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
+    tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
 
 
 @lru_cache(maxsize=64)
@@ -354,19 +368,22 @@ class JudgementTable:
         hint_ballots: Sequence[Ballot],
         hints: Sequence[str],
     ) -> None:
-        """Write everything that the judge said of one turn, together."""
+        """Write everything that the judge said of one turn, together; what was said of it outright
+        goes on to count."""
         with self._db.transaction() as tx:
             for about, ballots in (("verdict", verdict_ballots), ("hint", hint_ballots)):
                 tx.executemany(
                     "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
                     [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
                 )
+            first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
             tx.executemany(
-                "INSERT INTO hints (turn_id, rank, text) VALUES (?, ?, ?)",
-                [(turn_id, rank, text) for rank, text in enumerate(hints)],
+                f"INSERT INTO hints (turn_id, rank, text) VALUES (?1, {first}, ?2)",
+                [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at) VALUES (?, ?, ?)",
+                "INSERT INTO verdicts (turn_id, value, created_at, judged) VALUES (?1, ?2, ?3, ?2) "
+                "ON CONFLICT (turn_id) DO UPDATE SET judged = excluded.judged",
                 (turn_id, value, time.time()),
             )
 
@@ -438,17 +455,25 @@ class JudgementTable:
 
     def verdict(self, turn_id: int) -> Verdict | None:
         """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
-        row = self._db.row("SELECT value FROM verdicts WHERE turn_id = ?", turn_id)
+        row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
         if row is None:
             return None
         votes = self._db.rows(
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
-        return Verdict(votes=tuple(v["value"] for v in votes), value=row["value"])
+        return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
-        rows = self._db.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
-        return tuple(row["text"] for row in rows)
+        """Best first. What was said outright goes before what the judge has read, and where it
+        accepts the reply, nothing is left to hint at."""
+        rows = self._db.rows(
+            "SELECT hints.text, hints.source, score FROM hints "
+            "LEFT JOIN verdicts ON verdicts.turn_id = hints.turn_id "
+            "WHERE hints.turn_id = ? AND COALESCE(score, -1) < 0 ORDER BY rank",
+            turn_id,
+        )
+        outright = [row for row in rows if row["source"] != "judge"]
+        return tuple(row["text"] for row in outright or rows)
 
     def counts(self) -> dict[str, int]:
         """How many verdicts of each value, and how many hints, so far."""
