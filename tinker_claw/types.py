@@ -327,6 +327,19 @@ class NextState:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a client says of a session that an agent finishes a task in."""
+
+    task: str | None = None
+    group: str | None = None
+    """Sessions of one group try the same task, and are compared with one another."""
+    size: int | None = None
+    """Sessions of that group; None where there is none."""
+    episode: bool = False
+    """The session has an outcome, which is a part of the reward of each of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A captured turn as the ledger keeps it."""
 
@@ -343,6 +356,13 @@ class Turn:
     """The user's last words before the reply."""
     reply_text: str
     """The reply as text, tool calls included, for the judge."""
+    episode: bool = False
+    """Its session is one: see `Attempt`."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)

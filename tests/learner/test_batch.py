@@ -43,21 +43,31 @@ def test_a_user_alone_in_one_session_waits_for_nobody() -> None:
     assert chosen(waits(n) for n in range(15)) == Choice((), None), "fifteen are not sixteen"
 
 
-def test_a_user_alone_has_no_share_of_their_own_over_several_sessions() -> None:
-    assert len(chosen(waits(n, session=n % 4) for n in range(16)).ids) == 16
+def test_a_user_alone_waits_for_none_of_their_sessions_but_all_come_in() -> None:
+    greedy = [waits(n) for n in range(30)]
+    other = [waits(100 + n, session=2) for n in range(3)]
+    assert chosen([*greedy, *other]).ids == (*range(13), 100, 101, 102)
+
+
+def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
+    tools = [waits(n, tool=True) for n in range(16)]
+    assert chosen(tools) == Choice((), NOW + FILL_S)
+    assert chosen(tools, now=NOW + FILL_S).ids == tuple(range(16))
+    said = [waits(100 + n) for n in range(8)]
+    assert chosen([*tools, *said]).ids == (*range(8), *range(100, 108))
 
 
 @pytest.mark.parametrize(
     "greedy",
     [
-        [waits(n, session=1) for n in range(30)],
+        [waits(n, session=1, user="bob") for n in range(30)],
         [waits(n, session=n, user="bob") for n in range(30)],
         [waits(n, session=n, tool=True) for n in range(30)],
     ],
     ids=["session", "user", "tools"],
 )
 def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Waiting]) -> None:
-    others = [waits(100 + n, session=100 + n % 4) for n in range(8)]
+    others = [waits(100 + n, session=100 + n % 4, user="eve") for n in range(8)]
     assert chosen([*greedy, *others]).ids == (*range(8), *range(100, 108))
     fewer = others[:3]
     assert chosen([*greedy, *fewer]) == Choice((), NOW + FILL_S), "what is over it waits"
@@ -68,7 +78,7 @@ def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Wait
 
 
 def test_look_again_when_the_next_one_has_waited_long_enough() -> None:
-    some = [waits(n, age=FILL_S - 10 * n) for n in range(1, 16)] + [waits(50, session=2)]
+    some = [waits(n, age=FILL_S - 10 * n) for n in range(1, 16)] + [waits(50, user="eve")]
     assert chosen(some) == Choice((), NOW + 10)
 
 

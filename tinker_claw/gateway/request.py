@@ -117,7 +117,8 @@ class Job:
         """Why this turn cannot be trained on, as far as the request tells."""
         if self.identity.kind is Kind.SIDE:
             return f"side turn: {self.identity.reason}"
-        if self.identity.done:
+        episode = self.identity.attempt is not None and self.identity.attempt.episode
+        if self.identity.done and not episode:  # else its outcome does
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS

@@ -2,8 +2,9 @@
 
 Rule: pure, and the order in which samples are given makes no difference. The oldest come first, and
 a group is taken whole or not at all. No session, no user and no tools fill more than their share of
-a batch; what is over a share waits for others, for a time, and then fills up: a step of few voices
-is better than none.
+a batch while there is enough of others; what is over a share waits for them, for a time, and then
+fills up: a step of few voices is better than none. A user who is alone waits for no other session,
+only with the turns that tools have judged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tinker_claw.ledger.samples import Waiting
 FILL_S = 300.0
 """So long a sample that is over a share waits: long enough for the others who are at work just now,
 and nobody's step comes much later."""
+
+
+_TOOLS = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class _Unit:
     """When its last sample was queued."""
     origins: tuple[Hashable, ...]
     """Each has a share."""
+    alone: bool
+    """Nobody but its user waits."""
 
 
 def choose(
@@ -51,7 +57,7 @@ def choose(
     Args:
         most: samples of a step. A group that is larger is taken alone.
         share: of `batch_size`, for each session, each user, and the turns that tools have judged. A
-            session or user who is alone has no bound, and groups, to be whole, only their user's.
+            user who is alone has none, and groups, to be whole, only their user's.
         now: seconds since 1970.
     """
     units, limit = _units(waiting), max(1, int(share * batch_size))
@@ -85,7 +91,8 @@ def _take(
         else:
             take(unit)
     for unit in over:
-        if now >= unit.since + FILL_S:
+        too_many_tools = _TOOLS in unit.origins and counts[_TOOLS] >= limit
+        if (unit.alone and not too_many_tools) or now >= unit.since + FILL_S:
             take(unit)
     return taken, crowded
 
@@ -95,16 +102,14 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     together = defaultdict[Hashable, list[Waiting]](list)
     for sample in waiting:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
-    users = {sample.user for sample in waiting}
-    sessions = {sample.session for sample in waiting if sample.group is None}
+    alone = len({sample.user for sample in waiting}) <= 1
     units = list[_Unit]()
     for samples in together.values():
-        one, origins = samples[0], list[Hashable]()
-        if len(users) > 1:
-            origins.append(("user", one.user))
+        one = samples[0]
+        origins: list[Hashable] = [] if alone else [("user", one.user)]
         if one.group is None:
-            origins += [("session", one.session)] * (len(sessions) > 1)
-            origins += ["tools"] * one.tool
+            origins += [("session", one.session), *[_TOOLS] * one.tool]
         ids = tuple(sorted(sample.id for sample in samples))
-        units.append(_Unit(ids, max(sample.queued_at for sample in samples), tuple(origins)))
+        since = max(sample.queued_at for sample in samples)
+        units.append(_Unit(ids, since, tuple(origins), alone))
     return sorted(units, key=lambda unit: unit.ids)

@@ -61,11 +61,11 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     """Take samples out of the queue whose version was left behind by a rollback; how many."""
     sampled_by = tx.execute(
         "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state = 'queued'"
+        "WHERE state IN ('queued', 'held')"
     ).fetchall()
     return sum(
         tx.execute(
-            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
+            "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND EXISTS "
             "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
             (version,),
         ).rowcount

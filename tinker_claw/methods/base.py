@@ -13,7 +13,7 @@ from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods.advantages import may_push
 from tinker_claw.methods.passes import BatchItem, Weights, build_passes
-from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict, Vote
+from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict
 
 CUT = "cut by its token limit, and not rejected"
 """Why such a turn is not trained."""
@@ -126,9 +126,18 @@ class Method:
         return build_passes(items, self.weights(cfg), cfg, reply_tokens)
 
 
-def reward_of(verdict: Verdict) -> Vote | None:
-    """+1 or -1; None for a neutral verdict and for no verdict at all."""
-    return verdict.value or None
+def reward_of(verdict: Verdict) -> float | None:
+    """+1 or -1, or what was said outright; None for a neutral verdict and for no verdict at all."""
+    return (verdict.value if verdict.score is None else verdict.score) or None
+
+
+def step_reward(verdict: Verdict) -> float | None:
+    """What of an episode's step stands beside its outcome: the mean of the valid votes, 0 included,
+    or what was said outright; None: there is neither, and the outcome is all."""
+    if verdict.score is not None:
+        return verdict.score
+    valid = [vote for vote in verdict.votes if vote is not None]
+    return sum(valid) / len(valid) if valid else None
 
 
 def _no_reward(verdict: Verdict) -> str:
