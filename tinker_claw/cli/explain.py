@@ -121,25 +121,26 @@ def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
 def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
     if known.next_state is None:
         yield "Nothing has followed it so far."
-        return
-    who = "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
-    yield who
-    yield from _quote(known.next_state.text, text=text)
+    else:
+        yield "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
+        yield from _quote(known.next_state.text, text=text)
+    yield from _outright(known, text=text)
     in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
     for at, answer in enumerate(in_vain, 1):
         yield f"Try {at} to judge it came to nothing:"
         yield from _quote(answer["answer"] or "(an empty answer)", text=text)
     if not turn.judged:
         return
-    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
-    meaning = (
-        "no vote could be read, so there is no verdict"
-        if turn.verdict is None
-        else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
-    )
-    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
+    meaning = _verdict(turn.verdict)
+    if turn.source == "judge":
+        yield f"The judge{_votes(turn)}: {meaning}."
+    else:
+        if turn.votes:
+            yield f"The judge{_votes(turn)}: by them {_verdict(turn.found)}."
+        yield f"What its {turn.source} said of it outranks the judge: {meaning}."
     method = METHODS.get(run.names.get("method", ""))
-    if not known.hints and (method is None or Signal.HINT in method.needs):
+    asked = turn.source == "judge" or turn.votes
+    if asked and not known.hints and (method is None or Signal.HINT in method.needs):
         yield "The judge found no hint in it."
     used = known.teacher.hint if known.teacher else None
     for hint in known.hints:
@@ -150,6 +151,28 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield from _quote(used, text=text)
     if known.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
+
+
+def _outright(known: Contents, *, text: bool) -> Iterator[str]:
+    """What was said outright."""
+    for said in known.feedback:
+        of = "how its session ended" if said["final"] else "it"
+        more = [f"{name} {said[name]}" for name in ("task", "group") if said[name]]
+        rest = f" ({', '.join(more)})" if more else ""
+        yield from wrapped(f"Its {said['source']} said outright of {of}: {said['score']:+g}{rest}.")
+        if said["text"]:
+            yield from _quote(said["text"], text=text)
+
+
+def _votes(turn: TurnView) -> str:
+    votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
+    return f" voted {votes}" if votes else ""
+
+
+def _verdict(value: Vote | None) -> str:
+    if value is None:
+        return "no vote could be read, so there is no verdict"
+    return f"the verdict is {vote(value)} ({_MEANS[value]})"
 
 
 def _trained(

@@ -129,7 +129,7 @@ def _filter(given: LogFlags) -> Filter:
     if given.table in ("steps", "versions"):
         for name in given.model_fields_set & _OF_TURNS:
             raise ConfigError(
-                f"--{name} goes with turns, verdicts and samples, not with {given.table}"
+                f"--{name} goes with turns and what became of them, not with {given.table}"
             )
     return Filter(
         session=given.session,
@@ -186,7 +186,8 @@ def _version(name: str, key: str, least: int = 3) -> Column:
 def _judged(record: _Record) -> str:
     if not record["judged"]:
         return "-"
-    return vote(record["verdict"]) + (" hint" if record["hints"] else "")
+    by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
+    return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
 
 
 def _by(record: _Record) -> str:
@@ -226,8 +227,16 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
     "verdicts": (
         *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
         Column("verdict", lambda record: vote(record["verdict"])),
+        *(_as_is("verdict_by"), Column("score", lambda r: number(r["score"]), right=True, least=5)),
         Column("votes", lambda record: " ".join(map(vote, record["votes"])) or "-", least=8),
         _right("hints"),
+    ),
+    "feedback": (
+        *(_ID, _WHEN, _USER, _SESSION, _TURN),
+        Column("score", lambda record: f"{record['score']:+.3g}", right=True, least=5),
+        *(_as_is("source"), Column("of", lambda r: "session" if r["final"] else "reply", least=7)),
+        *(_as_is("task"), _as_is("group")),
+        Column("not trained because", lambda record: short(_text(record["unused"]), _LONGEST)),
     ),
     "samples": (
         *(_ID, _TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
@@ -310,7 +319,7 @@ class Following:
     def _read(self) -> list[Record]:
         # What lies far behind is not looked through again with every change.
         newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
-        turns = self._name in ("turns", "verdicts", "samples")
+        turns = self._name not in ("steps", "versions")
         after = max(0, newest - 2 * WATCHED) if turns else 0
         wanted = replace(self._wanted, after=after)
         return _read(self._ledger, self._name, wanted, WATCHED, self._batch_size)

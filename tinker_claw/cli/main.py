@@ -63,7 +63,9 @@ COMMANDS = {
         "look", "status:status", "how the gateway that runs is: what is wrong, what that means"
     ),
     "log": Entry(
-        "look", "log:log", "turns, verdicts, samples, steps or versions, also as they come"
+        "look",
+        "log:log",
+        "turns, verdicts, feedback, samples, steps or versions, also as they come",
     ),
     "explain": Entry("look", "explain:explain", "a turn in words: what came of it, and why"),
     "versions": Entry(

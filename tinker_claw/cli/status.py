@@ -310,6 +310,9 @@ def _facts(overview: Overview) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{verdicts[name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{verdicts['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {figures.hints} hints"
+    if any((said := figures.outright).values()):
+        told = f"replies {said['replies']}, sessions {said['sessions']}"
+        yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
     if figures.lost:
         yield "lost", lost(figures.lost)
     yield (
@@ -381,6 +384,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
         "private_sessions": figures.private,
         "turns": {"main": figures.main, "side": figures.side},
         "verdicts": figures.verdicts,
+        "feedback": dict(figures.outright),
         "hints": figures.hints,
         "samples": figures.samples,
         "steps": [

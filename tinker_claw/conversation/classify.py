@@ -30,13 +30,14 @@ from tinker_claw.conversation.openclaw import (
     without_volatile,
     words,
 )
+from tinker_claw.conversation.outright import only_verdict
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest
 from tinker_claw.types import Attempt, Kind, Message
 
 
 class RequestKind(StrEnum):
-    """What a request is for; the first five may be trained on."""
+    """What a request is for; the first five may be trained on, and the sixth is theirs."""
 
     USER = "user turn"
     TOOL = "tool loop"
@@ -44,6 +45,9 @@ class RequestKind(StrEnum):
     REASK = "re-ask"
     CLIENT = "client turn"
     """Of a program that says nothing of itself."""
+    VERDICT = "verdict"
+    """All that the user has said is what they think of the reply before: no reply to that was asked
+    for, so none is right or wrong."""
     RECAP = "recap"
     TITLE = "title"
     COMPACTION = "compaction"
@@ -68,8 +72,12 @@ class RequestKind(StrEnum):
 
 
 _MAIN = frozenset(
-    {RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK, RequestKind.CLIENT}
+    {
+        *(RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK),
+        *(RequestKind.CLIENT, RequestKind.VERDICT),
+    }
 )
+_ONLY_VERDICT = "the user's words are a verdict and nothing else"
 _BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
@@ -221,6 +229,8 @@ def _utility(seen: SessionEvidence) -> Sign | None:
 
 def _client(seen: SessionEvidence) -> Sign:
     request = seen.request
+    if only_verdict(request.messages):
+        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if request.messages[-1]["role"] == "tool":
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
     alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
@@ -286,6 +296,8 @@ def _main(seen: SessionEvidence) -> Sign:
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
+    if only_verdict(messages):
+        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
     if kept[-1:] and kept[-1]["role"] == "tool":

@@ -15,15 +15,13 @@ from tinker_claw.conversation.classify import session_key
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.body import INT64, flag, integer, load_body, number, shown, string
 from tinker_claw.gateway.limits import Caller
-from tinker_claw.gateway.request import GatewayDeps
-from tinker_claw.ledger.feedback import About, Feedback, KeyReusedError
+from tinker_claw.gateway.request import GatewayDeps, record
+from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReusedError
 from tinker_claw.types import Source
 
 PATH = "/v1/feedback"
 MAX_BYTES: Final = 32_768
 """Of a body: the longest text, in whatever way it is escaped."""
-MAX_TEXT = 4000
-"""Characters of a text: a hint is a sentence or two, and a teacher reads it with every token."""
 MAX_NAME = 256
 """Characters of a key, and of other names of a client's."""
 _FIELDS = (
@@ -53,10 +51,10 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
         raise RequestError("score is missing: a number from -1 to 1.", param="score")
     key = _name(fields, "key")
     sent = headers.get("idempotency-key", "").strip()
-    if len(sent) > MAX_NAME or (key and sent and key != sent):
+    if len(sent) > MAX_NAME or not sent.isprintable() or (key and sent and key != sent):
         raise RequestError(
-            f"The header Idempotency-Key has at most {MAX_NAME} characters, and where the body has "
-            "a key, it is the same one.",
+            f"The header Idempotency-Key must be at most {MAX_NAME} printable characters, and the "
+            "body's key, if it has one.",
             param="Idempotency-Key",
         )
     said = Feedback(
@@ -85,15 +83,15 @@ def _name(fields: Mapping[str, Any], at: str) -> str | None:
     if at not in fields:
         return None
     name = string(fields[at], at)
-    if len(name) > MAX_NAME:
-        raise RequestError(f"{at} has more than {MAX_NAME} characters.", param=at)
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise RequestError(f"{at} must be at most {MAX_NAME} printable characters.", param=at)
     return name
 
 
 def _text(fields: Mapping[str, Any]) -> str:
     text = string(fields.get("text", ""), "text", empty=True).strip()
-    if len(text) > MAX_TEXT:
-        raise RequestError(f"text has more than {MAX_TEXT} characters.", param="text")
+    if len(text) > LONGEST_TEXT:
+        raise RequestError(f"text has more than {LONGEST_TEXT} characters.", param="text")
     return text
 
 
@@ -115,7 +113,7 @@ async def take(
     about, said = read(body, headers)
     text = await deps.privacy.redact_any(said.text)
     try:
-        given = deps.feedback.give(caller.user, about, replace(said, text=text))
+        given = record(deps, caller.user, about, replace(said, text=text))
     except KeyReusedError as error:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         raise RequestError(str(error), status=status, code="key_reused", param="key") from error
@@ -125,8 +123,6 @@ async def take(
             status=HTTPStatus.NOT_FOUND,
             code="not_found",
         )
-    if not given.repeated:
-        deps.on_next_state()
     return {
         "object": "feedback",
         "id": given.id,

@@ -190,7 +190,7 @@ class Learner:
         async with self._room(batch), self._one_step:
             if self.recovery.suspect:
                 await self.recovery.after(None)
-            elif holds == self._holds:
+            elif holds == self._holds and self._parts.ledger.samples.still_queued(batch):
                 failed = await self._step(batch)
         if failed:
             async with self._one_step:

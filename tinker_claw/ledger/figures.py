@@ -72,9 +72,15 @@ SELECT policy_version AS version, COUNT(*) AS judged, COUNT(value) AS voted,
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main'
 GROUP BY policy_version
 """
+_OUTRIGHT = """
+SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
+  COUNT(DISTINCT CASE WHEN final = 1 THEN session_id END) AS sessions,
+  (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
+FROM feedback
+"""
 _LATELY = 1000
 """Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
-_TIMES = ("turns", "next_states", "verdicts", "samples", "steps", "versions", "spend")
+_TIMES = ("turns", "next_states", "verdicts", "feedback", "samples", "steps", "versions", "spend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,9 @@ class Figures:
     """The newest version, and all that it descends from; a rollback leaves the others behind."""
     pinned: int | None
     """The version that answers whatever is learned; None: the newest does."""
+    outright: Mapping[str, int]
+    """What was said outright: `replies` and `sessions` of which something was, and how many replies
+    the judge had found otherwise (`unlike`)."""
     hints: int
     """Turns with a hint."""
     samples: Mapping[str, int]
@@ -169,6 +178,7 @@ def read_figures(rows: Rows, steps: int) -> Figures:
         first_versions=frozenset(row["id"] for row in first),
         live=read_line(rows).live,
         pinned=pinned(rows),
+        outright=dict(rows.rows(_OUTRIGHT)[0]),
         hints=rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         samples=_counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
         lost=lost_of(rows),

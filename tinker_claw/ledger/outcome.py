@@ -85,6 +85,14 @@ def read_run(
 
 def outcome(turn: TurnView, run: RunView) -> Outcome:
     """Whether it is trained, and why."""
+    became = _became(turn, run)
+    if turn.said is None or turn.said.unused is None:
+        return became
+    who = f" What its {turn.said.source} said of it is recorded, and it is not trained by that: "
+    return Outcome(became.word, f"{became.sentence}{who}{turn.said.unused.rstrip('.')}.")
+
+
+def _became(turn: TurnView, run: RunView) -> Outcome:
     if turn.sample is not None:
         return _sampled(turn, turn.sample, run)
     if turn.kind is Kind.SIDE:
@@ -93,10 +101,8 @@ def outcome(turn: TurnView, run: RunView) -> Outcome:
         return Outcome(_word(turn.untrained_because), f"It is not trained: {_reason(turn)}.")
     if turn.settled:
         return Outcome(_GOING, f"It is {_GOING}.")
-    if turn.next_role is None:
-        return _unfollowed(turn)
     if not turn.judged:
-        return _unjudged(turn)
+        return _unfollowed(turn) if turn.next_role is None else _unjudged(turn)
     if told := run.told(turn):
         who = f"It was judged, and {_TEACHER}, who scores the reply under the {told}."
         return Outcome(_TEACHER, who)

@@ -73,7 +73,7 @@ _SAID = {
     "next_states": "text = ''",
     "votes": "answer = ''",
     "hints": "text = ''",
-    "feedback": "text = ''",
+    "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, teacher_logprobs = NULL, "
     "teacher_targets = NULL",
 }
@@ -133,7 +133,8 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
     AND (samples.step_id IS NULL OR COALESCE(steps.version <= (
       SELECT id FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC
       LIMIT 1 OFFSET {SAFE_STATES - 1}), 0))
-  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1 END
+  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
+    AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
   AND turns.id BETWEEN ? AND ? ORDER BY turns.id LIMIT ?
 """
 """Turns of which nothing may still be trained, from one on and up to another."""

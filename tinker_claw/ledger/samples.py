@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
@@ -144,6 +144,14 @@ class SampleTable:
             ids,
         )
         return [_sample(row, load(self._db, row)) for row in rows]
+
+    def still_queued(self, samples: Sequence[Sample]) -> bool:
+        """Whether all of them are: what is said of a reply takes its sample out again."""
+        marks = ", ".join("?" for _ in samples)
+        return len(samples) == self._db.one(
+            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND id IN ({marks})",
+            *(sample.id for sample in samples),
+        )
 
     def expire_these(self, sample_ids: Iterable[int], why: str) -> None:
         """They stay queued no longer."""

@@ -122,9 +122,10 @@ _LONGEST = 2000
 """Characters that are kept of what came of a try in vain."""
 DEMONSTRATION = """
 SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
-JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
 JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
-WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
+LEFT JOIN next_states AS said ON said.turn_id = later.id
+WHERE (said.role = 'user' OR given.score IS NOT NULL)
+  AND later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
 ORDER BY later.idx LIMIT 1
 """
 """The reply of `JudgementTable.demonstration`, for a row of `turns`."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows
+from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
 _PINNED = "pinned"
@@ -242,6 +243,7 @@ class StepTable:
                 "WHERE id = ? AND status = 'intent'",
                 (error, outage, time.time(), step_id),
             )
+            _hear(tx)
 
     def void_unfinished(self) -> list[int]:
         """Void the steps that an ended process left open; returns their ids."""
@@ -275,6 +277,7 @@ class StepTable:
                 f"WHERE id IN ({lost})",
                 (saved.id,),
             )
+            _hear(tx)
             return _insert_version(
                 tx,
                 parent=saved.id,
@@ -331,7 +334,20 @@ def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
         "WHERE status = 'intent'",
         (error, time.time()),
     )
+    _hear(tx)
     return [row["id"] for row in rows]
+
+
+def _hear(tx: sqlite3.Connection) -> None:
+    """What was said of replies while a step trained them counts where that came to nothing."""
+    found = tx.execute(
+        "SELECT feedback.turn_id AS id, MAX(feedback.id) AS newest FROM feedback "
+        "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
+        "WHERE final = 0 AND unused IS NOT NULL GROUP BY 1"
+    ).fetchall()
+    for turn in found:
+        tx.execute("UPDATE feedback SET unused = NULL WHERE id = ?", (turn["newest"],))
+        reopen(tx, turn["id"])
 
 
 def _insert_version(

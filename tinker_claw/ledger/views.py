@@ -18,7 +18,7 @@ from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.samples import teacher_of
 from tinker_claw.ledger.turns import DEMONSTRATION, completion_of
 from tinker_claw.ledger.versions import Line, read_line
-from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Vote
+from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
 
 Record = dict[str, Any]
 
@@ -31,7 +31,9 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
   turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
   turns.fallback, turns.misfit, turns.lost, turns.settled, turns.untrained_because, turns.blanked,
   next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
-  verdicts.created_at AS judged_at, value AS verdict,
+  verdicts.created_at AS judged_at, value AS verdict, verdicts.source, verdicts.judged AS found,
+  (SELECT json_array(score, source, unused) FROM feedback WHERE feedback.turn_id = turns.id
+    AND final = 0 ORDER BY feedback.id DESC LIMIT 1) AS said,
   (SELECT json_group_array(value) FROM (SELECT value FROM votes
     WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
@@ -95,6 +97,17 @@ class SampleView:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What was said of a reply outright, last."""
+
+    score: float
+    """From -1 to 1."""
+    source: Source
+    unused: str | None
+    """Why it is not trained by that; None: that is its verdict."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """A turn from its request to the version that it helped to make, without what was said."""
 
@@ -134,6 +147,12 @@ class TurnView:
     """None: not judged."""
     verdict: Vote | None
     """None of a judged turn: no vote was valid."""
+    source: Source | None
+    """Whose verdict it is; None: not judged."""
+    found: Vote | None
+    """What the judge's votes came to, whosever the verdict is."""
+    said: Said | None
+    """None: nothing was."""
     votes: tuple[Vote | None, ...]
     tries: int
     """To judge it, in vain."""
@@ -153,7 +172,7 @@ class TurnView:
         return self.sample.step if self.sample and self.sample.state == "trained" else None
 
 
-_READ = (*_FLAGS, "kind", "lost", "passed_lost", "votes", "sample", "left_behind")
+_READ = (*_FLAGS, "kind", "lost", "passed_lost", "said", "votes", "sample", "left_behind")
 _AS_IT_IS = tuple(field.name for field in fields(TurnView) if field.name not in _READ)
 
 
@@ -181,6 +200,7 @@ def _turn(row: sqlite3.Row, line: Line) -> TurnView:
     return TurnView(
         **values,
         kind=Kind(row["kind"]),
+        said=Said(*json.loads(row["said"])) if row["said"] else None,
         votes=tuple(json.loads(row["votes"])) if row["judged_at"] else (),
         sample=None if row["sample_id"] is None else _sample(row, line),
         left_behind=not line.leads_on(row["policy_version"]),
@@ -220,6 +240,8 @@ class Contents:
     next_state: NextState | None
     answers: tuple[Record, ...]
     """Of the judge: `about`, `value` and `answer` of each."""
+    feedback: tuple[Record, ...]
+    """What was said of it outright, or of its session at its end, oldest first."""
     hints: tuple[str, ...]
     hint: str | None
     """That the teacher was told."""
@@ -243,6 +265,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         "SELECT about, value, answer FROM votes WHERE turn_id = ? ORDER BY about DESC, n", turn_id
     )
     hints = rows.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
+    feedback = rows.rows(f"{_FEEDBACK} WHERE turn_id = ? ORDER BY feedback.id", turn_id)
     return Contents(
         request_text=row["request_text"],
         reply_text=row["reply_text"],
@@ -251,6 +274,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         trace=row["trace"],
         next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
         answers=tuple(dict(answer) for answer in answers),
+        feedback=tuple(map(_feedback, feedback)),
         hints=tuple(hint["text"] for hint in hints),
         hint=row["hint"],
         overlap=row["overlap"],
@@ -296,7 +320,8 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
         **{"policy_version": turn.policy_version, "created_at": turn.created_at},
         **{"request": known.request_text, "reply": known.reply_text},
         "next_state": _state(known.next_state),
-        **{"judged": turn.judged, "verdict": turn.verdict, "hints": list(known.hints)},
+        **{"judged": turn.judged, "verdict": turn.verdict, "verdict_by": turn.source},
+        **{"feedback": list(known.feedback), "hints": list(known.hints)},
         "sample": turn.sample.state if turn.sample else None,
         "trained_in_step": turn.trained_in_step,
         "untrained_because": turn.untrained_because,
@@ -313,7 +338,7 @@ def _state(state: NextState | None) -> Record | None:
 
 # Rows of a table, filtered, the newest at the end
 
-Table = Literal["turns", "verdicts", "samples", "steps", "versions"]
+Table = Literal["turns", "verdicts", "feedback", "samples", "steps", "versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +360,7 @@ class Filter:
 
 _ORDER: Mapping[Table, tuple[str, str]] = {
     "turns": ("turns.created_at", "turns.id"),
+    "feedback": ("feedback.created_at", "feedback.id"),
     "verdicts": ("verdicts.created_at", "verdicts.created_at {0}, verdicts.turn_id"),
     "samples": ("samples.created_at", "samples.id"),
     "steps": ("created_at", "id"),
@@ -352,6 +378,13 @@ _OTHERS: Mapping[Table, str] = {
 }
 
 
+_FEEDBACK = (
+    "SELECT feedback.id, turn_id AS turn, feedback.session_id AS session, feedback.user, "
+    "feedback.created_at, feedback.score, feedback.source, final, task, task_group AS 'group', "
+    "unused, text FROM feedback"
+)
+
+
 def read(
     rows: Rows,
     table: Table,
@@ -366,6 +399,8 @@ def read(
         query = f"{_OTHERS[table]} {where} ORDER BY {order} DESC LIMIT ?"
         found = rows.rows(query, *values, -1 if limit is None else limit)
         return [_step(row) if table == "steps" else _version(row) for row in reversed(found)]
+    if table == "feedback":
+        return [_without_text(record) for record in _said_outright(rows, wanted, limit)]
     turns = _listed(rows, table, wanted, limit)
     if table == "turns":
         return [_turn_record(turn, word(turn)) for turn in turns]
@@ -378,13 +413,35 @@ def _listed(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list
     return turns_where(
         rows,
         # The subquery sorts numbers, not turns.
-        "WHERE turns.id IN (SELECT turns.id FROM turns "
-        "JOIN sessions ON sessions.id = turns.session_id "
-        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
-        f"LEFT JOIN samples ON samples.turn_id = turns.id {where} "
+        f"WHERE turns.id IN (SELECT turns.id FROM turns {_ITS_TURN} {where} "
         f"ORDER BY {order.format('DESC')} DESC LIMIT ?) ORDER BY {order.format('')}",
         *(*values, -1 if limit is None else limit),
     )
+
+
+_ITS_TURN = (
+    "JOIN sessions ON sessions.id = turns.session_id "
+    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
+    "LEFT JOIN samples ON samples.turn_id = turns.id"
+)
+
+
+def _said_outright(rows: Rows, wanted: Filter, limit: int | None) -> list[Record]:
+    where, values = _where("feedback", wanted)
+    found = rows.rows(
+        f"{_FEEDBACK} JOIN turns ON turns.id = feedback.turn_id {_ITS_TURN} {where} "
+        "ORDER BY feedback.id DESC LIMIT ?",
+        *(*values, -1 if limit is None else limit),
+    )
+    return [_feedback(row) for row in reversed(found)]
+
+
+def _feedback(row: sqlite3.Row) -> Record:
+    return {**dict(row), "final": bool(row["final"])}
+
+
+def _without_text(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name != "text"}
 
 
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
@@ -422,7 +479,7 @@ def _turn_record(turn: TurnView, word: str) -> Record:
         **{"kind": turn.kind, "reason": turn.kind_reason},
         **{name: getattr(turn, name) for name in (*same, "created_at")},
         **{"has_next_state": turn.next_role is not None, "judged": turn.judged},
-        **{"verdict": turn.verdict, "hints": turn.hints},
+        **{"verdict": turn.verdict, "verdict_by": turn.source, "hints": turn.hints},
         "sample": turn.sample.state if turn.sample else None,
         "trained_in_step": turn.trained_in_step,
         "untrained_because": turn.untrained_because,
@@ -436,7 +493,9 @@ def _of_turn(turn: TurnView, created_at: float | None) -> Record:
 
 
 def _verdict(turn: TurnView) -> Record:
-    judged = {"verdict": turn.verdict, "votes": list(turn.votes), "hints": turn.hints}
+    judged = {"verdict": turn.verdict, "verdict_by": turn.source, "judge": turn.found}
+    judged |= {"score": turn.said.score if turn.said and turn.source != "judge" else None}
+    judged |= {"votes": list(turn.votes), "hints": turn.hints}
     return _of_turn(turn, turn.judged_at) | judged
 
 
@@ -468,6 +527,9 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
                 "SELECT state_ref, sampler_ref FROM versions WHERE id = ?", record["id"]
             )
             return record | (dict(row) if row else {})
+        if table == "feedback":
+            text = ledger.one("SELECT text FROM feedback WHERE id = ?", record["id"])
+            return record | {"text": text}
         turn_id = record["id"] if table == "turns" else record["turn"]
         turn, known = read_turn(ledger, turn_id), read_contents(ledger, turn_id)
         if turn is None or known is None:  # forgotten meanwhile
@@ -492,7 +554,8 @@ def _full_turn(turn: TurnView, known: Contents, prompt: Sequence[int]) -> Record
 def _said(known: Contents) -> Record:
     """What came next, and what was made of it."""
     answers, hints = list(known.answers), list(known.hints)
-    return {"next_state": _state(known.next_state), "answers": answers, "hint_texts": hints}
+    said = {"next_state": _state(known.next_state), "feedback": list(known.feedback)}
+    return said | {"answers": answers, "hint_texts": hints}
 
 
 def _full_sample(known: Contents) -> Record:
