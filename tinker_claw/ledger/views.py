@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tinker_claw.ledger.codec import load
 from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import DEMONSTRATION, completion_of
+from tinker_claw.ledger.turns import DEMONSTRATION, OUTCOME, completion_of
 from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
 
@@ -25,7 +25,11 @@ Record = dict[str, Any]
 # One turn, with all that became of it
 
 _TURN = f"""
-SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 1 AS private,
+SELECT turns.id, turns.session_id, sessions.key AS session_key, sessions.user,
+  private = 1 AS private, episode, sessions.task, groups.name AS "group", size AS group_size,
+  ({OUTCOME}) AS session_outcome, (SELECT COUNT(*) FROM sessions AS mate
+    WHERE mate.group_id = groups.id AND EXISTS (SELECT 1 FROM feedback
+      WHERE feedback.session_id = mate.id AND final = 1)) AS group_done,
   closed_at IS NOT NULL AS session_closed, turns.idx AS "index", turns.kind, turns.kind_reason,
   turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
   turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
@@ -39,7 +43,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
   (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
   CASE WHEN turns.settled = 0 AND value = -1 THEN ({DEMONSTRATION}) END IS NOT NULL AS demonstrated,
-  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward,
+  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward, expired_because,
   hint IS NOT NULL AS hinted, samples.step_id, steps.version AS step_version, steps.finished_at,
   (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
   CASE state WHEN 'queued' THEN (SELECT COUNT(*) FROM samples AS older
@@ -49,6 +53,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
     WHERE sample_id = samples.id ORDER BY begun.id)) AS begun
 FROM turns JOIN sessions ON sessions.id = turns.session_id
   JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN groups ON groups.id = sessions.group_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
@@ -78,8 +83,11 @@ class SampleView:
     id: int
     created_at: float
     state: str
-    """queued, trained, expired or quarantined"""
-    reward: Vote | None
+    """held, queued, trained, expired or quarantined"""
+    expired_because: str | None
+    """None: of its age, or it has not expired."""
+    reward: float | None
+    """Of an episode's step with its outcome, once that is there."""
     hinted: bool
     step: int | None
     """That trained it."""
@@ -118,6 +126,15 @@ class TurnView:
     private: bool
     """Nothing of its session is kept just now."""
     session_closed: bool
+    episode: int
+    """1: its outcome is to come, or that of its group; 2: it is over; 0: the session is none."""
+    task: str | None
+    group: str | None
+    group_size: int | None
+    group_done: int
+    """Episodes of the group that have their outcome."""
+    session_outcome: float | None
+    """None: nobody has said how it ended."""
     index: int
     kind: Kind
     kind_reason: str
@@ -213,6 +230,7 @@ def _sample(row: sqlite3.Row, line: Line) -> SampleView:
         id=row["sample_id"],
         created_at=row["sampled_at"],
         state=row["state"],
+        expired_because=row["expired_because"],
         reward=row["reward"],
         hinted=bool(row["hinted"]),
         step=row["step_id"],
@@ -317,6 +335,7 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
     record: Record = {
         **{"id": turn.id, "session": turn.session_id, "session_key": turn.session_key},
         **{"user": turn.user, "index": turn.index, "kind": turn.kind, "call": turn.call},
+        **{"task": turn.task, "group": turn.group, "session_outcome": turn.session_outcome},
         **{"policy_version": turn.policy_version, "created_at": turn.created_at},
         **{"request": known.request_text, "reply": known.reply_text},
         "next_state": _state(known.next_state),
@@ -476,6 +495,7 @@ def _turn_record(turn: TurnView, word: str) -> Record:
     same = ("call", "policy_version", "fallback", "misfit", "prompt_tokens", "completion_tokens")
     return {
         **{"id": turn.id, "session": turn.session_id, "user": turn.user, "index": turn.index},
+        **{"task": turn.task, "group": turn.group},
         **{"kind": turn.kind, "reason": turn.kind_reason},
         **{name: getattr(turn, name) for name in (*same, "created_at")},
         **{"has_next_state": turn.next_role is not None, "judged": turn.judged},
@@ -504,6 +524,7 @@ def _sample_record(turn: TurnView) -> Record:
     if sample is None:
         raise AssertionError("turns with samples were asked for")
     now = {"state": sample.state, "reward": sample.reward, "hinted": sample.hinted}
+    now |= {"task": turn.task, "group": turn.group, "index": turn.index}
     return {"id": sample.id, **_of_turn(turn, sample.created_at), **now, "step": sample.step}
 
 
