@@ -34,8 +34,9 @@ from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
+from tinker_claw.methods.advantages import TOOL_SUCCESS, token_advantages, topk_advantages
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.passes import Rewarded, reward_parts
 from tinker_claw.types import Completion, HintScores, Vote
 
 LONGEST = 1500
@@ -84,6 +85,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
         *_request(turn, known, text=text),
         *_answer(turn, known, text=text),
         *_judged(turn, known, run, text=text),
+        *_episode(turn),
         *became,
         *_trained(rows, turn, known, run, training),
         *_cost(known),
@@ -153,6 +155,23 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield "The prompt has no place for a hint, so it was not used."
 
 
+def _episode(turn: TurnView) -> Iterator[str]:
+    """What its session is an attempt at, and the reward of this step of it."""
+    task = f" at task {turn.task}" if turn.task else ""
+    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
+    if not turn.episode:
+        if task:
+            yield from wrapped(f"Its session is an attempt{task}.")
+        return
+    ended = "has no outcome"
+    if turn.session_outcome is not None:
+        ended = f"has the outcome {vote(turn.session_outcome)}"
+    yield from wrapped(f"Its session is an episode{task}{group}, and {ended}.")
+    sample = turn.sample
+    if sample is not None and sample.state != "held" and sample.reward is not None:
+        yield f"Reward of step {turn.index}, outcome and votes: {vote(sample.reward)}."
+
+
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:
     """What was said outright."""
     for said in known.feedback:
@@ -190,16 +209,12 @@ def _trained(
         return
     rewards = rewards_of(rows, step.id)
     cfg = Training(**rule) if rule else training
-    found = advantages(sample.reward, rewards, known, method, cfg)
+    at = next(n for n, one in enumerate(rewards) if one.turn_id == turn.id)
+    found = advantages(at, rewards, known, method, cfg)
     if not rule:
         yield "(By today's settings: the step did not record those of its time.)"
     if found.reward is not None:
-        given = [reward for reward in rewards if reward is not None]
-        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
-        yield from wrapped(
-            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
-            f"--baseline {cfg.baseline})."
-        )
+        yield from wrapped(_compared(found.reward, rewards, rewards[at], turn, cfg))
     elif sample.reward is None and method.reward:
         yield "It carried no verdict of +1 or -1, so only its hint counted."
     if method.teaching and found.distill is not None and found.bounded is not None:
@@ -211,6 +226,25 @@ def _trained(
         )
     parent = read_version(rows, step.parent)
     yield from wrapped(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
+
+
+def _compared(
+    advantage: float, rewards: Sequence[Rewarded], own: Rewarded, turn: TurnView, cfg: Training
+) -> str:
+    """The advantage, and what its reward was measured against."""
+    with_it = [one.reward for one in rewards if one.bucket == own.bucket]
+    given = [reward for reward in with_it if reward is not None]
+    mean = f"the mean {sum(given) / len(given):+.2f}"
+    what = "reward" if turn.episode else "verdict"
+    if own.bucket is None:
+        of = f"the {len(given)} {what}s of the step had {mean}; --baseline {cfg.baseline}"
+    else:
+        of = f"the {len(given)} rewards of step {turn.index} in group {turn.group} had {mean}"
+    if own.tool and (own.reward or 0) > 0 and own.bucket is None:
+        of += f"; a tool's success counts {TOOL_SUCCESS:g}"
+    if own.cut:
+        of += "; cut by its token limit, it is never reinforced"
+    return f"Advantage from its {what}: {advantage:+.3f} on every token ({of})."
 
 
 def _age(age: int, step: StepFigures, cfg: Training) -> str:
@@ -258,8 +292,8 @@ class Advantages:
 
 
 def advantages(
-    reward_of: Vote | None,
-    rewards: Sequence[Vote | None],
+    at: int,
+    rewards: Sequence[Rewarded],
     known: Contents,
     method: Method,
     cfg: Training,
@@ -267,7 +301,7 @@ def advantages(
     """Those of a sample that a step has trained.
 
     Args:
-        reward_of: the sample.
+        at: which of `rewards` is the sample's.
         rewards: of all samples of its step.
         known: what was sampled, and what the teacher said of that.
         cfg: the rule that the step recorded.
@@ -275,10 +309,8 @@ def advantages(
     teacher, done = known.teacher, known.completion
     weights = method.weights(cfg)
     reward = distill = bounded = None
-    if weights.reward and reward_of is not None:
-        # Samples of one batch with equal rewards have equal advantages.
-        at = rewards.index(reward_of)
-        reward = weights.reward * reward_advantages(rewards, cfg.baseline)[at]
+    if weights.reward and rewards[at].reward is not None:
+        reward = weights.reward * reward_parts(rewards, cfg)[at]
     if weights.distill and teacher is not None:
         rows = _rows(teacher, done, cfg, cfg.opd_clip)
         free = _rows(teacher, done, cfg, 0.0)

@@ -240,6 +240,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
     ),
     "samples": (
         *(_ID, _TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
+        *(_as_is("task"), _as_is("group"), _right("index")),
         Column("reward", lambda r: "-" if r["reward"] is None else vote(r["reward"])),
         Column("hint", lambda record: "yes" if record["hinted"] else "-"),
         Column("state", lambda record: record["state"], least=7),

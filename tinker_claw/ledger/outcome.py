@@ -81,7 +81,7 @@ def read_run(
         names=run_of(rows),
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
-        batch=known.get("samples") or batch_size,
+        batch=(known.get("rule") or {}).get("batch_size") or known.get("samples") or batch_size,
         told=told,
     )
 

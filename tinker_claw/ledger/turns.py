@@ -184,15 +184,15 @@ class TurnTable:
                 (session_id,),
             ).fetchone()
             group, over = known["group_id"], 0
-            if group is not None and said.group is not None:
-                if (known["task"], known["name"]) != (said.task or "", said.group):
+            if said.group is not None:
+                name = (said.task or "", said.group)
+                if group is not None and (known["task"], known["name"]) != name:
                     return False
-            elif said.group is not None:
                 group, over = tx.execute(
                     "INSERT INTO groups (user, task, name, size) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (user, task, name) DO UPDATE SET size = MAX(size, excluded.size) "
                     "RETURNING id, over",
-                    (user, said.task or "", said.group, said.size),
+                    (user, *name, said.size),
                 ).fetchone()
             tx.execute(
                 "UPDATE sessions SET task = COALESCE(task, ?), group_id = ?, "
