@@ -184,15 +184,16 @@ class TurnTable:
                 (session_id,),
             ).fetchone()
             group, over = known["group_id"], 0
-            if said.group is not None:
-                name = (said.task or "", said.group)
-                if group is not None and (known["task"], known["name"]) != name:
+            if said.group is not None and group is not None:
+                if known["name"] != said.group or known["task"] != (said.task or known["task"]):
                     return False
+                tx.execute("UPDATE groups SET size = MAX(size, ?) WHERE id = ?", (said.size, group))
+            elif said.group is not None:
                 group, over = tx.execute(
                     "INSERT INTO groups (user, task, name, size) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (user, task, name) DO UPDATE SET size = MAX(size, excluded.size) "
                     "RETURNING id, over",
-                    (user, *name, said.size),
+                    (user, said.task or "", said.group, said.size),
                 ).fetchone()
             tx.execute(
                 "UPDATE sessions SET task = COALESCE(task, ?), group_id = ?, "
