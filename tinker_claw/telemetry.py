@@ -239,7 +239,7 @@ class Telemetry:
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
 
     def feedback(
-        self, *, user: str, turn: int, score: float, source: str, final: bool, trains: bool
+        self, *, user: str, turn: int, score: float, source: str, final: bool, counts: bool
     ) -> None:
         """Something was said outright of a reply, or of how its session ended."""
         self._feedback.labels(source, "session" if final else "reply").inc()
@@ -250,7 +250,7 @@ class Telemetry:
             score=score,
             source=source,
             final=final,
-            trains=trains,
+            counts=counts,
         )
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:

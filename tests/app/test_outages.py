@@ -190,7 +190,7 @@ async def test_outage_of_a_batch_that_failed_twice_before_a_restart_looks_for_no
     async with world(tmp_path, running=False) as w:
         for turn_id in [w.turn("YES") for _ in range(4)]:
             w.ledger.samples.add(turn_id, 1, None)
-        ids = [sample.id for sample in w.ledger.samples.queued()[:4]]
+        ids = [sample.id for sample in w.ledger.samples.oldest(4)]
         for _ in range(2):
             w.ledger.steps.void(w.ledger.steps.begin(0, ids), "the process ended")
         trainer = w.trainer

@@ -214,7 +214,7 @@ def test_what_was_forgotten_is_not_queued_again_after_a_crash(talk: Talk) -> Non
     talk.ledger.forget(from_turn(1))
     talk.ledger.steps.restart_from(parent)
     talk.ledger.samples.expire(0, 4)
-    assert talk.ledger.samples.queued()[:1] == []
+    assert talk.ledger.samples.oldest(1) == []
 
 
 def test_rollback_to_a_state_at_the_service_needs_the_gateway(talk: Talk, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
     queued, open_turn = talk.turn("a"), talk.turn("a")
     talk.sampled(queued, 1)
     talk.ledger.begin_to_forget(in_session("a", None))
-    assert talk.ledger.samples.queued()[:1] == []
+    assert talk.ledger.samples.oldest(1) == []
     assert talk.ledger.turns.is_open(open_turn) is False
     assert talk.ledger.turns.session("me", "a") == 2, "what is said now is another session's"
     await talk.ledger.finish_forgetting()
@@ -352,7 +352,8 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert shown.stdout == (
         "Of session 1: 2 turns (1, 2).\n"
-        "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay.\n"
+        "Text, ids, logprobs, next states, votes, feedback and hints go; sums of what was spent "
+        "stay.\n"
         "Step 1 trained on 1 of them and made v1.\n"
         "What was learned from it stays learned, until you go back before it: "
         "python run.py rollback v0\n"

@@ -231,7 +231,7 @@ async def test_second_batch_in_a_row_stops_learning_and_is_not_kept(tmp_path: Pa
     async with world(tmp_path, trainer=trainer, running=False) as w:
         assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
         assert w.ledger.samples.waiting() == 4
-        assert w.ledger.steps.failures([s.id for s in w.ledger.samples.queued()[:4]]) == 0
+        assert w.ledger.steps.failures([s.id for s in w.ledger.samples.oldest(4)]) == 0
         assert trainer.weights == 1, "the void step left nothing in the weights"
     async with world(tmp_path, trainer=trainer) as w:
         await w.version(2)

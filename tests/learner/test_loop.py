@@ -258,7 +258,7 @@ async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path:
         w.turn("NO, HOW it should be")
         await w.settled()
         assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)]
-        (sample,) = w.ledger.samples.queued()[:1]
+        (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None
         assert sample.teacher.hint == "do it the other way"
         assert len(sample.teacher.targets) == 2
@@ -551,7 +551,7 @@ async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path, running=False) as w:
         for _ in range(4):
             w.ledger.samples.add(w.turn("YES"), 1, None)
-        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.queued()[:4]])
+        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.oldest(4)])
         trainer = w.trainer
         trainer.weights = 99  # trained, and killed before the commit
     async with world(tmp_path, trainer=trainer) as w:

@@ -87,7 +87,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
         kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
         assert len(kept) == 7
         assert not any(secret in row[0] for row in kept)
-        (sample,) = w.ledger.samples.queued()[:1]
+        (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None
         assert sample.teacher.hint == "use [redacted: API key] next time"
 

@@ -125,7 +125,7 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     )
     assert told.words() == {"waits for its step"}
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
-    advantages = reward_parts(told.ledger.samples.queued(), Training())
+    advantages = reward_parts(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
 
@@ -135,7 +135,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    (sample,) = told.ledger.samples.queued()
+    (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 
 
@@ -338,7 +338,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
                 )
             }
             assert set(counts.values()) <= {1}, "a group is held, or it is not"
-        samples = told.ledger.samples.queued()
+        samples = told.ledger.samples.oldest(99)
         names = {id: key for key, id in told.keys.items()}
         steps = [one.step for one in told.ledger.samples.queue()]
         found = {

@@ -110,7 +110,7 @@ def test_long_prompts_come_back_exactly(ledger: Ledger, length: int, at_hand: bo
     turn = ledger.turns.add(new_turn(ledger, prompt=prompt, packed_prompt=packed))
     assert ledger.turns.get(turn).prompt == prompt
     ledger.samples.add(turn, 1, None)
-    assert ledger.samples.queued()[0].prompt == prompt
+    assert ledger.samples.oldest(1)[0].prompt == prompt
 
 
 def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
@@ -192,7 +192,7 @@ def test_sample_carries_turn_and_teacher_exactly(ledger: Ledger) -> None:
     teacher = HintScores("hint", (-1.0, -2.0, -3.0), ((-1.0, -2.0),) * 3, overlap=4)
     turn = ledger.turns.add(new_turn(ledger))
     number = ledger.samples.add(turn, None, teacher)
-    (sample,) = ledger.samples.queued()
+    (sample,) = ledger.samples.oldest(99)
     assert (sample.id, sample.turn_id, sample.reward) == (number, turn, None)
     assert sample.teacher == teacher
     assert sample.completion == COMPLETION
@@ -213,7 +213,7 @@ def test_forty_queued_in_batches_of_sixteen_lose_none(ledger: Ledger) -> None:
     version = ledger.steps.newest_version()
     assert version is not None
     for waiting in (24, 8):
-        batch = [sample.id for sample in ledger.samples.queued()[:16]]
+        batch = [sample.id for sample in ledger.samples.oldest(16)]
         step = ledger.steps.begin(version.id, batch)
         version = ledger.steps.commit(step, version, state_ref="s", sampler_ref="p", metrics={})
         trained += batch

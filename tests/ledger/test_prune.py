@@ -101,7 +101,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     gone = {*trained, refused, ended}
     assert full(ledger).isdisjoint(gone)
     assert {queued, waits, judged, last} <= full(ledger)
-    assert ledger.samples.queued()[0].prompt == ledger.turns.get(queued).prompt
+    assert ledger.samples.oldest(1)[0].prompt == ledger.turns.get(queued).prompt
     assert len(ledger.turns.get(queued).prompt) == 5000
     assert ledger.turns.get(waits).completion == COMPLETION
     assert trim(ledger, before=time.time() + 1) == 0, "there is nothing more to do"

@@ -178,7 +178,9 @@ def _outright(known: Contents, *, text: bool) -> Iterator[str]:
         of = "how its session ended" if said["final"] else "it"
         more = [f"{name} {said[name]}" for name in ("task", "group") if said[name]]
         rest = f" ({', '.join(more)})" if more else ""
-        yield from wrapped(f"Its {said['source']} said outright of {of}: {said['score']:+g}{rest}.")
+        end = ":" if said["text"] else "."
+        told = f"Its {said['source']} said outright of {of}: {said['score']:+g}{rest}{end}"
+        yield from wrapped(told)
         if said["text"]:
             yield from _quote(said["text"], text=text)
 

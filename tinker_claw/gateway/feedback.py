@@ -24,7 +24,7 @@ MAX_BYTES: Final = 32_768
 """Of a body: the longest text, in whatever way it is escaped."""
 MAX_NAME = 256
 """Characters of a key, and of other names of a client's."""
-_FIELDS = (
+FIELDS = (
     *("turn", "response_id", "session", "score", "text", "source", "final", "task", "group", "key"),
 )
 _ABOUT = {"turn": "turn", "response_id": "response", "session": "session"}
@@ -41,8 +41,8 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     """
     fields = load_body(body)
     for name in fields:
-        if name not in _FIELDS:
-            told = f"{shown(name)} is no field of feedback; it has {', '.join(_FIELDS)}."
+        if name not in FIELDS:
+            told = f"{shown(name)} is no field of feedback; it has {', '.join(FIELDS)}."
             raise RequestError(told, param=shown(name))
     named = [name for name in _ABOUT if name in fields]
     if len(named) != 1:
@@ -128,6 +128,6 @@ async def take(
         "id": given.id,
         "turn": given.turn_id,
         "repeated": given.repeated,
-        "trains": given.unused is None,
+        "counts": given.unused is None,
         "because": given.unused,
     }

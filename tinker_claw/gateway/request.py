@@ -328,7 +328,7 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
             score=said.score,
             source=said.source,
             final=said.final,
-            trains=given.unused is None,
+            counts=given.unused is None,
         )
         deps.on_next_state()
     return given

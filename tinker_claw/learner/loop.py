@@ -180,7 +180,7 @@ class Learner:
             now=self._now(),
         )
         if choice.ids:
-            return ledger.samples.queued(choice.ids)
+            return ledger.samples.oldest(len(choice.ids), among=choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 

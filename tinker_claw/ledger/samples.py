@@ -134,14 +134,15 @@ class SampleTable:
         )
         return [Waiting(**dict(row) | {"tool": bool(row["tool"])}) for row in rows]
 
-    def queued(self, sample_ids: Iterable[int] | None = None) -> list[Sample]:
-        """All that are queued, oldest first, or those of them that are asked for. They stay."""
-        ids = None if sample_ids is None else json.dumps(list(sample_ids))
+    def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
+        """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
+        stay queued."""
+        ids = None if among is None else json.dumps(list(among))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
-            f"versions.step AS policy_step, group_id, role IS 'tool' AS tool, turns.* {_QUEUED}",
-            ids,
+            f"versions.step AS policy_step, group_id, role IS 'tool' AS tool, turns.* {_QUEUED} LIMIT ?2",
+            *(ids, count),
         )
         return [_sample(row, load(self._db, row)) for row in rows]
 

@@ -248,7 +248,9 @@ class StepTable:
     def void_unfinished(self) -> list[int]:
         """Void the steps that an ended process left open; returns their ids."""
         with self._db.transaction() as tx:
-            return _void_open(tx, "the process ended before the step was committed")
+            void = _void_open(tx, "the process ended before the step was committed")
+            _hear(tx)
+        return void
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
         """The committed steps after `saved`: their weights are gone."""
@@ -334,20 +336,19 @@ def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
         "WHERE status = 'intent'",
         (error, time.time()),
     )
-    _hear(tx)
     return [row["id"] for row in rows]
 
 
 def _hear(tx: sqlite3.Connection) -> None:
     """What was said of replies while a step trained them counts where that came to nothing."""
     found = tx.execute(
-        "SELECT feedback.turn_id AS id, MAX(feedback.id) AS newest FROM feedback "
+        "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
-        "WHERE final = 0 AND unused IS NOT NULL GROUP BY 1"
+        "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()
-    for turn in found:
-        tx.execute("UPDATE feedback SET unused = NULL WHERE id = ?", (turn["newest"],))
-        reopen(tx, turn["id"])
+    for (turn_id,) in found:
+        tx.execute("UPDATE feedback SET unused = NULL WHERE turn_id = ? AND final = 0", (turn_id,))
+        reopen(tx, turn_id)
 
 
 def _insert_version(

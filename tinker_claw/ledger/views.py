@@ -398,7 +398,7 @@ _OTHERS: Mapping[Table, str] = {
 
 
 _FEEDBACK = (
-    "SELECT feedback.id, turn_id AS turn, feedback.session_id AS session, feedback.user, "
+    "SELECT feedback.id, feedback.turn_id AS turn, feedback.session_id AS session, feedback.user, "
     "feedback.created_at, feedback.score, feedback.source, final, task, task_group AS 'group', "
     "unused, text FROM feedback"
 )
