@@ -28,8 +28,8 @@ from tinker_claw.types import NextState
 TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
 KEYS = {
     "turns": "id session user index task group kind reason call policy_version fallback misfit "
-    "prompt_tokens completion_tokens created_at has_next_state judged verdict verdict_by hints sample "
-    "trained_in_step untrained_because outcome",
+    "prompt_tokens completion_tokens created_at has_next_state judged verdict verdict_by hints "
+    "sample trained_in_step untrained_because outcome",
     "verdicts": "turn session user policy_version created_at verdict verdict_by judge score votes "
     "hints",
     "feedback": "id turn session user created_at score source final task group unused",

@@ -141,7 +141,8 @@ class SampleTable:
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
-            f"versions.step AS policy_step, group_id, role IS 'tool' AS tool, turns.* {_QUEUED} LIMIT ?2",
+            f"versions.step AS policy_step, group_id, role IS 'tool' AS tool, turns.* {_QUEUED} "
+            "LIMIT ?2",
             *(ids, count),
         )
         return [_sample(row, load(self._db, row)) for row in rows]

@@ -399,8 +399,8 @@ _OTHERS: Mapping[Table, str] = {
 
 _FEEDBACK = (
     "SELECT feedback.id, feedback.turn_id AS turn, feedback.session_id AS session, feedback.user, "
-    "feedback.created_at, feedback.score, feedback.source, final, task, task_group AS 'group', "
-    "unused, text FROM feedback"
+    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
+    "task_group AS 'group', unused, text FROM feedback"
 )
 
 
