@@ -212,13 +212,6 @@ class Training(Section):
         ge=1,
         when="larger for steadier steps, smaller to see a change sooner",
     )
-    max_batch: int = _setting(
-        128,
-        "most samples of a step, where whole groups make it larger; a larger group expires",
-        unit="samples",
-        ge=1,
-        when="the sessions of your groups have many steps (higher), or steps cost too much",
-    )
     max_share: float = _setting(
         0.5,
         "most of a batch from one session, one user or the results of tools; more waits five "

@@ -20,6 +20,9 @@ FILL_S = 300.0
 and nobody's step comes much later."""
 
 
+GROUPED = 8
+"""A step takes at most so many times `--batch-size`, for the sake of whole groups: with sixteen,
+eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
 _TOOLS = "tools"
 
 

@@ -25,7 +25,7 @@ from tinker_claw.errors import (
     LedgerError,
     OutageError,
 )
-from tinker_claw.learner.batch import choose
+from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
@@ -160,7 +160,7 @@ class Learner:
     def _batch(self) -> list[Sample] | None:
         """What the next step takes; None while there is no batch."""
         parts, ledger, cfg = self._parts, self._parts.ledger, self._parts.training
-        most = max(cfg.max_batch, cfg.batch_size)
+        most = GROUPED * cfg.batch_size
         expired = ledger.samples.expire(parts.policy.newest.version.step, cfg.max_staleness)
         expired += ledger.groups.expire_mates()
         released = ledger.groups.release(self._now(), most)

@@ -22,7 +22,7 @@ LIMIT_S = 3600.0
 longer, and its samples grow old while others learn."""
 NO_OUTCOME = "no outcome of its episode came in time"
 AGREED = "all episodes of its group had the same reward at this step"
-TOO_LARGE = "its group has more samples than a step may take (--max-batch)"
+TOO_LARGE = "its group has more samples than a step may take, eight times --batch-size"
 MATE_TOO_OLD = "another sample of its group had grown too old"
 PASSED = "its episode ended without going on from it"
 """Why samples or turns of an episode are not trained."""
