@@ -63,7 +63,6 @@ class Told:
 
     def look(self, later: float = SOON, most: int = 128) -> groups.Released:
         self.ledger.samples.expire(0, 4)
-        self.ledger.groups.expire_mates()
         newest = self.ledger._db.one("SELECT MAX(created_at) FROM turns") or 0.0
         ended = self.ledger._db.one("SELECT MAX(created_at) FROM feedback") or 0.0
         return self.ledger.groups.release(max(newest, ended) + later, most)
@@ -242,8 +241,7 @@ def test_group_grows_old_as_one(told: Told) -> None:
         )
     told.look()
     assert len(told.queued()) == 2
-    assert told.ledger.samples.expire(2, 1) == 1
-    assert told.ledger.groups.expire_mates() == 1
+    assert told.ledger.samples.expire(2, 1) == 2
     assert told.queued() == {}
     assert told.words() == {"its sample expired", groups.MATE_TOO_OLD}
     told.begin("c", in_group())

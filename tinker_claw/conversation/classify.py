@@ -129,7 +129,8 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         headers: names in lower case.
 
     Raises:
-        RequestError: X-Turn-Type is none of its three words, or a group is not told in full.
+        RequestError: X-Turn-Type is none of its three words, a group is not told in full, or an
+            episode has no name.
     """
     trace = _trace(headers)
     value, source = _affinity(request, headers)
@@ -142,7 +143,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
     key, told, by_trace = _session(seen, sign.call, kind, source)
-    return Identity(
+    found = Identity(
         key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {told}",
@@ -152,6 +153,13 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(request, headers, episode) if kind is Kind.MAIN else None,
     )
+    if found.attempt is not None and found.attempt.episode and not found.named:
+        raise RequestError(
+            "An episode needs a name of its own: send X-Session-Id with each of its requests. "
+            "Tries at one task begin alike, and could not be told apart.",
+            param="X-Session-Id",
+        )
+    return found
 
 
 def session_key(name: str) -> str:

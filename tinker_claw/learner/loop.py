@@ -162,18 +162,18 @@ class Learner:
         parts, ledger, cfg = self._parts, self._parts.ledger, self._parts.training
         most = GROUPED * cfg.batch_size
         expired = ledger.samples.expire(parts.policy.newest.version.step, cfg.max_staleness)
-        expired += ledger.groups.expire_mates()
         released = ledger.groups.release(self._now(), most)
         if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
-        waiting = ledger.samples.queue()
-        parts.telemetry.waiting(len(waiting))
+        waiting = ledger.samples.waiting()
+        parts.telemetry.waiting(waiting)
         if self._observing is not None:
-            self._observing.look(len(waiting))
+            self._observing.look(waiting)
+        if self._observing is not None or waiting < cfg.batch_size:
             return None
         choice = choose(
-            waiting,
+            ledger.samples.queue(),
             batch_size=cfg.batch_size,
             most=most,
             share=cfg.max_share,

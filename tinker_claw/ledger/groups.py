@@ -81,27 +81,6 @@ class GroupTable:
                 limits.append(limit)
         return Released(queued, expired, min(limits, default=None))
 
-    def expire_mates(self) -> int:
-        """Expire what is left of groups of which a sample has grown too old; how many."""
-        broken = self._db.rows(
-            "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
-            "JOIN sessions ON sessions.id = session_id WHERE state IN ('queued', 'held') "
-            "AND group_id IS NOT NULL AND EXISTS (SELECT 1 FROM sessions AS mate "
-            "CROSS JOIN turns AS old ON old.session_id = mate.id "
-            "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
-            "WHERE mate.group_id = sessions.group_id AND gone.state = 'expired' "
-            "AND gone.expired_because IS NULL)"
-        )
-        expired = 0
-        for (group,) in broken:
-            found = self._db.rows("SELECT id FROM sessions WHERE group_id = ?", group)
-            with self._db.transaction() as tx:
-                for (session,) in found:
-                    expired += _expire(tx, session, MATE_TOO_OLD)
-                    _refuse(tx, session, MATE_TOO_OLD)
-                _close(tx, [session for (session,) in found], group)
-        return expired
-
     def _end(self, sessions: Sequence[sqlite3.Row], most: int) -> tuple[int, int]:
         """A group, or an episode of none, is over; how many samples are queued and expired."""
         group = sessions[0]["group_id"]
@@ -126,6 +105,28 @@ class GroupTable:
                 queued, expired = queued - gone, expired + gone
             _close(tx, ids, group)
         return queued, expired
+
+
+def expire_mates(tx: sqlite3.Connection) -> int:
+    """Expire what is left of groups of which a sample has grown too old; how many."""
+    broken = tx.execute(
+        "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
+        "JOIN sessions ON sessions.id = session_id WHERE EXISTS (SELECT 1 FROM groups) "
+        "AND state IN ('queued', 'held') AND group_id IS NOT NULL "
+        "AND EXISTS (SELECT 1 FROM sessions AS mate "
+        "CROSS JOIN turns AS old ON old.session_id = mate.id "
+        "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
+        "WHERE mate.group_id = sessions.group_id AND gone.state = 'expired' "
+        "AND gone.expired_because IS NULL)"
+    ).fetchall()
+    expired = 0
+    for (group,) in broken:
+        found = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,)).fetchall()
+        for (session,) in found:
+            expired += _expire(tx, session, MATE_TOO_OLD)
+            _refuse(tx, session, MATE_TOO_OLD)
+        _close(tx, [session for (session,) in found], group)
+    return expired
 
 
 def _whole(sessions: Sequence[sqlite3.Row]) -> bool:

@@ -21,7 +21,8 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
 )
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.turns import completion_of
+from tinker_claw.ledger.groups import expire_mates
+from tinker_claw.ledger.turns import OVER, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
@@ -72,7 +73,8 @@ class SampleTable:
         self._db = database
 
     def add(self, turn_id: int, reward: float | None, teacher: HintScores | None) -> int:
-        """Queue a turn as a sample, or hold it, where it is of an episode that runs.
+        """Queue a turn as a sample, or hold it, where it is of an episode that runs. It comes too
+        late for one that is over.
 
         Args:
             reward: of an episode's turn without its outcome, the mean of its votes.
@@ -81,9 +83,10 @@ class SampleTable:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
                 "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
-                "overlap, state, created_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT "
-                "CASE episode WHEN 1 THEN 'held' ELSE 'queued' END FROM turns JOIN sessions "
-                "ON sessions.id = session_id WHERE turns.id = ?1), ?7)",
+                "overlap, created_at, state, expired_because) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, "
+                "CASE episode WHEN 0 THEN 'queued' WHEN 1 THEN 'held' ELSE 'expired' END, "
+                "CASE episode WHEN 2 THEN ?8 END "
+                "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?1",
                 (
                     turn_id,
                     reward,
@@ -92,6 +95,7 @@ class SampleTable:
                     pack_float_rows(teacher.targets) if teacher else None,
                     teacher.overlap if teacher else None,
                     time.time(),
+                    OVER,
                 ),
             )
         return int(cursor.lastrowid or 0)
@@ -112,7 +116,7 @@ class SampleTable:
         """Take samples out that are more than `max_staleness` optimizer steps old; how many.
 
         Steps count along the live line of versions: what a version sampled that a rollback has left
-        behind is too old at once.
+        behind is too old at once. A group goes as one.
         """
         with self._db.transaction() as tx:
             cursor = tx.execute(
@@ -123,7 +127,8 @@ class SampleTable:
                 "WHERE ? - versions.step > ? OR turns.blanked = 'forgotten')",
                 (current_step, max_staleness),
             )
-            return cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            return expired + expire_mates(tx)
 
     def queue(self) -> list[Waiting]:
         """All that are queued, oldest first, without their tokens."""
