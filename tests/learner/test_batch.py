@@ -24,7 +24,7 @@ def waits(
     group: int | None = None,
     age: float = 0.0,
 ) -> Waiting:
-    return Waiting(number, session, user, tool, group, 0, NOW - age)
+    return Waiting(number, session, user, tool, group, NOW - age)
 
 
 def chosen(

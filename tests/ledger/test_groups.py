@@ -312,7 +312,7 @@ EPISODES = st.lists(
 def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], data: Any) -> None:
     """Turns, verdicts, outcomes and looks come mixed, each session's own in their order."""
 
-    def live(path: Path, order: list[int]) -> dict[tuple[str, int], float]:
+    def live(path: Path, order: list[int]) -> tuple[dict[tuple[str, int], float], ...]:
         told = open_ledger(path)
         sizes = [sum(g == group for group, _, _ in episodes) for g in (0, 1)]
         left = {n: ["begin", *votes, "last", "end"] for n, (_, votes, _) in enumerate(episodes)}
@@ -337,17 +337,17 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
             }
             assert set(counts.values()) <= {1}, "a group is held, or it is not"
         samples = told.ledger.samples.oldest(99)
+        advantages = zip(samples, reward_parts(samples, Training()), strict=True)
         names = {id: key for key, id in told.keys.items()}
-        steps = [one.step for one in told.ledger.samples.queue()]
         found = {
-            (names[sample.session_id], step): (sample.reward, advantage)
-            for sample, step, advantage in zip(
-                samples, steps, reward_parts(samples, Training()), strict=True
-            )
+            (names[sample.session_id], told.ledger.turns.get(sample.turn_id).index): advantage
+            for sample, advantage in advantages
         }
+        assert found.keys() == told.queued().keys()
         assert told.ledger.samples.counts().get("held", 0) == 0
+        rewards = told.queued()
         told.ledger.close()
-        return found  # type: ignore[return-value]
+        return found, rewards
 
     steps = [n for n, (_, votes, _) in enumerate(episodes) for _ in range(len(votes) + 3)]
     with tempfile.TemporaryDirectory() as folder:

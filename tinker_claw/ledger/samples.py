@@ -48,8 +48,6 @@ class Waiting:
     tool: bool
     """The results of tools have judged it."""
     group: int | None
-    step: int
-    """Its index in the session."""
     queued_at: float
     """Seconds since 1970."""
 
@@ -133,11 +131,21 @@ class SampleTable:
     def queue(self) -> list[Waiting]:
         """All that are queued, oldest first, without their tokens."""
         rows = self._db.rows(
-            "SELECT samples.id, session_id AS session, user, role IS 'tool' AS tool, "
-            f'group_id AS "group", idx AS step, samples.created_at AS queued_at {_QUEUED}',
+            "SELECT samples.id, session_id, user, role IS 'tool' AS tool, group_id, "
+            f"samples.created_at {_QUEUED}",
             None,
         )
-        return [Waiting(**dict(row) | {"tool": bool(row["tool"])}) for row in rows]
+        return [
+            Waiting(
+                id=row["id"],
+                session=row["session_id"],
+                user=row["user"],
+                tool=bool(row["tool"]),
+                group=row["group_id"],
+                queued_at=row["created_at"],
+            )
+            for row in rows
+        ]
 
     def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
         """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
