@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateways import World, gateway
+from tests.gateways import MODEL, World, gateway
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.render.renderer import Renderer
 
@@ -45,6 +45,7 @@ async def test_headers_or_metadata_say_what_a_session_is_an_attempt_at(
         await world.ask("hi", headers=of("e"), metadata={"task_id": "only a name"})
         await world.ask("hi", headers=of("f"), metadata={"mine": "x"})
         await world.ask("hi", headers=of("g") | TOLD | {"X-Turn-Type": "side"})
+        await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
         assert sessions(world) == [
             ("a", None, None, None, 1),
             ("b", "t", "g", 3, 1),
@@ -53,6 +54,7 @@ async def test_headers_or_metadata_say_what_a_session_is_an_attempt_at(
             ("e", "only a name", None, None, 0),
             ("f", None, None, None, 0),
             ("g", None, None, None, 0),
+            ("h", None, None, None, 0),
         ]
         assert set(world.column("untrained_because")[:6]) == {None}
 

@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
+from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Training
+from tinker_claw.learner.diagnostics import step_rule
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
 from tinker_claw.ledger.turns import OVER, Ballot
-from tinker_claw.ledger.views import turns_where
+from tinker_claw.ledger.views import Filter, read, turns_where
 from tinker_claw.methods.passes import reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
 
@@ -126,6 +128,31 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
     advantages = reward_parts(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
+
+
+def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
+    turns = list[int]()
+    for key in "ab":
+        told.begin(key, in_group())
+        turns.append(told.turn(key))
+        told.judge(turns[-1], (1, 1, -1) if key == "a" else (-1, 0, -1))
+        told.end(key, 1.0)
+    told.look()
+    rows, told_of = told.ledger._db, {"rule": step_rule("binary", Training())}
+    step = told.ledger.steps.begin(0, [one.id for one in told.ledger.samples.queue()])
+    told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics=told_of)
+    text = " ".join(tell(rows, turns[0], Training(), text=True))
+    assert (
+        "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
+    )
+    assert "Reward of step 0, outcome and votes: +1.33." in text
+    assert (
+        "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
+        "the mean +0.83)." in text
+    )
+    first, second = read(rows, "samples", Filter(), None, lambda _: "")
+    assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
+    assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
 
 
 def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: Told) -> None:

@@ -153,7 +153,7 @@ async def admit(
     identity = identify(request, headers)
     if pinned:
         reason = f"asked for version {version}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason)
+        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
