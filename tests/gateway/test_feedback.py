@@ -325,6 +325,21 @@ async def test_forgetting_takes_what_was_said_and_the_names_with_it(
         assert rows(world) == []
         assert world.column("response_id") == [None]
         assert world.ledger.feedback.outcome(1) is None
+        assert (await give(world, turn=1, score=1)).status_code == 404, "though its row stays"
+        assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
+
+
+async def test_forgetting_a_message_takes_the_reason_that_it_gave(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask("hi", "fine", "/bad quetzalcoatl")
+        assert world.ledger.judgements.hints(1) == ("quetzalcoatl",)
+        world.ledger.forget(from_turn(2))
+        (row,) = rows(world)
+        assert (row["turn_id"], row["score"], row["text"], row["key"]) == (1, -1, "", None)
+        assert world.ledger.turns.judgeable() == []
         assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
 
 
@@ -571,7 +586,7 @@ async def test_the_pages_command_does_what_it_says(tmp_path: Path, renderer: Ren
         assert "http://127.0.0.1:30000" in command
         process = await asyncio.create_subprocess_exec(
             *("bash", "-euc", command.replace("http://127.0.0.1:30000", place)),
-            env={**os.environ, "TINKER_CLAW_API_KEY": "the-key", "REPLY": reply["id"]},
+            env={**os.environ, "TINKER_CLAW_GATEWAY__API_KEY": "the-key", "REPLY": reply["id"]},
             stdout=asyncio.subprocess.PIPE,
         )
         told, _ = await process.communicate()

@@ -89,10 +89,10 @@ def _name(fields: Mapping[str, Any], at: str) -> str | None:
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    text = string(fields.get("text", ""), "text", empty=True).strip()
+    text = string(fields.get("text", ""), "text", empty=True)
     if len(text) > LONGEST_TEXT:
         raise RequestError(f"text has more than {LONGEST_TEXT} characters.", param="text")
-    return text
+    return text.strip()
 
 
 def _source(value: Any) -> Source:
