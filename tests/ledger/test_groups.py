@@ -150,7 +150,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
         "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
         "the mean +0.83)." in text
     )
-    first, second = read(rows, "samples", Filter(), None, lambda _: "")
+    first, second = read(rows, "samples", Filter(), None)
     assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
     assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
 
