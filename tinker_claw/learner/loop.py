@@ -221,8 +221,9 @@ class Learner:
             raise
         except EmptyStepError as error:
             self._void(step_id, str(error), outage=True)
-            parts.ledger.samples.expire_these(ids, NO_GRADIENT)
-            parts.telemetry.sample("expired", count=len(ids))
+            with suppress(LedgerError):  # the next attempt does it
+                parts.ledger.samples.expire_these(ids, NO_GRADIENT)
+                parts.telemetry.sample("expired", count=len(ids))
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error

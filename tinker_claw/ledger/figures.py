@@ -15,6 +15,7 @@ from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
+from tinker_claw.ledger.samples import BY_TOOLS
 from tinker_claw.ledger.versions import pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import StopReason
@@ -41,7 +42,7 @@ class RewardView:
 def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
     """Of all samples that a step was begun with."""
     found = rows.rows(
-        "SELECT turns.id, reward, group_id, idx, role IS 'tool' AS tool, "
+        f"SELECT turns.id, reward, group_id, idx, {BY_TOOLS} AS tool, "
         "stop_reason = ? AS cut FROM step_samples JOIN samples ON samples.id = sample_id "
         "JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id "
         "LEFT JOIN next_states ON next_states.turn_id = turns.id "

@@ -54,6 +54,12 @@ class Waiting:
 
 NO_GRADIENT = "nothing in its batch said what is better than the rest"
 """Why its samples expire."""
+BY_TOOLS = (
+    "(role IS 'tool' AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
+    "AND score IS NOT NULL))"
+)
+"""Of a turn with its next state, whether the results of tools have judged it: what was said of it
+outright is no tool's."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -131,7 +137,7 @@ class SampleTable:
     def queue(self) -> list[Waiting]:
         """All that are queued, oldest first, without their tokens."""
         rows = self._db.rows(
-            "SELECT samples.id, session_id, user, role IS 'tool' AS tool, group_id, "
+            f"SELECT samples.id, session_id, user, {BY_TOOLS} AS tool, group_id, "
             f"samples.created_at {_QUEUED}",
             None,
         )
@@ -154,7 +160,7 @@ class SampleTable:
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
-            f"versions.step AS policy_step, group_id, role IS 'tool' AS tool, turns.* {_QUEUED} "
+            f"versions.step AS policy_step, group_id, {BY_TOOLS} AS tool, turns.* {_QUEUED} "
             "LIMIT ?2",
             *(ids, count),
         )

@@ -351,12 +351,14 @@ class TurnTable:
 
 def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
     """Why a turn of this session is not trained any more; None: it may be."""
+    if turn.kind is Kind.SIDE:
+        return None
     late = tx.execute(
         f"SELECT 1 FROM sessions WHERE id = ? AND (episode = 2 OR (episode = 1 AND ({OUTCOME}) "
         "IS NOT NULL))",
         (turn.session_id,),
     ).fetchone()
-    return OVER if late and turn.kind is Kind.MAIN else None
+    return OVER if late else None
 
 
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
