@@ -367,6 +367,19 @@ class NextState:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a client says of a session that an agent finishes a task in."""
+
+    task: str | None = None
+    group: str | None = None
+    """Sessions of one group try the same task, and are compared with one another."""
+    size: int | None = None
+    """Sessions of that group; None where there is none."""
+    episode: bool = False
+    """The session has an outcome, which is a part of the reward of each of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A captured turn as the ledger keeps it."""
 
@@ -383,6 +396,13 @@ class Turn:
     """The user's last words before the reply."""
     reply_text: str
     """The reply as text, tool calls included, for the judge."""
+    episode: bool = False
+    """Its session is one: see `Attempt`."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,10 +443,21 @@ class Sample:
     """Optimizer steps of that version along the lineage, for staleness."""
     prompt: tuple[int, ...]
     completion: Completion
-    reward: Vote | None
-    """+1 or -1 from the verdict; None when the sample carries a hint only."""
+    reward: float | None
+    """+1 or -1 from the verdict; of an episode's step its outcome and the mean of its votes, of
+    which 0 is one, too. None when the sample carries a hint only."""
     teacher: HintScores | None
     """None when there is no hint."""
+    bucket: tuple[int, int] | None = None
+    """Group and index of the step: its reward is measured against those of the same step in the
+    group's other sessions. None: against those of its batch that are of no group."""
+    tool: bool = False
+    """The results of tools have judged it, and no user."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,15 @@ from tinker_claw.types import NextState
 
 TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
 KEYS = {
-    "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
-    "completion_tokens created_at next_role judged verdict verdict_by hints sample "
+    "turns": "id session user index task group kind reason call policy_version fallback misfit "
+    "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints sample "
     "trained_in_step untrained_because outcome",
     "verdicts": "turn session user policy_version created_at verdict verdict_by judge score votes "
     "hints",
     "feedback": "id turn session user policy_version created_at score source final task group "
     "unused",
-    "samples": "id turn session user policy_version created_at state reward hinted step",
+    "samples": "id turn session user policy_version created_at state reward hinted task group "
+    "index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
     "versions": "id parent step created_at saved made_by_step main_turns",
 }

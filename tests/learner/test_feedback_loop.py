@@ -35,9 +35,9 @@ def unanswered(w: World) -> int:
     return turn
 
 
-@pytest.mark.parametrize(("score", "reward"), [(1.0, 1), (0.4, 1), (-0.1, -1)])
+@pytest.mark.parametrize(("score", "reward"), [(1.0, 1), (0.4, 0.4), (-0.1, -0.1)])
 async def test_a_turn_without_a_next_state_is_queued_and_no_judge_is_asked(
-    tmp_path: Path, score: float, reward: int
+    tmp_path: Path, score: float, reward: float
 ) -> None:
     async with world(tmp_path, method="binary", batch_size=MANY, running=False) as w:
         turn = unanswered(w)

@@ -108,6 +108,7 @@ async def wire(
         health=health,
         spending=Spending(price, ledger.spend, telemetry, budget),
         training=settings.training,
+        reply_tokens=settings.gateway.max_reply_tokens,
     )
     learner = Learner(
         parts,

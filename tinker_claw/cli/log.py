@@ -205,10 +205,10 @@ def _version(name: str, of: str, least: int = 3) -> Column:
 
 
 def _judged(record: _Record) -> str | None:
-    if record["judged"]:
-        by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
-        return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
-    return None
+    if not record["judged"]:
+        return None
+    by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
+    return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
 
 
 def _by(record: _Record) -> str:
@@ -274,6 +274,9 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _ID,
         *_OF_TURN,
         _version("by", "policy_version"),
+        Column("task"),
+        Column("group"),
+        Column("index", right=True),
         Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
         Column("hint", "hinted"),
         Column("state", least=7),

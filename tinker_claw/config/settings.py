@@ -212,6 +212,15 @@ class Training(Section):
         ge=1,
         when="larger for steadier steps, smaller to see a change sooner",
     )
+    max_share: float = _setting(
+        0.5,
+        "most of a batch from one session, one user or the results of tools; more waits five "
+        "minutes for others (a user alone: only with what tools have judged)",
+        unit="share of batch_size",
+        gt=0,
+        le=1,
+        when="1 where nobody is to wait for others",
+    )
     observe: bool = _setting(
         False,
         "judge and queue samples, and train nothing",

@@ -123,7 +123,8 @@ class Job:
             return f"side turn: {self.identity.reason}"
         if self.identity.call is RequestKind.VERDICT:
             return UNASKED
-        if self.identity.done:
+        episode = self.identity.attempt is not None and self.identity.attempt.episode
+        if self.identity.done and not episode:  # else its outcome does
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
@@ -152,7 +153,7 @@ async def admit(
     identity = identify(request, headers)
     if pinned:
         reason = f"asked for version {version}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason)
+        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None

@@ -31,7 +31,7 @@ from tinker_claw.judge.prompts import parse_vote
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.turns import TRIES, Ballot
-from tinker_claw.methods.base import Evidence, Signal, reward_of
+from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, NextState, Turn, Verdict
@@ -44,6 +44,10 @@ CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge answer users, too."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
+
+
+_NONE = Verdict(votes=(), value=None)
+"""Nobody has said anything of a reply."""
 
 
 class _Unread(JudgeError):
@@ -137,7 +141,7 @@ class Judging:
     ) -> None:
         """
         Args:
-            on_sample: called when a sample has been queued.
+            on_sample: called when a sample has been queued, or held, or will not come.
             redact: a text as a judge may see it, and as it may be kept; older turns were kept as
                 they came.
         """
@@ -186,6 +190,8 @@ class Judging:
                     self._wake.set()
                     continue
                 failures = 0
+                if not found:  # an outcome may have come where nothing is left to be judged
+                    self._on_sample()
                 for turn_id in found:
                     if turn_id not in self._in_hand:
                         self._in_hand.add(turn_id)
@@ -238,7 +244,8 @@ class Judging:
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
         """Room to ask: among so many others, or alone while the judge fails, and not at once. What
         has failed rests ever longer before it comes here, and holds up nobody who is new."""
-        asks = not self._is_judged(turn_id)
+        state = self._parts.ledger.turns.next_state(turn_id)
+        asks = state is not None and not self._is_judged(turn_id)
         while True:
             async with self._slots:
                 if not (asks and self._heard.trouble):
@@ -328,7 +335,7 @@ class Judging:
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
         told = self._told(turn, verdict, hints)
-        if reason := self._parts.method.refuses(verdict, told):
+        if reason := self._parts.method.refuses(verdict, told, cut=turn.cut, episode=turn.episode):
             self._refuse(turn_id, reason)
             return
         try:
@@ -339,17 +346,19 @@ class Judging:
             self._refuse(turn_id, f"the teacher could not score it: {error}")
             return
         self._check(turn_id)
-        if (verdict, hints) != (judgements.verdict(turn_id), judgements.hints(turn_id)):
+        now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
+        if (verdict, hints) != now:
             self._wake.set()  # somebody has said otherwise meanwhile
             return
-        ledger.samples.add(turn_id, reward_of(verdict), teacher)
-        self._parts.telemetry.sample("queued", turn=turn_id)
+        reward = step_reward(verdict) if turn.episode else reward_of(verdict)
+        ledger.samples.add(turn_id, reward, teacher)
+        self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None:
-            raise LookupError(f"turn {turn.id} has no next state")
+        if state is None:  # the end of an episode, of which its outcome says all
+            return _NONE
         spending = self._parts.spending
         async with spending.room_to_judge():
             with (
@@ -441,6 +450,7 @@ class Judging:
         self._check(turn_id)
         self._parts.ledger.turns.refuse(turn_id, reason)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
+        self._on_sample()  # an episode may be whole without it
 
 
 class _ForgottenError(Exception):

@@ -21,8 +21,9 @@ from tinker_claw.types import Source
 
 ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
 """Why a turn is not trained, unless somebody says what it was like."""
-OUTCOME = "it is of how the session ended"
-"""Why no reply is trained by it: it is the outcome of all of them."""
+OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
+TOO_LATE = "the episode is over: it was queued already, or has expired"
+"""Why no reply is trained by it."""
 
 LONGEST_TEXT = 4000
 """Characters: a hint is a sentence or two, which a teacher reads with every reply that it scores.
@@ -80,7 +81,7 @@ _ABOUT = {
 }
 _FIND = f"""
 SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
-  LENGTH(tokens) > 1 AS kept, verdicts.turn_id IS NOT NULL AS judged, samples.state,
+  LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
   EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
     WHERE sample_id = samples.id AND status = 'intent') AS training
 FROM turns JOIN sessions ON sessions.id = turns.session_id
@@ -112,11 +113,11 @@ class FeedbackTable:
                 return None
             if said.key is not None and (earlier := _earlier(tx, user, said.key)) is not None:
                 return _repeated(earlier, about, turn, said)
-            unused = OUTCOME if said.final else _unused(turn)
+            unused = _unused_outcome(turn) if said.final else _unused(turn)
             feedback_id = _insert(tx, user, turn, said, unused)
             if not said.final and (unused is None or turn["state"] is not None):
                 _judge(tx, turn["id"], said)
-            if unused is None:
+            if unused is None and not said.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
 
@@ -146,8 +147,16 @@ def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedb
     return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
 
 
+def _unused_outcome(turn: sqlite3.Row) -> str | None:
+    return {0: OUTCOME, 1: None, 2: TOO_LATE}[turn["episode"]]
+
+
 def _unused(turn: sqlite3.Row) -> str | None:
     """Why nothing can be learned of a turn any more; None: something can."""
+    if turn["episode"] == 2:  # its group is trained as it is, or not at all
+        return TOO_LATE
+    if turn["state"] == "held":
+        return None
     if turn["state"] == "queued":
         return "the reply is just being trained" if turn["training"] else None
     if turn["state"] is not None:

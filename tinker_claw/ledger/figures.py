@@ -15,9 +15,10 @@ from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
+from tinker_claw.ledger.samples import BY_TOOLS
 from tinker_claw.ledger.versions import pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
-from tinker_claw.types import Vote
+from tinker_claw.types import StopReason
 
 
 def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
@@ -27,14 +28,37 @@ def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
     return None if row is None else (row["parent"], json.loads(row["metrics"] or "{}"))
 
 
-def rewards_of(rows: Rows, step_id: int) -> tuple[Vote | None, ...]:
+@dataclass(frozen=True, slots=True)
+class RewardView:
+    """What decided the advantage of a step's sample; see `Sample`."""
+
+    turn_id: int
+    reward: float | None
+    bucket: tuple[int, int] | None
+    tool: bool
+    cut: bool
+
+
+def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
     """Of all samples that a step was begun with."""
     found = rows.rows(
-        "SELECT reward FROM step_samples JOIN samples ON samples.id = sample_id "
+        f"SELECT turns.id, reward, group_id, idx, {BY_TOOLS} AS tool, "
+        "stop_reason = ? AS cut FROM step_samples JOIN samples ON samples.id = sample_id "
+        "JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id "
+        "LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "WHERE step_samples.step_id = ? ORDER BY samples.id",
-        step_id,
+        *(StopReason.LENGTH, step_id),
     )
-    return tuple(row["reward"] for row in found)
+    return tuple(
+        RewardView(
+            turn_id=row["id"],
+            reward=row["reward"],
+            bucket=None if row["group_id"] is None else (row["group_id"], row["idx"]),
+            tool=bool(row["tool"]),
+            cut=bool(row["cut"]),
+        )
+        for row in found
+    )
 
 
 _BY_VERSION = """

@@ -129,11 +129,11 @@ FROM turns JOIN sessions ON sessions.id = session_id
   LEFT JOIN steps ON steps.id = samples.step_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
 WHERE blanked IS NULL AND CASE WHEN settled THEN
-    COALESCE(samples.state <> 'queued', 1)
+    COALESCE(samples.state NOT IN ('queued', 'held'), 1)
     AND (samples.step_id IS NULL OR COALESCE(steps.version <= (
       SELECT id FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC
       LIMIT 1 OFFSET {SAFE_STATES - 1}), 0))
-  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL
+  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
     AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
   AND turns.id BETWEEN ? AND ? ORDER BY turns.id LIMIT ?
 """
@@ -348,7 +348,9 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         turns=tuple(turns),
         unsaid=before,
         withdrawn=rows.one(
-            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND turn_id IN {_THESE}", touched
+            "SELECT COUNT(*) FROM samples WHERE state IN ('queued', 'held') "
+            f"AND turn_id IN {_THESE}",
+            touched,
         ),
         steps=_steps(rows, touched),
     )
@@ -384,8 +386,9 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
     these = json.dumps(what.turns)
     with database.transaction() as tx:
         tx.execute(
-            f"UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN {_THESE}",
-            (these,),
+            "UPDATE samples SET state = 'expired', expired_because = ? "
+            f"WHERE state IN ('queued', 'held') AND turn_id IN {_THESE}",
+            (FORGOTTEN, these),
         )
         tx.execute(f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN {_THESE}", (these,))
         for turn in what.unsaid:
@@ -398,9 +401,13 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
             _unsay(tx, turn)
         if what.whole:
             tx.execute(
-                "UPDATE sessions SET key = ? || '-' || id, "
-                "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
+                "UPDATE sessions SET key = ? || '-' || id, task = NULL, group_id = NULL, "
+                "episode = 0, closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
                 (FORGOTTEN, what.session),
+            )
+            tx.execute(
+                "DELETE FROM groups WHERE NOT EXISTS "
+                "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
             )
         begun = _begun(database)
         if what.turns:

@@ -13,7 +13,23 @@ CREATE TABLE sessions (
   created_at REAL NOT NULL,
   closed_at  REAL,                       -- NULL: it may go on; set when it ended or has long been idle
   private    INTEGER NOT NULL DEFAULT 0, -- 1: nothing of it is kept; 2: it was private once
+  task       TEXT,                       -- what it is about, as the client names it
+  group_id   INTEGER REFERENCES groups (id),
+  episode    INTEGER NOT NULL DEFAULT 0, -- 1: its outcome is to come, or its group's; 2: it is over, trained or not
   UNIQUE (user, key)
+) STRICT;
+CREATE INDEX sessions_by_group ON sessions (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX sessions_running ON sessions (id) WHERE episode = 1;
+
+-- Sessions that try the same task, to be compared with one another.
+CREATE TABLE groups (
+  id   INTEGER PRIMARY KEY AUTOINCREMENT,
+  user TEXT NOT NULL,
+  task TEXT NOT NULL,                    -- '': none was named
+  name TEXT NOT NULL,
+  size INTEGER NOT NULL,                 -- sessions, as the client says
+  over INTEGER NOT NULL DEFAULT 0,       -- 1: it was queued, or has expired; who comes later is not trained
+  UNIQUE (user, task, name)
 ) STRICT;
 
 CREATE TABLE versions (
@@ -132,12 +148,13 @@ CREATE TABLE hints (
 CREATE TABLE samples (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
-  reward           INTEGER,              -- NULL: hint only
+  reward           REAL,                 -- NULL: hint only; while it is held, the mean of its votes alone
   hint             TEXT,                 -- NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
   overlap          INTEGER,
-  state            TEXT NOT NULL,        -- queued, trained, expired, quarantined
+  state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
+  expired_because  TEXT,                 -- NULL: of its age, or it has not expired
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL
 ) STRICT;

@@ -30,6 +30,7 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.types import (
+    Attempt,
     Completion,
     Kind,
     Lost,
@@ -100,6 +101,23 @@ TRIES = 3
 """In vain; then a turn is set aside."""
 SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
 """Stands as the reason why such a turn is not trained."""
+OVER = "it came after its episode had its outcome, or its group was over"
+"""Why such a turn is not trained."""
+OUTCOME = (
+    "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
+    "ORDER BY feedback.id DESC LIMIT 1"
+)
+"""How an episode ended, for a row of `sessions`; nothing: nobody has said so."""
+JUDGEABLE = f"""
+(EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id)
+  OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)
+  OR EXISTS (SELECT 1 FROM sessions WHERE sessions.id = turns.session_id AND episode = 1
+    AND ({OUTCOME}) IS NOT NULL AND turns.kind = 'main' AND turns.idx = (
+      SELECT MAX(idx) FROM turns AS last WHERE last.session_id = sessions.id AND kind = 'main'
+        AND last.untrained_because IS NOT '{OVER}')))
+"""
+"""Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
+episode has no next state, and its outcome is enough."""
 _LONGEST = 2000
 """Characters that are kept of what came of a try in vain."""
 DEMONSTRATION = """
@@ -153,6 +171,36 @@ class TurnTable:
                 (user, key, time.time()),
             ).fetchone()
         return int(row["id"])
+
+    def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
+        """What a session is an attempt at; what was said first holds.
+
+        False: it is of another group.
+        """
+        with self._db.transaction() as tx:
+            known = tx.execute(
+                "SELECT group_id, name, groups.task FROM sessions LEFT JOIN groups "
+                "ON groups.id = group_id WHERE sessions.id = ?",
+                (session_id,),
+            ).fetchone()
+            group, over = known["group_id"], 0
+            if said.group is not None and group is not None:
+                if known["name"] != said.group or known["task"] != (said.task or known["task"]):
+                    return False
+                tx.execute("UPDATE groups SET size = MAX(size, ?) WHERE id = ?", (said.size, group))
+            elif said.group is not None:
+                group, over = tx.execute(
+                    "INSERT INTO groups (user, task, name, size) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (user, task, name) DO UPDATE SET size = MAX(size, excluded.size) "
+                    "RETURNING id, over",
+                    (user, said.task or "", said.group, said.size),
+                ).fetchone()
+            tx.execute(
+                "UPDATE sessions SET task = COALESCE(task, ?), group_id = ?, "
+                "episode = CASE WHEN episode = 0 AND ? THEN ? ELSE episode END WHERE id = ?",
+                (said.task, group, said.episode, 1 + over, session_id),
+            )
+        return True
 
     def open_sessions(self) -> list[tuple[int, float]]:
         """Sessions that are not closed, and when they were last heard of, the longest ago first."""
@@ -208,8 +256,6 @@ class TurnTable:
             **{"response_id": turn.response_id, "lost": turn.lost, "misfit": turn.misfit},
             **{"request_text": turn.request_text, "reply_text": turn.reply_text},
             "hint_at": turn.hint_at,
-            "untrained_because": turn.untrained_because,
-            "settled": turn.untrained_because is not None,
             "prompt_tokens": len(turn.prompt),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
@@ -224,6 +270,8 @@ class TurnTable:
             "topk_logprobs": pack_float_rows(kept.topk_logprobs),
         }
         with self._db.transaction() as tx:
+            because = turn.untrained_because or _over(tx, turn)
+            values |= {"untrained_because": because, "settled": because is not None}
             values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
             turn_id = int(tx.execute(_INSERT, values).lastrowid or 0)
             if bill is not None:
@@ -266,7 +314,11 @@ class TurnTable:
         return cursor.rowcount == 1
 
     def get(self, turn_id: int) -> Turn:
-        row = self._db.row("SELECT * FROM turns WHERE id = ?", turn_id)
+        row = self._db.row(
+            "SELECT turns.*, episode FROM turns JOIN sessions ON sessions.id = session_id "
+            "WHERE turns.id = ?",
+            turn_id,
+        )
         if row is None:
             raise KeyError(turn_id)
         return _turn(row, load(self._db, row))
@@ -276,13 +328,11 @@ class TurnTable:
         return NextState(role=row["role"], text=row["text"]) if row else None
 
     def judgeable(self) -> list[int]:
-        """Turns with a next state, or judged without one, that are neither samples nor refused yet,
-        oldest first."""
+        """Turns with a next state, or judged without one, or ended by the outcome of their episode,
+        that are neither samples nor refused yet, oldest first."""
         rows = self._db.rows(
             # From the open turns to their next states, of which there are far more.
-            "SELECT id FROM turns WHERE settled = 0 AND ("
-            "EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
-            "OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)) ORDER BY id"
+            f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
         )
         return [row["id"] for row in rows]
 
@@ -299,10 +349,22 @@ class TurnTable:
             )
 
 
+def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
+    """Why a turn of this session is not trained any more; None: it may be."""
+    if turn.kind is Kind.SIDE:
+        return None
+    late = tx.execute(
+        f"SELECT 1 FROM sessions WHERE id = ? AND (episode = 2 OR (episode = 1 AND ({OUTCOME}) "
+        "IS NOT NULL))",
+        (turn.session_id,),
+    ).fetchone()
+    return OVER if late else None
+
+
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """A turn whose verdict is another one now goes its way to a sample again: one that is queued
-    gives way to it."""
-    queued = "SELECT id FROM samples WHERE turn_id = ? AND state = 'queued'"
+    """A turn whose verdict is another one now goes its way to a sample again: one that waits gives
+    way to it."""
+    queued = "SELECT id FROM samples WHERE turn_id = ? AND state IN ('queued', 'held')"
     tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
     tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
     tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
@@ -325,6 +387,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
         hint_at=row["hint_at"],
         request_text=row["request_text"],
         reply_text=row["reply_text"],
+        episode=row["episode"] > 0,
     )
 
 

@@ -62,11 +62,11 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     """Take samples out of the queue whose version was left behind by a rollback; how many."""
     sampled_by = tx.execute(
         "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state = 'queued'"
+        "WHERE state IN ('queued', 'held')"
     ).fetchall()
     return sum(
         tx.execute(
-            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
+            "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND EXISTS "
             "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
             (version,),
         ).rowcount
@@ -330,6 +330,7 @@ def _hear(tx: sqlite3.Connection) -> None:
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
+        "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()
     for (turn_id,) in found:

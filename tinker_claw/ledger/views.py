@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tinker_claw.ledger.codec import load
 from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import DEMONSTRATION, completion_of
+from tinker_claw.ledger.turns import DEMONSTRATION, OUTCOME, completion_of
 from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
 
@@ -24,7 +24,11 @@ Record = dict[str, Any]
 # One turn, with all that became of it
 
 _TURN = f"""
-SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 1 AS private,
+SELECT turns.id, turns.session_id, sessions.key AS session_key, sessions.user,
+  private = 1 AS private, episode, sessions.task, groups.name AS "group", size AS group_size,
+  ({OUTCOME}) AS session_outcome, (SELECT COUNT(*) FROM sessions AS mate
+    WHERE mate.group_id = groups.id AND EXISTS (SELECT 1 FROM feedback
+      WHERE feedback.session_id = mate.id AND final = 1)) AS group_done,
   closed_at IS NOT NULL AS session_closed, turns.idx AS "index", turns.kind, turns.kind_reason,
   turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
   turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
@@ -38,7 +42,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
   (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
   CASE WHEN turns.settled = 0 AND value = -1 THEN ({DEMONSTRATION}) END IS NOT NULL AS demonstrated,
-  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward,
+  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward, expired_because,
   hint IS NOT NULL AS hinted, samples.step_id, steps.version AS step_version, steps.finished_at,
   (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
   CASE state WHEN 'queued' THEN (SELECT COUNT(*) FROM samples AS older
@@ -48,6 +52,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
     WHERE sample_id = samples.id ORDER BY begun.id)) AS begun
 FROM turns JOIN sessions ON sessions.id = turns.session_id
   JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN groups ON groups.id = sessions.group_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
@@ -77,8 +82,11 @@ class SampleView:
     id: int
     created_at: float
     state: str
-    """queued, trained, expired or quarantined"""
-    reward: Vote | None
+    """held, queued, trained, expired or quarantined"""
+    expired_because: str | None
+    """None: of its age, or it has not expired."""
+    reward: float | None
+    """Of an episode's step with its outcome, once that is there."""
     hinted: bool
     step: int | None
     """That trained it."""
@@ -117,6 +125,15 @@ class TurnView:
     private: bool
     """Nothing of its session is kept just now."""
     session_closed: bool
+    episode: int
+    """1: its outcome is to come, or that of its group; 2: it is over; 0: the session is none."""
+    task: str | None
+    group: str | None
+    group_size: int | None
+    group_done: int
+    """Episodes of the group that have their outcome."""
+    session_outcome: float | None
+    """None: nobody has said how it ended."""
     index: int
     kind: Kind
     kind_reason: str
@@ -216,6 +233,7 @@ def _sample(row: Record, line: Line) -> SampleView:
         id=row["sample_id"],
         created_at=row["sampled_at"],
         state=row["state"],
+        expired_because=row["expired_because"],
         reward=row["reward"],
         hinted=bool(row["hinted"]),
         step=row["step_id"],
@@ -322,6 +340,7 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
     record: Record = {
         **{"id": turn.id, "session": turn.session_id, "session_key": turn.session_key},
         **{"user": turn.user, "index": turn.index, "kind": turn.kind, "call": turn.call},
+        **{"task": turn.task, "group": turn.group, "session_outcome": turn.session_outcome},
         **{"policy_version": turn.policy_version, "created_at": turn.created_at},
         **{"request": known.request_text, "reply": known.reply_text},
         "next_state": _state(known.next_state),
@@ -364,16 +383,18 @@ class Filter:
 
 
 _OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
+_ATTEMPT = 'sessions.task, groups.name AS "group"'
 _HINTS = "(SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints"
 _FEEDBACK = (
-    "feedback.created_at, feedback.score, feedback.source, final, task, task_group AS 'group', "
-    "unused"
+    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
+    'task_group AS "group", unused'
 )
 _FIELDS: Mapping[Table, str] = {
-    "turns": 'turns.id, session_id AS session, user, idx AS "index", turns.kind, '
+    "turns": 'turns.id, session_id AS session, sessions.user, idx AS "index", '
+    f"{_ATTEMPT}, turns.kind, "
     "kind_reason AS reason, call, policy_version, fallback, misfit, prompt_tokens, "
     "completion_tokens, turns.created_at, role AS next_role, "
-    f"verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by, "
+    "verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by, "
     f"{_HINTS}, state AS sample, "
     "CASE state WHEN 'trained' THEN step_id END AS trained_in_step, untrained_because",
     "verdicts": f"{_OF_TURN}, verdicts.created_at, value AS verdict, "
@@ -382,7 +403,7 @@ _FIELDS: Mapping[Table, str] = {
     f"AND about = 'verdict' ORDER BY n)) AS votes, {_HINTS}",
     "feedback": f"feedback.id, {_OF_TURN}, {_FEEDBACK}",
     "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, "
-    "hint IS NOT NULL AS hinted, step_id AS step",
+    f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
     "metrics, error, outage",
@@ -400,10 +421,16 @@ _READ_AS: Mapping[str, Callable[[Any], Any]] = {
 """Fields that SQLite knows only as numbers and texts."""
 _TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
+    "LEFT JOIN groups ON groups.id = group_id "
     "LEFT JOIN next_states ON next_states.turn_id = turns.id "
     "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
     "LEFT JOIN samples ON samples.turn_id = turns.id"
 )
+_FROM: Mapping[Table, str] = {
+    "steps": "steps",
+    "versions": "versions",
+    "feedback": f"{_TURNS} JOIN feedback ON feedback.turn_id = turns.id",
+}
 _ORDER: Mapping[Table, str] = {
     "turns": "turns.id DESC",
     "verdicts": "verdicts.created_at DESC, verdicts.turn_id DESC",
@@ -417,11 +444,9 @@ _ORDER: Mapping[Table, str] = {
 def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
     """The newest `limit` rows that are wanted, oldest first."""
     where, values = _where(table, wanted)
-    source = table if table in ("steps", "versions") else _TURNS
-    if table == "feedback":
-        source = f"{_TURNS} JOIN feedback ON feedback.turn_id = turns.id"
     found = rows.rows(
-        f"SELECT {_FIELDS[table]} FROM {source} {where} ORDER BY {_ORDER[table]} LIMIT ?",
+        f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, _TURNS)} "
+        f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
         *(*values, -1 if limit is None else limit),
     )
     names = found[0].keys() if found else []
