@@ -17,9 +17,7 @@ from tinker_claw.errors import AlignmentError, JudgeError, OutageError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
-    MAX_CHARS,
     choose_hints,
-    hint_messages,
     majority,
     parse_hint,
     parse_vote,
@@ -99,23 +97,6 @@ def test_hints_are_distinct_and_shortest_first() -> None:
         "use short sentences, please",
     )
     assert choose_hints(answers, 1) == ("no lists at all",)
-
-
-def test_prompt_holds_request_reply_and_next_state_with_its_role() -> None:
-    for messages in (
-        verdict_messages("ask", "reply", NextState("tool", "exit 1")),
-        hint_messages("ask", "reply", NextState("tool", "exit 1")),
-    ):
-        text = messages[-1]["content"]
-        assert "ask" in text
-        assert "reply" in text
-        assert '<next_state from="tool">\nexit 1\n</next_state>' in text
-
-
-def test_long_parts_are_shortened_in_the_middle_and_say_so() -> None:
-    text = verdict_messages("x" * (MAX_CHARS + 500), "r", STATE)[-1]["content"]
-    assert "500 characters left out" in text
-    assert len(text) < MAX_CHARS + 500
 
 
 def completion(*texts: str) -> httpx.Response:
