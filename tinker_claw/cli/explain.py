@@ -137,7 +137,14 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         if turn.verdict is None
         else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
     )
-    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
+    judge = "fallback judge" if known.by_second else "judge"
+    yield (
+        f"The {judge} voted {cast_votes}: {meaning}." if cast_votes else f"The {judge}: {meaning}."
+    )
+    if known.asked:
+        yield f"It was asked with prompts {known.asked}."
+    if known.audit is not None:
+        yield f"The auditor's verdict is {vote(known.audit)}."
     method = METHODS.get(run.names.get("method", ""))
     if not known.hints and (method is None or Signal.HINT in method.needs):
         yield "The judge found no hint in it."

@@ -125,15 +125,18 @@ class Prompts:
         return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:12]
 
 
+INCLUDED: Final = Prompts()
+
+
 def verdict_messages(
-    request: str, reply: str, state: NextState, prompts: Prompts = Prompts()
+    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
 ) -> list[Message]:
     """The prompt for one verdict vote."""
     return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state)
 
 
 def hint_messages(
-    request: str, reply: str, state: NextState, prompts: Prompts = Prompts()
+    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
 ) -> list[Message]:
     """The prompt for one hint vote."""
     return _messages(prompts.hint, _HINT_FORM, request, reply, state)

@@ -83,7 +83,7 @@ CREATE TABLE next_states (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'; 'in vain': a try that came to nothing
+  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a try that came to nothing
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
@@ -93,7 +93,10 @@ CREATE TABLE votes (
 CREATE TABLE verdicts (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   value      INTEGER,                    -- NULL: no valid vote, hence no verdict
-  created_at REAL NOT NULL
+  created_at REAL NOT NULL,
+  prompt     TEXT,                       -- version of what the judge was asked; NULL: no judge was
+  by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
+  audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
 ) STRICT;
 
 CREATE TABLE hints (

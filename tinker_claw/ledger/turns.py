@@ -353,10 +353,20 @@ class JudgementTable:
         verdict_ballots: Sequence[Ballot],
         hint_ballots: Sequence[Ballot],
         hints: Sequence[str],
+        prompt: str | None = None,
+        by_second: bool = False,
+        audit: Vote | None = None,
+        audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that the judge said of one turn, together."""
+        """Write everything that was said of one turn, together.
+
+        Args:
+            prompt: version of what the judge was asked; None: no judge was.
+            audit: the auditor's verdict.
+        """
+        by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
-            for about, ballots in (("verdict", verdict_ballots), ("hint", hint_ballots)):
+            for about, ballots in by_question.items():
                 tx.executemany(
                     "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
                     [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
@@ -366,8 +376,9 @@ class JudgementTable:
                 [(turn_id, rank, text) for rank, text in enumerate(hints)],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at) VALUES (?, ?, ?)",
-                (turn_id, value, time.time()),
+                "INSERT INTO verdicts (turn_id, value, created_at, prompt, by_second, audit) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (turn_id, value, time.time(), prompt, by_second, audit),
             )
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:

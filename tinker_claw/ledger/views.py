@@ -220,6 +220,12 @@ class Contents:
     next_state: NextState | None
     answers: tuple[Record, ...]
     """Of the judge: `about`, `value` and `answer` of each."""
+    asked: str | None
+    """Version of what the judge was asked; None: it was not judged, or by no judge."""
+    by_second: bool
+    """The fallback judged it."""
+    audit: Vote | None
+    """The auditor's verdict; None: it gave none, or was not asked."""
     hints: tuple[str, ...]
     hint: str | None
     """That the teacher was told."""
@@ -232,8 +238,10 @@ class Contents:
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap "
+        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap, "
+        "verdicts.prompt AS asked, by_second, audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
+        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
         turn_id,
     )
@@ -251,6 +259,9 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         trace=row["trace"],
         next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
         answers=tuple(dict(answer) for answer in answers),
+        asked=row["asked"],
+        by_second=bool(row["by_second"]),
+        audit=row["audit"],
         hints=tuple(hint["text"] for hint in hints),
         hint=row["hint"],
         overlap=row["overlap"],
@@ -492,7 +503,10 @@ def _full_turn(turn: TurnView, known: Contents, prompt: Sequence[int]) -> Record
 def _said(known: Contents) -> Record:
     """What came next, and what was made of it."""
     answers, hints = list(known.answers), list(known.hints)
-    return {"next_state": _state(known.next_state), "answers": answers, "hint_texts": hints}
+    return {
+        **{"next_state": _state(known.next_state), "answers": answers, "hint_texts": hints},
+        **{"judge_prompt": known.asked, "by_second": known.by_second, "audit": known.audit},
+    }
 
 
 def _full_sample(known: Contents) -> Record:
