@@ -186,7 +186,7 @@ class ScriptedJudge:
         if found is None:
             raise ValueError("this judge answers judge prompts only")
         (role, came_next), case = found, str(known[-1]["content"])
-        before = re.sub(r"<<[0-9a-f]{16} [^\n]*>>", "", case[: case.index(" next state, ")])
+        before = re.sub(r"<<[0-9a-f]{16}(?: [^\n]*>>)?", "", case[: case.index(" next state, ")])
         chance = zlib.crc32(f"{before}{came_next}".encode(errors="replace"))
         about_hint = "[HINT]" in str(known[0]["content"])
         for at in range(n):
