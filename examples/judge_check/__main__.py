@@ -4,8 +4,8 @@
     python -m examples.judge_check --config mine.toml          the judge of a settings file
     python -m examples.judge_check                             the scripted one, by rules
 
-Takes the settings of `run.py` that describe a judge: --prm-m, --judge-prompts, headers and keys of a
-settings file. A real judge is asked about 350 questions; a service bills them.
+Takes the settings of `run.py` that describe a judge: --prm-m, --judge-prompts, headers and keys of
+a settings file. A real judge is asked some 530 questions, of 3 votes each; a service bills them.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ async def _run(settings: JudgeSettings, *, show: bool, at_once: int) -> None:
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
     cases, injections = read_cases(), read_injections()
     async with AsyncExitStack() as stack:
-        url, scripted = settings.judge_url, None
+        url = settings.judge_url
         if url is None:
-            scripted = ScriptedJudge()
-            url = await stack.enter_async_context(in_background(scripted.app()))
+            url = await stack.enter_async_context(in_background(ScriptedJudge().app()))
             print("No --judge-url: the scripted judge answers, by word lists.")
         endpoint = await stack.enter_async_context(HttpEndpoint(url, settings))
         judge = Judge(endpoint, settings, hint_candidates=1, prompts=prompts)
         print(f"{len(cases)} cases, {settings.prm_m} votes, prompts {prompts.version}\n")
-        if scripted is not None:
-            ratings, hints, judged = await as_meant(scripted, judge, cases)
-            print(*ratings.lines(), "", *hints.lines(), "", sep="\n")
+        if settings.judge_url is None:
+            reading = await as_meant(settings, prompts, cases)
+            print(*reading.ratings.lines(), "", *reading.hints.lines(), "", sep="\n")
+            judged = reading.judged
         else:
             judged = await judge_all(judge, cases, at_once, _dot)
-            print()
+            print("\n")
         print(*against_labels(cases, judged).lines(), "", sep="\n")
         if show:
             for case, judgement in zip(cases, judged, strict=True):

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from examples.judge_check.cases import Case, Injection
-from examples.judge_check.scripted import ScriptedJudge
+from examples.judge_check.scripted import Said, ScriptedJudge
+from tinker_claw.app.server import in_background
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge, Judgement
-from tinker_claw.judge.prompts import parse_hint
+from tinker_claw.judge.prompts import Prompts, parse_hint
 from tinker_claw.types import Vote
 
 VOTES: Final[tuple[Vote | None, ...]] = (-1, 0, 1, None)
@@ -82,30 +85,43 @@ def against_labels(cases: Sequence[Case], judged: Sequence[Judgement]) -> Confus
     return table
 
 
-async def as_meant(
-    scripted: ScriptedJudge, judge: Judge, cases: Sequence[Case]
-) -> tuple[Confusion, Confusion, list[Judgement]]:
-    """Ratings of all answers as the endpoint meant them and as they were read; and of those about
-    hints whether the words are the ones that were meant, +1 where there are any."""
-    ratings, hints = Confusion("meant \\ read"), Confusion("hint meant \\ read")
-    judged = list[Judgement]()
-    for case in cases:
-        scripted.said.clear()
-        (judgement,) = await judge_all(judge, [case])
-        judged.append(judgement)
-        for about, votes in (
-            ("verdict", judgement.verdict.votes),
-            ("hint", judgement.hint_votes),
-        ):
-            said = [one for one in scripted.said if one.about == about]
-            for meant, read in zip(said, votes, strict=True):
-                ratings.add(meant.meant, read)
-            if about == "hint":
-                for meant, answer in zip(said, judgement.hint_answers, strict=True):
-                    read = parse_hint(answer)
-                    same = 1 if read == meant.hint else -1
-                    hints.add(1 if meant.hint else 0, same if read else 0)
-    return ratings, hints, judged
+@dataclass
+class Reading:
+    """What the scripted judge meant, and what was made of it."""
+
+    ratings: Confusion = field(default_factory=lambda: Confusion("meant \\ read"))
+    hints: Confusion = field(default_factory=lambda: Confusion("hint meant \\ read"))
+    """+1: the words that were meant; −1: others; 0: no hint."""
+    judged: list[Judgement] = field(default_factory=list[Judgement])
+    """Of each case, as the judge that takes a schema said it."""
+
+
+async def as_meant(settings: JudgeSettings, prompts: Prompts, cases: Sequence[Case]) -> Reading:
+    """All cases judged by the scripted judge over HTTP, with and without answers by a schema."""
+    reading = Reading()
+    for takes_json in (False, True):
+        scripted = ScriptedJudge(takes_json)
+        async with in_background(scripted.app()) as url, HttpEndpoint(url, settings) as endpoint:
+            judge = Judge(endpoint, settings, hint_candidates=1, prompts=prompts)
+            reading.judged.clear()
+            for case in cases:
+                scripted.said.clear()
+                reading.judged += await judge_all(judge, [case])
+                _compare(scripted.said, reading.judged[-1], reading)
+    return reading
+
+
+def _compare(said: Sequence[Said], judgement: Judgement, reading: Reading) -> None:
+    verdicts = [one for one in said if one.about == "verdict"]
+    hints = [one for one in said if one.about == "hint"]
+    for meant, read in zip(verdicts, judgement.verdict.votes, strict=True):
+        reading.ratings.add(meant.meant, read)
+    answers = zip(hints, judgement.hint_votes, judgement.hint_answers, strict=True)
+    for meant, read, answer in answers:
+        reading.ratings.add(meant.meant, read)
+        hint = parse_hint(answer)
+        same = 1 if hint == meant.hint else -1
+        reading.hints.add(1 if meant.hint else 0, same if hint else 0)
 
 
 @dataclass(frozen=True, slots=True)

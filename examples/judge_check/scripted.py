@@ -207,7 +207,7 @@ class ScriptedJudge:
         app = FastAPI(title="scripted judge")
 
         @app.post("/v1/chat/completions")
-        def chat(body: dict[str, Any]) -> Any:  # pyright: ignore[reportUnusedFunction]
+        async def chat(body: dict[str, Any]) -> Any:  # pyright: ignore[reportUnusedFunction]
             by_schema = "response_format" in body
             if by_schema and not self.takes_json:
                 self.refused += 1
