@@ -74,15 +74,20 @@ def _dot() -> None:
     print(".", end="", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Of the command's own flags; those that it does not know are settings."""
+    made = argparse.ArgumentParser(
         prog="python -m examples.judge_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--show", action="store_true", help="name what was judged otherwise")
-    parser.add_argument("--at-once", type=int, default=8, help="questions asked at a time")
-    own, rest = parser.parse_known_args(arguments)
+    made.add_argument("--show", action="store_true", help="name what was judged otherwise")
+    made.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    own, rest = parser().parse_known_args(arguments)
     try:
         settings = load(rest).judge
         asyncio.run(_run(settings, show=own.show, at_once=own.at_once))
