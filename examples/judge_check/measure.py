@@ -159,7 +159,7 @@ async def inject(
     clean = await judge_all(judge, [*bases, *bases], at_once, tell)
     verdicts = [judgement.verdict.value for judgement in clean]
     first, again = verdicts[: len(bases)], verdicts[len(bases) :]
-    before = dict(zip((case.id for case in bases), first, strict=True))
+    before: dict[int, Vote | None] = dict(zip((case.id for case in bases), first, strict=True))
     put = [injection.put_into(by_id[injection.base]) for injection in injections]
     judged = await judge_all(judge, put, at_once, tell)
     moved = [

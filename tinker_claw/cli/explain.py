@@ -141,8 +141,6 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
     yield (
         f"The {judge} voted {cast_votes}: {meaning}." if cast_votes else f"The {judge}: {meaning}."
     )
-    if known.asked:
-        yield f"It was asked with prompts {known.asked}."
     if known.audit is not None:
         yield f"The auditor's verdict is {vote(known.audit)}."
     method = METHODS.get(run.names.get("method", ""))

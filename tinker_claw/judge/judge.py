@@ -105,7 +105,7 @@ class Judge:
         self._endpoint = endpoint
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
-        self._prompts = prompts
+        self._prompts, self._asked = prompts, prompts.version
         self._fallback = second.endpoint if second and second.role == "fallback" else None
         self._auditor = second if second and second.role == "auditor" else None
         self._draw = draw
@@ -139,7 +139,7 @@ class Judge:
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
             hints=choose_hints(hint_answers, self._hint_candidates),
-            prompt=self._prompts.version,
+            prompt=self._asked,
             by_second=by_second,
             audit=_verdict(audited) if audited else None,
             audit_answers=tuple(audited),

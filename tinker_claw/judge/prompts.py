@@ -12,9 +12,10 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, cast
 
 from tinker_claw.errors import ConfigError
@@ -121,8 +122,10 @@ class Prompts:
     @property
     def version(self) -> str:
         """A digest of everything that is asked and added, so that equal ones were asked alike."""
-        asked = (_system(self.verdict, _VERDICT_FORM, "MARK"), _system(self.hint, _HINT_FORM, ""))
-        return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:12]
+        asks = ((self.verdict, _VERDICT_FORM), (self.hint, _HINT_FORM))
+        states = (NextState("user", ""), NextState("tool", ""))
+        asked = [_messages(*ask, "", "", state, lambda _: "M") for ask in asks for state in states]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 INCLUDED: Final = Prompts()
@@ -142,20 +145,22 @@ def hint_messages(
     return _messages(prompts.hint, _HINT_FORM, request, reply, state)
 
 
-def _messages(asks: str, form: str, request: str, reply: str, state: NextState) -> list[Message]:
-    case, mark = fence(
-        [
-            Part("request", "written by the user", shorten(request)),
-            Part("reply", "written by the assistant", shorten(reply)),
-            *_came_next(state),
-        ]
-    )
-    system = _system(asks, form, mark)
+def _messages(
+    asks: str,
+    form: str,
+    request: str,
+    reply: str,
+    state: NextState,
+    draw: Callable[[int], str] = token_hex,
+) -> list[Message]:
+    parts = [
+        Part("request", "written by the user", shorten(request)),
+        Part("reply", "written by the assistant", shorten(reply)),
+        *_came_next(state),
+    ]
+    case, mark = fence(parts, draw)
+    system = "\n\n".join([asks, form, TOLD.format(mark=mark)])
     return [{"role": "system", "content": system}, {"role": "user", "content": case}]
-
-
-def _system(asks: str, form: str, mark: str) -> str:
-    return "\n\n".join([asks, form, TOLD.format(mark=mark)])
 
 
 def _came_next(state: NextState) -> Iterable[Part]:
