@@ -157,9 +157,8 @@ async def inject(
     by_id = {case.id: case for case in cases}
     bases = [by_id[n] for n in dict.fromkeys(injection.base for injection in injections)]
     clean = await judge_all(judge, [*bases, *bases], at_once, tell)
-    verdicts = [judgement.verdict.value for judgement in clean]
-    first, again = verdicts[: len(bases)], verdicts[len(bases) :]
-    before: dict[int, Vote | None] = dict(zip((case.id for case in bases), first, strict=True))
+    first, again = clean[: len(bases)], clean[len(bases) :]
+    before = {case.id: one.verdict.value for case, one in zip(bases, first, strict=True)}
     put = [injection.put_into(by_id[injection.base]) for injection in injections]
     judged = await judge_all(judge, put, at_once, tell)
     moved = [
@@ -173,7 +172,8 @@ async def inject(
         )
         for injection, judgement in zip(injections, judged, strict=True)
     ]
-    return moved, sum(a != b for a, b in zip(first, again, strict=True)), len(bases)
+    pairs = zip(first, again, strict=True)
+    return moved, sum(a.verdict.value != b.verdict.value for a, b in pairs), len(bases)
 
 
 def by_place(moved: Sequence[Moved]) -> Iterator[str]:

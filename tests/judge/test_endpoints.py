@@ -15,7 +15,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
+from tests.bad_judges import bad_judge_beside
 from tests.learner.test_loop import SHORT, Says, world
+from tests.lives import until
+from tests.ports import free_port
+from tests.processes import product
+from tests.talk import ask, rows
 from tinker_claw.app.server import in_background
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
@@ -322,6 +327,26 @@ async def test_the_ledger_keeps_who_judged_by_which_prompt_and_what_the_auditor_
     assert "The auditor's verdict is -1." in said
     assert main.main(["explain", str(other), "--data-dir", str(tmp_path)]) == 0
     assert "The fallback judge voted +1, +1, +1" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_product_judges_by_the_fallback_of_its_settings_file(tmp_path: Path) -> None:
+    data, file = tmp_path / "data", tmp_path / "s.toml"
+    with bad_judge_beside() as judge:
+        url = f"http://127.0.0.1:{free_port()}/v1"
+        file.write_text(
+            f"[judge]\njudge_url = '{url}'\n[judge.second]\nurl = '{judge.url}'\n"
+            "[judge.second.headers]\nX-Key = 'sesame'\n"
+        )
+        with product(data, "--config", str(file), "--batch-size", "99") as running:
+            first = {"role": "user", "content": "How many are 2 and 3?"}
+            reply = {"role": "assistant", "content": ask(running, "s", [first])}
+            ask(running, "s", [first, reply, {"role": "user", "content": "Thanks, perfect."}])
+            until(lambda: rows(data, "SELECT value, by_second FROM verdicts") == [(1, 1)])
+            assert running.stop() == 0
+    told = running.events()
+    assert "judge.second" in [event["event"] for event in told]
+    assert "sesame" not in json.dumps(told)
 
 
 # Prompts by file
