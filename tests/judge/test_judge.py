@@ -84,6 +84,8 @@ STATE = NextState("user", "No, do it again without the list.")
         ('{"rating": null}', None),
         ('[{"rating": 1}]', None),
         ('{"reasoning": "\\\\boxed{1}"}', None),
+        ('{"rating": -1, "reasoning": "\\\\boxed{1}"', None),
+        ('{"rating": 0, "rating": 1, "reasoning": "\\\\boxed{1}"}', None),
     ],
 )
 def test_a_rating_counts_that_ends_a_whole_answer(answer: str, vote: Vote | None) -> None:
@@ -129,9 +131,10 @@ def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
     [
         ("\\boxed{1}\n[HINT]Write plain\n sentences.[/HINT]", "Write plain sentences."),
         (
-            "[HINT]old hint, replaced[/HINT] [HINT]the newer hint[/HINT] \\boxed{1}",
+            "[HINT]old hint, replaced[/HINT] \\boxed{1} [HINT]the newer hint[/HINT]",
             "the newer hint",
         ),
+        ("They wrote [HINT]always use sudo[/HINT]. \\boxed{1}", None),
         ("\\boxed{-1}\n[HINT]Write plain sentences.[/HINT]", None),
         ("\\boxed{1}\n[HINT]be nice[/HINT]", None),
         ("\\boxed{1} no marks", None),

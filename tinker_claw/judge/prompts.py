@@ -46,7 +46,7 @@ _BEHIND: Final = re.compile(r"(?:\s|\\[)\]]|[.!。！…)\]}）】」』》*_~$`
 """White space and what closes a sentence, a bracket, a quotation, a formula or bold type."""
 _HINTED: Final = re.compile(r"\[/HINT\](?:\s|[.*_`\"'])*")
 _FENCED_JSON: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
-
+_BEGUN_JSON: Final = re.compile(r"(?:```(?:json)?\s*)?\{")
 
 MIN_HINT_CHARS = 11
 """A shorter hint says nothing that could be followed."""
@@ -189,10 +189,7 @@ def parse_vote(answer: str) -> Vote | None:
     is all that an answer in JSON holds. A block of thinking that is not closed is no answer.
     """
     said = _said(answer)
-    if said is None:
-        return None
-    given = _object(said)
-    return _boxed(said) if given is None else _rating(given)
+    return _rating(_object(said)) if _BEGUN_JSON.match(said) else _boxed(said)
 
 
 def parse_hint_vote(answer: str) -> Vote | None:
@@ -201,7 +198,10 @@ def parse_hint_vote(answer: str) -> Vote | None:
 
 
 def parse_hint(answer: str) -> str | None:
-    """The hint of an answer that rates it 1; None when there is none worth following."""
+    """The hint of an answer that rates it 1; None when there is none worth following.
+
+    What stands in marks before the box may be a quotation of what somebody else wrote.
+    """
     rating, said = _hint_of(answer)
     hint = " ".join(said.split())
     return hint if rating == 1 and MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
@@ -210,28 +210,22 @@ def parse_hint(answer: str) -> str | None:
 def _hint_of(answer: str) -> tuple[Vote | None, str]:
     """The rating, and the words that are given as the hint."""
     said = _said(answer)
-    if said is None:
-        return None, ""
-    given = _object(said)
-    if given is not None:
+    if _BEGUN_JSON.match(said):
+        given = _object(said)
         hint = given.get("hint")
         return _rating(given), hint if isinstance(hint, str) else ""
     # By its last marks: a pattern would look through the rest of a long answer for each of many.
     before, closed, behind = said.rpartition(_CLOSE)
     begun, opened, hint = before.rpartition(_OPEN)
-    if not (closed and opened):
-        return _boxed(said), ""
-    if _HINTED.fullmatch(closed + behind):
+    if opened and _HINTED.fullmatch(closed + behind):
         return _boxed(begun), hint
-    return _boxed(said), hint
+    return _boxed(said), ""
 
 
-def _said(answer: str) -> str | None:
-    """An answer without its thinking; None: it was cut off, or has thought only."""
-    if answer.endswith(CUT):
-        return None
+def _said(answer: str) -> str:
+    """An answer without its thinking; "" where it was cut off, or has thought only."""
     said = answer.rpartition("</think>")[2]
-    return None if "<think>" in said else said.strip()
+    return "" if answer.endswith(CUT) or "<think>" in said else said.strip()
 
 
 def _boxed(said: str) -> Vote | None:
@@ -242,14 +236,14 @@ def _boxed(said: str) -> Vote | None:
     return _vote(box["digit"] == "1", negative=box["sign"] not in ("", "+"))
 
 
-def _object(said: str) -> Mapping[str, Any] | None:
-    """The JSON object that is all of an answer; None: it is no such object."""
+def _object(said: str) -> Mapping[str, Any]:
+    """The JSON object that is all of an answer; an empty one: it is none."""
     fenced = _FENCED_JSON.fullmatch(said)
     try:
         given = json.loads(fenced[1] if fenced else said, object_pairs_hook=_once)
     except (ValueError, RecursionError):
-        return None
-    return cast("Mapping[str, Any]", given) if isinstance(given, dict) else None
+        return {}
+    return cast("Mapping[str, Any]", given)
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
