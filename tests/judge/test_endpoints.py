@@ -226,6 +226,17 @@ async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
     assert picky.headers[0]["authorization"] == "Key two"
 
 
+async def test_no_error_shows_a_key_in_an_address() -> None:
+    retries = replace(RETRIES, attempts=1)
+    url = f"http://me:sesame@127.0.0.1:{free_port()}/v1?key=sesame"
+    async with HttpEndpoint(url, JudgeSettings(), retries=retries) as endpoint:
+        with pytest.raises(
+            SilentJudgeError, match=r"http://127.*/v1/chat/completions does"
+        ) as said:
+            await endpoint.answers(ASKED, 1)
+    assert "sesame" not in str(said.value)
+
+
 # A second judge
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,6 +42,8 @@ RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=
 _ENVELOPE_BYTES: Final = 65_536
 _TOKEN_BYTES: Final = 64
 """Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
+_SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
+"""Parts of an address that may hold a key: no error and no event has them."""
 _GZIP_OR_ZLIB: Final = 47
 """zlib's word for either header."""
 
@@ -116,7 +119,8 @@ class HttpEndpoint:
         given = {name: value.get_secret_value() for name, value in settings.headers.items()}
         self._settings = settings
         self._answer_s = answer_s
-        self._style, self._url = style_of(url)
+        self._style, self._asked_at = style_of(url)
+        self._url = _SECRET.sub("", self._asked_at)
         self._dialect = self._style.dialect
         self._client = httpx.AsyncClient(
             transport=transport,
@@ -180,7 +184,7 @@ class HttpEndpoint:
             # httpx's own limits start anew with every piece of an answer.
             async with (
                 asyncio.timeout(self._answer_s),
-                self._client.stream("POST", self._url, json=body) as response,
+                self._client.stream("POST", self._asked_at, json=body) as response,
             ):
                 if response.status_code in (408, 429) or response.status_code >= 500:
                     raise _Again(f"HTTP {response.status_code}")
