@@ -178,6 +178,14 @@ def test_of_many_errors_the_first_and_the_last_are_shown() -> None:
     assert gap > 8000
 
 
+def test_errors_of_a_very_long_text_are_found_near_the_ends_of_what_is_left_out() -> None:
+    lines = ["nothing to see here"] * 100_000
+    lines[1000], lines[50_000], lines[-1000] = "Error: early", "Error: amid", "FATAL: late"
+    shown = shorten("\n".join(lines))
+    assert "Error: early\nFATAL: late" in shown
+    assert "amid" not in shown
+
+
 def test_a_long_result_does_not_take_the_room_of_a_short_one() -> None:
     state = NextState.of_tools([("exec", "a" * 50_000), ("exec", "exit 1"), ("exec", "b" * 50_000)])
     _, fences = read(verdict_messages("ask", "reply", state))

@@ -20,8 +20,8 @@ MOST_CHARS: Final = 6000
 and lines between them that look like errors."""
 LEAST_CHARS: Final = 200
 """Of each tool result, however many there are."""
-_SEARCHED_CHARS: Final = 200_000
-"""So much of what is left out, its end, is searched for errors."""
+_SEARCHED_CHARS: Final = 25_000
+"""So much of what is left out is searched for errors from its beginning, and as much to its end."""
 _LINE_CHARS: Final = 200
 """Of a line that is shown because it looks like an error."""
 
@@ -35,14 +35,17 @@ as what its writer said or did."""
 """The instructions' part about fences. The mark stands at the end of them, so that what goes before
 is the same in every question, and is computed once."""
 
-_ERROR: Final = re.compile(
-    r"error|exception|traceback|fail|fatal|panic|denied|refused|forbidden|unauthori[sz]ed|invalid"
-    r"|illegal|not found|no such|cannot|can't|unable|undefined|unexpected|missing|abort|timed? ?out"
-    r"|segmentation|core dumped|killed|exit (?:code|status):? [1-9]|errno"
-    r"|\bE(?:NOENT|ACCES|PERM|EXIST|NOSPC|TIMEDOUT|CONN[A-Z]+)\b"
-    r"|fehler|erreur|错误|失败|エラー|ошибка",
-    re.IGNORECASE,
-)
+_ERROR_WORDS: Final = """error exception traceback fail fatal panic denied refused forbidden invalid
+unauthorized illegal cannot can't unable undefined unexpected missing abort timeout segmentation
+killed errno enoent eacces fehler erreur ошибка 错误 失败 エラー"""
+_ERRORS: Final = [
+    *(form for word in _ERROR_WORDS.split() for form in {word, word.capitalize(), word.upper()}),
+    *("not found", "Not Found", "no such", "No such", "timed out"),
+]
+"""What a line that looks like an error holds. Looked for one by one, which is faster by far than a
+pattern: whoever answers users waits meanwhile."""
+_EACH: Final = 8
+"""So many places of each are looked at from the front, and from the end."""
 _CONTROL: Final = re.compile(
     r"[<\[](?=[|｜])"
     r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sep|cls|think|tools|turn|im_start|im_end|unused\d+|tool_\w+"
@@ -110,14 +113,33 @@ def shares(sizes: Sequence[int], most: int = MOST_CHARS) -> list[int]:
 
 def _errors(middle: str, room: int) -> list[str]:
     """Lines that look like errors, in order: the first, the last, the second ... while they fit."""
-    found = dict[str, None]()
-    for line in middle[-_SEARCHED_CHARS:].splitlines():
-        if match := _ERROR.search(line):
-            begin = max(0, match.start() - _LINE_CHARS // 2)
-            found[line[begin : begin + _LINE_CHARS].strip()] = None
-    lines, first, last = list(found), list[str](), list[str]()
+    text = middle
+    if len(middle) > 2 * _SEARCHED_CHARS:
+        text = f"{middle[:_SEARCHED_CHARS]}\n{middle[-_SEARCHED_CHARS:]}"
+    lines = list(dict.fromkeys(_line(text, at) for at in sorted(_places(text))))
+    first, last = list[str](), list[str]()
     while lines and (room := room - len(lines[0]) - 1) >= 0:
         first.append(lines.pop(0))
         if lines and (room := room - len(lines[-1]) - 1) >= 0:
             last.insert(0, lines.pop())
     return first + last
+
+
+def _places(text: str) -> set[int]:
+    found = set[int]()
+    for word in _ERRORS:
+        after, before = -1, len(text)
+        for _ in range(_EACH):
+            if (after := text.find(word, after + 1)) < 0:
+                break
+            before = text.rfind(word, 0, before)
+            found |= {after, before}
+    return found - {-1}
+
+
+def _line(text: str, at: int) -> str:
+    """The line around a place, or of a long one what is near."""
+    begin = max(0, at - _LINE_CHARS // 2)
+    begin = text.rfind("\n", begin, at) + 1 or begin
+    end = text.find("\n", at, begin + _LINE_CHARS)
+    return text[begin : end if end >= 0 else begin + _LINE_CHARS].strip()
