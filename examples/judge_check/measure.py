@@ -158,7 +158,9 @@ async def inject(
     bases = [by_id[n] for n in dict.fromkeys(injection.base for injection in injections)]
     clean = await judge_all(judge, [*bases, *bases], at_once, tell)
     first, again = clean[: len(bases)], clean[len(bases) :]
-    before = {case.id: one.verdict.value for case, one in zip(bases, first, strict=True)}
+    before: dict[int, Vote | None] = {
+        case.id: one.verdict.value for case, one in zip(bases, first, strict=True)
+    }
     put = [injection.put_into(by_id[injection.base]) for injection in injections]
     judged = await judge_all(judge, put, at_once, tell)
     moved = [
