@@ -431,6 +431,19 @@ def test_tables_of_the_file_describe_endpoints_and_show_no_secret(
         assert not any(secret in text for secret in ("sesame", "hunter"))
 
 
+def test_the_pages_files_work(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "judges.md").read_text()
+    prompts, settings = (block.split("```")[0] for block in page.split("```toml\n")[1:])
+    file = tmp_path / "prompts.toml"
+    file.write_text(prompts)
+    assert Prompts.read(file).verdict.startswith("Du bewertest")
+    told = loaded(tmp_path, settings.replace("\u2026", "x"))
+    assert told.headers["X-Project"].get_secret_value() == "x"
+    assert told.second is not None
+    assert (told.second.role, told.second.share) == ("auditor", 0.05)
+    assert style_of(told.second.url)[0] is RESPONSES
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
