@@ -9,6 +9,7 @@ M = loss tokens of a datum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -357,6 +358,10 @@ class Delta:
     """Whole: a call is handed out when its closing token has arrived."""
 
 
+_RESULT = re.compile(r"^\[result \d+ of \d+, (.*)\]$", re.MULTILINE)
+"""The line above a tool's result."""
+
+
 @dataclass(frozen=True, slots=True)
 class NextState:
     """What arrived after a turn and judges it."""
@@ -364,6 +369,33 @@ class NextState:
     role: Literal["user", "tool"]
     text: str
     """The user's words, or all tool results in order."""
+
+    @classmethod
+    def of_tools(cls, results: Sequence[tuple[str, str]]) -> NextState:
+        """Results as one text, each (name, text) under a line that says whose it is.
+
+        A line in a result that looks like one of those gets a blank in front.
+        """
+        parts = (
+            f"[result {n} of {len(results)}, {' '.join(name.split())}]\n"
+            + _RESULT.sub(r" \g<0>", text)
+            for n, (name, text) in enumerate(results, 1)
+        )
+        return cls("tool", "\n\n".join(parts))
+
+    @property
+    def results(self) -> tuple[tuple[str, str], ...]:
+        """The tools' (name, text), as `of_tools` has joined them; () for a user's words."""
+        if self.role == "user":
+            return ()
+        heads = list(_RESULT.finditer(self.text))
+        if not heads or heads[0].start() > 0:
+            return (("tool", self.text),)
+        ends = [head.start() - 2 for head in heads[1:]] + [len(self.text)]
+        return tuple(
+            (head[1], self.text[head.end() + 1 : end])
+            for head, end in zip(heads, ends, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

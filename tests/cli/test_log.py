@@ -41,8 +41,9 @@ KEYS = {
 }
 MORE = {
     "turns": "session_key trace stop_reason params cached_tokens request_text reply_text "
-    "next_state feedback answers hint_texts prompt tokens logprobs topk_ids topk_logprobs",
-    "verdicts": "next_state feedback answers hint_texts",
+    "next_state feedback answers hint_texts judge_prompt by_second audit prompt tokens logprobs "
+    "topk_ids topk_logprobs",
+    "verdicts": "next_state feedback answers hint_texts judge_prompt by_second audit",
     "feedback": "text",
     "samples": "hint overlap teacher_logprobs teacher_targets",
     "steps": "taken rule",

@@ -127,13 +127,15 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield from _quote(answer["answer"] or "(an empty answer)", text=text)
     if not turn.judged:
         return
-    meaning = _verdict(turn.verdict)
+    meaning, judge = _verdict(turn.verdict), "fallback judge" if known.by_second else "judge"
     if turn.source == "judge":
-        yield f"The judge{_votes(turn)}: {meaning}."
+        yield f"The {judge}{_votes(turn)}: {meaning}."
     else:
         if turn.votes:
-            yield f"The judge{_votes(turn)}: by them {_verdict(turn.found)}."
+            yield f"The {judge}{_votes(turn)}: by them {_verdict(turn.found)}."
         yield f"What its {turn.source} said of it outranks the judge: {meaning}."
+    if known.audit is not None:
+        yield f"The auditor's verdict is {vote(known.audit)}."
     method = METHODS.get(run.names.get("method", ""))
     asked = turn.source == "judge" or turn.votes
     if asked and not known.hints and (method is None or Signal.HINT in method.needs):

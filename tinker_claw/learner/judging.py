@@ -27,14 +27,13 @@ from tinker_claw.errors import (
     RequestError,
 )
 from tinker_claw.judge.judge import Judge, Judgement
-from tinker_claw.judge.prompts import parse_vote
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.turns import TRIES, Ballot
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, NextState, Turn, Verdict
+from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
@@ -421,9 +420,15 @@ class Judging:
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
-            verdict_ballots=_ballots(judgement.verdict_answers, redact),
-            hint_ballots=_ballots(judgement.hint_answers, redact),
+            verdict_ballots=_ballots(judgement.verdict_answers, verdict.votes, redact),
+            hint_ballots=_ballots(judgement.hint_answers, judgement.hint_votes, redact),
             hints=[redact(hint) for hint in judgement.hints],
+            prompt=judgement.prompt,
+            by_second=judgement.by_second,
+            audit=judgement.audit and judgement.audit.value,
+            audit_ballots=_ballots(
+                judgement.audit_answers, judgement.audit.votes if judgement.audit else (), redact
+            ),
         )
         self._parts.telemetry.verdict(
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
@@ -457,5 +462,10 @@ class _ForgottenError(Exception):
     """There is nothing left to judge."""
 
 
-def _ballots(answers: tuple[str, ...], redact: Callable[[str], str]) -> list[Ballot]:
-    return [Ballot(answer=redact(answer), value=parse_vote(answer)) for answer in answers]
+def _ballots(
+    answers: tuple[str, ...], votes: tuple[Vote | None, ...], redact: Callable[[str], str]
+) -> list[Ballot]:
+    return [
+        Ballot(answer=redact(answer), value=vote)
+        for answer, vote in zip(answers, votes, strict=True)
+    ]

@@ -198,11 +198,8 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % score interval (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
-        p, z2 = self.value, _Z * _Z / self.of
-        middle = (p + z2 / 2) / (1 + z2)
-        half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / self.of + z2 / (4 * self.of))
-        return max(0.0, middle - half), min(1.0, middle + half)
+        """Of 95 %."""
+        return _interval(self.good, self.of)
 
     @property
     def versions(self) -> str:
@@ -244,6 +241,43 @@ class Measure:
     @property
     def record(self) -> Record:
         return {"meaning": self.meaning, "by_versions": [share.record for share in self.shares]}
+
+
+def _interval(good: int, of: int) -> tuple[float, float]:
+    """The 95 % score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
+    if not of:
+        return 0.0, 1.0
+    p, z2 = good / of, _Z * _Z / of
+    middle = (p + z2 / 2) / (1 + z2)
+    half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / of + z2 / (4 * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Judge and auditor on the turns that both gave a verdict of."""
+
+    agreed: int
+    opposed: int
+    """One said +1 and the other -1."""
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of 95 %, of the share in which they agreed; the widest where there is nothing yet."""
+        return _interval(self.agreed, self.of)
+
+
+def agreement(rows: Rows, newest: int | None = None) -> Agreement:
+    """Of so many audited turns, the newest; None: of all."""
+    found = rows.row(
+        "SELECT COUNT(*) AS n, SUM(value = audit) AS agreed, SUM(value * audit = -1) AS opposed "
+        "FROM (SELECT value, audit FROM verdicts WHERE audit IS NOT NULL AND value IS NOT NULL "
+        "ORDER BY turn_id DESC LIMIT ?)",
+        -1 if newest is None else newest,
+    )
+    counted = dict(found) if found else {}
+    return Agreement(counted.get("agreed") or 0, counted.get("opposed") or 0, counted.get("n") or 0)
 
 
 def measures(

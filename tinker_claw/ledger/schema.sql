@@ -101,7 +101,7 @@ CREATE TABLE next_states (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'; 'in vain': a try that came to nothing
+  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a try that came to nothing
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
@@ -114,7 +114,10 @@ CREATE TABLE verdicts (
   created_at REAL NOT NULL,
   source     TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so, whatever the votes are
   score      REAL,                       -- theirs, -1 to 1, of which the value is the sign; NULL: the judge's
-  judged     INTEGER                     -- what the judge's votes came to; NULL also where it was not asked
+  judged     INTEGER,                    -- what the judge's votes came to; NULL also where it was not asked
+  prompt     TEXT,                       -- version of what the judge was asked; NULL: no judge was
+  by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
+  audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
 ) STRICT;
 
 -- What was said of replies and sessions outright, by the user or a program. The newest one counts.

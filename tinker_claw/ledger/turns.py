@@ -431,11 +431,21 @@ class JudgementTable:
         verdict_ballots: Sequence[Ballot],
         hint_ballots: Sequence[Ballot],
         hints: Sequence[str],
+        prompt: str | None = None,
+        by_second: bool = False,
+        audit: Vote | None = None,
+        audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that the judge said of one turn, together; what was said of it outright
-        goes on to count."""
+        """Write everything that was said of one turn, together; what was said of it outright goes on
+        to count.
+
+        Args:
+            prompt: version of what the judge was asked; None: no judge was.
+            audit: the auditor's verdict.
+        """
+        by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
-            for about, ballots in (("verdict", verdict_ballots), ("hint", hint_ballots)):
+            for about, ballots in by_question.items():
                 tx.executemany(
                     "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
                     [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
@@ -446,9 +456,11 @@ class JudgementTable:
                 [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at, judged) VALUES (?1, ?2, ?3, ?2) "
-                "ON CONFLICT (turn_id) DO UPDATE SET judged = excluded.judged",
-                (turn_id, value, time.time()),
+                "INSERT INTO verdicts (turn_id, value, created_at, judged, prompt, by_second, audit) "
+                "VALUES (?1, ?2, ?3, ?2, ?4, ?5, ?6) ON CONFLICT (turn_id) DO UPDATE SET "
+                "judged = excluded.judged, prompt = excluded.prompt, "
+                "by_second = excluded.by_second, audit = excluded.audit",
+                (turn_id, value, time.time(), prompt, by_second, audit),
             )
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:

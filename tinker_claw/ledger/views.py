@@ -263,6 +263,12 @@ class Contents:
     """Of the judge: `about`, `value` and `answer` of each."""
     feedback: tuple[Record, ...]
     """What was said of it outright, or of its session at its end, oldest first."""
+    asked: str | None
+    """Version of what the judge was asked; None: it was not judged, or by no judge."""
+    by_second: bool
+    """The fallback judged it."""
+    audit: Vote | None
+    """The auditor's verdict; None: it gave none, or was not asked."""
     hints: tuple[str, ...]
     hint: str | None
     """That the teacher was told."""
@@ -275,8 +281,10 @@ class Contents:
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap "
+        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap, "
+        "verdicts.prompt AS asked, by_second, audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
+        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
         turn_id,
     )
@@ -298,6 +306,9 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
         answers=tuple(dict(answer) for answer in answers),
         feedback=tuple(dict(said) | {"final": bool(said["final"])} for said in feedback),
+        asked=row["asked"],
+        by_second=bool(row["by_second"]),
+        audit=row["audit"],
         hints=tuple(hint["text"] for hint in hints),
         hint=row["hint"],
         overlap=row["overlap"],
@@ -522,8 +533,11 @@ def _full_turn(turn: TurnView, known: Contents, prompt: Sequence[int]) -> Record
 def _said(known: Contents) -> Record:
     """What came next, and what was made of it."""
     answers, hints = list(known.answers), list(known.hints)
-    said = {"next_state": _state(known.next_state), "feedback": list(known.feedback)}
-    return said | {"answers": answers, "hint_texts": hints}
+    return {
+        **{"next_state": _state(known.next_state), "feedback": list(known.feedback)},
+        **{"answers": answers, "hint_texts": hints},
+        **{"judge_prompt": known.asked, "by_second": known.by_second, "audit": known.audit},
+    }
 
 
 def _full_sample(known: Contents) -> Record:
