@@ -436,8 +436,7 @@ class JudgementTable:
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that was said of one turn, together; what was said of it outright goes on
-        to count.
+        """Write everything that was said of one turn, together. What was said outright still counts.
 
         Args:
             prompt: version of what the judge was asked; None: no judge was.
@@ -456,7 +455,8 @@ class JudgementTable:
                 [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at, judged, prompt, by_second, audit) "
+                "INSERT INTO verdicts "
+                "(turn_id, value, created_at, judged, prompt, by_second, audit) "
                 "VALUES (?1, ?2, ?3, ?2, ?4, ?5, ?6) ON CONFLICT (turn_id) DO UPDATE SET "
                 "judged = excluded.judged, prompt = excluded.prompt, "
                 "by_second = excluded.by_second, audit = excluded.audit",
