@@ -13,6 +13,7 @@ from tinker_claw.judge.prompts import (
     choose_hints,
     hint_messages,
     majority,
+    parse_hint,
     parse_vote,
     verdict_messages,
 )
@@ -54,6 +55,7 @@ class Judge:
         self._endpoint = endpoint
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
+        self._hints_from = settings.hints_from
 
     @property
     def answers(self) -> int:
@@ -61,14 +63,16 @@ class Judge:
         return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
-        """Ask about one turn.
+        """Ask about one turn. What was accepted needs no hint, and what tools return gives none
+        unless the settings say so: whoever can write a web page could write one.
 
         Raises:
             JudgeError: the endpoint failed for good; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
         verdict_prompt = verdict_messages(request, reply, state)
-        hint_prompt = hint_messages(request, reply, state) if self._hint_candidates else None
+        hears = self._hint_candidates and (state.role == "user" or self._hints_from == "any")
+        hint_prompt = hint_messages(request, reply, state) if hears else None
         try:
             async with asyncio.TaskGroup() as group:
                 verdicts = group.create_task(self._ask(verdict_prompt))
@@ -76,11 +80,14 @@ class Judge:
         except ExceptionGroup as failed:
             raise first_cause(failed) from failed
         verdict_answers, hint_answers = verdicts.result(), hints.result()
+        verdict = majority([parse_vote(answer) for answer in verdict_answers])
+        read = sum(parse_vote(answer) is not None for answer in hint_answers)
+        found = [parse_hint(answer) for answer in hint_answers] if verdict.value != 1 else []
         return Judgement(
-            verdict=majority([parse_vote(answer) for answer in verdict_answers]),
+            verdict=verdict,
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
-            hints=choose_hints(hint_answers, self._hint_candidates),
+            hints=choose_hints(found, read, self._hint_candidates),
         )
 
     async def _ask(self, prompt: Sequence[Message] | None) -> list[str]:

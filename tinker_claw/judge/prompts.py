@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tinker_claw.types import Message, NextState, Verdict, Vote
 
@@ -122,7 +122,17 @@ def parse_hint(answer: str) -> str | None:
     return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
 
-def choose_hints(answers: Iterable[str], most: int) -> tuple[str, ...]:
-    """Distinct hints, the shortest first, at most `most` of them."""
-    hints = {hint for answer in answers if (hint := parse_hint(answer))}
-    return tuple(sorted(hints, key=lambda hint: (len(hint), hint))[:most])
+def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
+    """Distinct hints, at most `most`, where a majority of the answers that could be read gave one.
+
+    What most of them said comes first, and of those the shortest: how well a hint teaches is not
+    known before a teacher is asked (methods/teachability.py).
+
+    Args:
+        found: of each answer its hint, or None.
+        read: answers that could be read.
+    """
+    hints = Counter(hint for hint in found if hint is not None)
+    if 2 * hints.total() <= read:
+        return ()
+    return tuple(sorted(hints, key=lambda hint: (-hints[hint], len(hint), hint))[:most])
