@@ -56,8 +56,11 @@ SHORT = Backoff(first_s=0.01, longest_s=0.04)
 class Splicer:
     """The part of a renderer that hints need."""
 
-    def shorten(self, text: str) -> str:
-        return text
+    def shorten(self, text: str, most: int) -> str:
+        return text if len(text) <= most else f"{text[:most]} [...]"
+
+    def hint_tokens(self, hint: str, words: str) -> tuple[int, ...]:
+        return HINT
 
     def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
         return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
@@ -162,6 +165,10 @@ class World:
     async def version(self, number: int) -> None:
         await self.until(lambda: self.policy.current.version.id >= number)
 
+    def untaught(self, turn_id: int) -> str | None:
+        """Why the sample of this turn has no teacher."""
+        return self.ledger.turns._db.one("SELECT untaught FROM samples WHERE turn_id = ?", turn_id)
+
     def why_refused(self, turn_id: int) -> str | None:
         row = self.ledger.turns._db.row(  # there is no reader for it yet
             "SELECT untrained_because FROM turns WHERE id = ?", turn_id
@@ -201,7 +208,7 @@ async def world(
         waits=waits,
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    scorer = HintScorer(parts, Splicer())  # type: ignore[arg-type]
+    scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),
         concurrency=4,
@@ -273,13 +280,18 @@ async def test_sample_without_a_hint_costs_no_teacher_call(tmp_path: Path) -> No
         assert w.ledger.samples.waiting() == 1
 
 
-async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+@pytest.mark.parametrize("method", ["combine", "opd"])
+async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, method: str) -> None:
+    async with world(tmp_path, method=method) as w:
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
         await w.settled()
-        assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
-        assert w.ledger.samples.waiting() == 0
+        why = "the teacher could not score it: scoring fails, as told"
+        assert w.untaught(failed) == (why if method == "combine" else None)
+        assert w.why_refused(failed) == (None if method == "combine" else why)
+        assert [s.reward for s in w.ledger.samples.oldest(9)] == (
+            [-1] if method == "combine" else []
+        )
 
 
 async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -> None:
@@ -290,10 +302,10 @@ async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -
     async with world(tmp_path, trainer=Odd()) as w:
         odd = w.turn("NO, HOW it should be")
         await w.settled()
-        why = w.why_refused(odd)
+        why = w.untaught(odd)
         assert why is not None
         assert why.endswith("a score is not a number")
-        assert w.ledger.samples.waiting() == 0
+        assert [s.teacher for s in w.ledger.samples.oldest(9)] == [None]
 
 
 @pytest.mark.parametrize(("method", "waiting"), [("combine", 1), ("opd", 0)])

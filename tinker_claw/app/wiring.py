@@ -114,7 +114,7 @@ async def wire(
     judging = Judging(
         parts,
         Judge(endpoint, settings.judge, hint_candidates=hints),
-        HintScorer(parts, renderer),
+        HintScorer(parts, renderer, context_tokens=can.context_tokens),
         learner.wake,
         redact=redactor.redact,
     )

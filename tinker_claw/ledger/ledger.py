@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
+from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     begin,
@@ -37,6 +38,7 @@ class Ledger:
             self._take_up()
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
+        self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)

@@ -22,6 +22,9 @@ from tinker_claw.ledger.turns import completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample, Vote
 
+TEACHES_NOTHING = "what its teacher would be told was found to teach nothing"
+"""Stands as the reason why a sample is not taught, or its turn not trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class Queued:
@@ -40,16 +43,26 @@ class SampleTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, turn_id: int, reward: Vote | None, teacher: HintScores | None) -> int:
+    def add(
+        self,
+        turn_id: int,
+        reward: Vote | None,
+        teacher: HintScores | None,
+        untaught: str | None = None,
+    ) -> int:
+        """Queue a sample. `untaught`: why it has no teacher, though there was something to tell."""
         with self._db.transaction() as tx:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
-                "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
-                "overlap, state, created_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
+                "INSERT INTO samples (turn_id, reward, hint, untaught, weight, teacher_logprobs, "
+                "teacher_targets, overlap, state, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
                 (
                     turn_id,
                     reward,
                     teacher.hint if teacher else None,
+                    untaught,
+                    teacher.weight if teacher else None,
                     pack_floats(teacher.logprobs) if teacher else None,
                     pack_float_rows(teacher.targets) if teacher else None,
                     teacher.overlap if teacher else None,
@@ -57,6 +70,30 @@ class SampleTable:
                 ),
             )
         return int(cursor.lastrowid or 0)
+
+    def weigh(self, user: str, weight: float, *, rewards_count: bool) -> None:
+        """What is known by now of how well a user's teacher teaches counts for what is queued, too,
+        unless a step has it in hand. What then carries no signal is no sample any more.
+        """
+        with self._db.transaction() as tx:
+            found = tx.execute(
+                "SELECT samples.id, turn_id, reward FROM samples "
+                "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+                "WHERE state = 'queued' AND user = ? AND teacher_logprobs IS NOT NULL "
+                "AND samples.id NOT IN (SELECT sample_id FROM step_samples JOIN steps "
+                "ON steps.id = step_samples.step_id WHERE status = 'intent')",
+                (user,),
+            ).fetchall()
+            for row in found:
+                if weight or (rewards_count and row["reward"] is not None):
+                    tx.execute("UPDATE samples SET weight = ? WHERE id = ?", (weight, row["id"]))
+                    continue
+                tx.execute("DELETE FROM step_samples WHERE sample_id = ?", (row["id"],))
+                tx.execute("DELETE FROM samples WHERE id = ?", (row["id"],))
+                tx.execute(
+                    "UPDATE turns SET untrained_because = ? WHERE id = ?",
+                    (TEACHES_NOTHING, row["turn_id"]),
+                )
 
     def waiting(self) -> int:
         """How many samples are queued."""
@@ -89,7 +126,7 @@ class SampleTable:
         """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
-            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
+            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, samples.weight, "
             "versions.step AS policy_step, turns.* FROM samples "
             "JOIN turns ON turns.id = samples.turn_id "
             "JOIN versions ON versions.id = turns.policy_version "
@@ -134,4 +171,5 @@ def teacher_of(row: sqlite3.Row) -> HintScores | None:
         logprobs=unpack_floats(row["teacher_logprobs"]),
         targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
         overlap=row["overlap"],
+        weight=row["weight"],
     )

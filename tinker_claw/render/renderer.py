@@ -42,8 +42,6 @@ _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
 _TAILS = 64
 """Ends of prompts of which it is known whether they open thinking."""
-HINT_TOKENS = 1024
-"""Of a text that the teacher is told, at most."""
 _LETTERS = 16
 """Of a token, at most, where a text is bounded before it is encoded."""
 _GAP = " [...] "
@@ -166,7 +164,7 @@ class Renderer:
             previous_prompt, previous_completion, new_messages, tools, hint_message
         )
 
-    def shorten(self, text: str, most: int = HINT_TOKENS) -> str:
+    def shorten(self, text: str, most: int) -> str:
         """The text, or both ends of it where it has more than `most` tokens."""
         half = most // 2
         widest = half * _LETTERS
