@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 from examples.demo.recipe import grammar
-from tests.gateways import OFF
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -133,7 +132,7 @@ class Course:
 
     async def _turn(self, session: int, messages: list[dict[str, Any]]) -> tuple[int, str]:
         policy = self.policy.current
-        prompt = self.renderer.prompt(messages, hint_message=len(messages) - 1, switches=OFF)
+        prompt = self.renderer.prompt(messages, hint_message=len(messages) - 1)
         stops = self.renderer.stop_tokens
         params = SamplingParams(max_tokens=128, stop_tokens=stops, student_topk=self.topk)
         (done,) = await policy.sampler.sample(prompt.tokens, params)
@@ -163,7 +162,7 @@ class Course:
 
         async def reply(at: int) -> tuple[bool, int]:
             asked = [{"role": "user", "content": grammar.first_message(drawn[at])}]
-            prompt = self.renderer.prompt(asked, switches=OFF).tokens
+            prompt = self.renderer.prompt(asked).tokens
             params = SamplingParams(
                 max_tokens=128, stop_tokens=self.renderer.stop_tokens, seed=77 + at
             )

@@ -50,6 +50,7 @@ from tinker_claw.types import (
 
 PROMPT = (1, 2, 3, 4)
 HINT = (90, 91)
+BETTER = (90, 92)
 SHORT = Backoff(first_s=0.01, longest_s=0.04)
 
 
@@ -60,10 +61,10 @@ class Splicer:
         return text if len(text) <= most else f"{text[:most]} [...]"
 
     def hint_tokens(self, hint: str, words: str) -> tuple[int, ...]:
-        return HINT
+        return BETTER if "better" in hint else HINT
 
     def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
-        return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
+        return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
 
 
 @dataclass
@@ -123,6 +124,8 @@ class World:
         session: str | None = None,
         role: Literal["user", "tool"] = "user",
         reply: str = "done",
+        user: str = "me",
+        prompt: tuple[int, ...] = PROMPT,
     ) -> int:
         """A captured main turn whose next state is `said`, of a session of its own unless named."""
         self.sessions += 1
@@ -137,11 +140,11 @@ class World:
         )
         turn_id = self.ledger.turns.add(
             NewTurn(
-                session_id=self.ledger.turns.session("me", session or str(self.sessions)),
+                session_id=self.ledger.turns.session(user, session or str(self.sessions)),
                 kind=Kind.MAIN,
                 kind_reason="test",
                 policy_version=self.policy.current.version.id,
-                prompt=PROMPT,
+                prompt=prompt,
                 completion=done,
                 hint_at=hint_at,
                 request_text="please",
@@ -207,7 +210,7 @@ async def world(
         step_usd=lambda: 0.25,
         waits=waits,
     )
-    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=cfg.hint_candidates)
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),

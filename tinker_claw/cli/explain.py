@@ -150,6 +150,8 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield from _quote(used, text=text)
     if known.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
+    if known.untaught:
+        yield from wrapped(f"No teacher was asked or heard: {known.untaught}.")
 
 
 def _trained(
@@ -184,10 +186,19 @@ def _trained(
         cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
         yield from wrapped(
             f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
-            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
+            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}{_weighed(known)}."
         )
     parent = read_version(rows, step.parent)
     yield from wrapped(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
+
+
+def _weighed(known: Contents) -> str:
+    if known.teacher is None or known.teacher.weight == 1:
+        return ""
+    why = "it was not known whether such texts teach"
+    if known.teacher.weight == 0:
+        why = "such texts were found to teach nothing"
+    return f"; the weight {known.teacher.weight:g} is in it, because {why}"
 
 
 def _age(age: int, step: StepFigures, cfg: Training) -> str:
@@ -259,7 +270,9 @@ def advantages(
     if weights.distill and teacher is not None:
         rows = _rows(teacher, done, cfg, cfg.opd_clip)
         free = _rows(teacher, done, cfg, 0.0)
-        distill = weights.distill * sum(abs(a) for row in rows for a in row) / len(rows)
+        distill = (
+            weights.distill * teacher.weight * sum(abs(a) for row in rows for a in row) / len(rows)
+        )
         cut = [a != b for x, y in zip(rows, free, strict=True) for a, b in zip(x, y, strict=True)]
         bounded = sum(cut) / len(cut)
     return Advantages(reward, distill, bounded)

@@ -42,6 +42,7 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import Figures, StepFigures, read_figures
 from tinker_claw.ledger.outcome import count_outcomes, moment
+from tinker_claw.methods.teachability import UNKNOWN_WEIGHT, Teachability, teachability
 from tinker_claw.privacy.marker import NEAR_MISS
 
 EXIT_WELL = 0
@@ -310,6 +311,8 @@ def _facts(overview: Overview) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{verdicts[name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{verdicts['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {figures.hints} hints"
+    for user, gains in sorted(figures.gains.items()):
+        yield "hints", teaching(user, teachability(gains.accepted, gains.rejected))
     if figures.lost:
         yield "lost", lost(figures.lost)
     yield (
@@ -320,6 +323,16 @@ def _facts(overview: Overview) -> Iterator[tuple[str, str]]:
         told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
         unpriced = f"; {figures.unpriced} bills without a price" if figures.unpriced else ""
         yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+
+
+def teaching(user: str, known: Teachability) -> str:
+    """Whether what the teacher is told of a user's turns teaches, and what follows."""
+    follows = {
+        True: "they count in full",
+        False: "they are weighted to nothing, rewards count as ever",
+        None: f"they count {UNKNOWN_WEIGHT:g}",
+    }
+    return f"of {user}: {known}; {follows[known.teaches]}"
 
 
 def lost(causes: Mapping[str, int]) -> str:
@@ -382,6 +395,11 @@ def as_json(overview: Overview) -> dict[str, Any]:
         "turns": {"main": figures.main, "side": figures.side},
         "verdicts": figures.verdicts,
         "hints": figures.hints,
+        "teachability": {
+            user: asdict(known) | {"teaches": known.teaches, "weight": known.weight}
+            for user, gains in sorted(figures.gains.items())
+            for known in (teachability(gains.accepted, gains.rejected),)
+        },
         "samples": figures.samples,
         "steps": [
             asdict(step) | {"metrics": {k: v for k, v in step.metrics.items() if k != "rule"}}

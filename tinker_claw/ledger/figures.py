@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.gains import Gains, read_gains
 from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.versions import pinned, read_line
 from tinker_claw.types import Vote
@@ -118,6 +119,8 @@ class Figures:
     """The version that answers whatever is learned; None: the newest does."""
     hints: int
     """Turns with a hint."""
+    gains: Mapping[str, Gains]
+    """By user, of replies that tell how well hints teach; empty: none were measured."""
     samples: Mapping[str, int]
     """By state."""
     lost: Mapping[str, int]
@@ -170,6 +173,7 @@ def read_figures(rows: Rows, steps: int) -> Figures:
         live=read_line(rows).live,
         pinned=pinned(rows),
         hints=rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
+        gains=read_gains(rows),
         samples=_counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
         lost=lost_of(rows),
         usd={row["purpose"]: row["usd"] for row in spend},

@@ -36,6 +36,8 @@ _T95 = (
 """Student's t that 5 % exceed, for 1, 2 ... 30 degrees of freedom; beyond, the last one is a little
 too wide."""
 
+_ROUNDING = 1e-9
+
 
 def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) -> float:
     """mean over t of clip(log pi_T(y_t | text) - log pi_T(y_t), -C, C), in nats per token.
@@ -102,5 +104,6 @@ def _half_width(a: Sequence[float], b: Sequence[float]) -> float:
     error = sum(squares)
     if error == 0:
         return 0.0
-    freedom = error**2 / sum(s**2 / (len(x) - 1) for s, x in zip(squares, (a, b), strict=True))
-    return _T95[min(len(_T95), int(freedom)) - 1] * math.sqrt(error)
+    shares = (square / error for square in squares)
+    freedom = 1 / sum(s**2 / (len(x) - 1) for s, x in zip(shares, (a, b), strict=True))
+    return _T95[min(len(_T95), int(freedom + _ROUNDING)) - 1] * math.sqrt(error)
