@@ -94,7 +94,7 @@ def test_whether_hints_teach_is_told(
     assert f"hints      of me: {says}" in capsys.readouterr().out.splitlines()
     assert main.main(["status", "--port", free, "--json", "--data-dir", str(tmp_path)]) == 2
     found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
-    assert found["mean"] == pytest.approx(gain)
+    assert found["difference"] == pytest.approx(gain)
     assert found["weight"] == {0.2: 1.0, -0.2: 0.0, 0.0: 0.25}[gain]
 
 

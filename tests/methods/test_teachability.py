@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -27,16 +27,26 @@ def test_a_gain_is_per_token_and_bounded_as_distillation_is() -> None:
     assert reply_gain(told * 2, untold * 2, 1.0) == pytest.approx(0.5), "however long it is"
 
 
-def test_the_interval_is_that_of_welch() -> None:
-    # Each variance .01, so the error is sqrt(.02 / 3), with 4 degrees of freedom: t = 2.132.
+def test_the_difference_is_the_median_of_all_and_the_interval_goes_by_ranks() -> None:
+    # .2 .3 .3 .4 .4 .4 .5 .5 .6: of three and three replies the outermost are 90 %.
     found = teachability((0.3, 0.1, 0.2), (-0.1, -0.3, -0.2))
-    assert found.mean == pytest.approx(0.4)
-    half = 2.132 * math.sqrt(0.02 / 3)
-    assert found.interval == pytest.approx((0.4 - half, 0.4 + half))
-    # Variances .01 of 3 and .04 of 4: error sqrt(.01333), freedom 4.65, so t of 4.
-    found = teachability((0.3, 0.1, 0.2), (0.0, 0.0, 0.3464101615, 0.3464101615))
-    half = 2.132 * math.sqrt(0.01 / 3 + 0.04 / 4)
-    assert found.interval == pytest.approx((0.2 - 0.1732050808 - half, 0.2 - 0.1732050808 + half))
+    assert found.difference == pytest.approx(0.4)
+    assert found.interval == pytest.approx((0.2, 0.6))
+    # Of 5 and 5 (Wilcoxon's table: 5 of 25 at each end) the fifth from both ends.
+    tens = (0.0, 10.0, 20.0, 30.0, 40.0)
+    differences = sorted(a - b for a in tens for b in (0.0, 1.0, 2.0, 3.0, 4.0))
+    found = teachability(tens, (0.0, 1.0, 2.0, 3.0, 4.0))
+    assert (found.difference, found.interval) == (
+        differences[12],
+        (differences[4], differences[20]),
+    )
+
+
+def test_a_damaged_reply_hides_no_hint_that_pulls_away() -> None:
+    accepted = (-0.03, -0.02, -0.025, -0.035, -0.022, -0.04, -0.018, -0.03)
+    rejected = (0.005, 0.0, 0.01, 0.002, -0.01, 0.004, -0.002, -0.9)
+    assert fmean(accepted) > fmean(rejected), "by the means it would teach"
+    assert teachability(accepted, rejected).teaches is False
 
 
 @pytest.mark.parametrize(
@@ -66,10 +76,11 @@ def test_what_every_reply_gains_alike_says_nothing(
     """How a text disturbs a prompt, and what the base thinks of it, is in both."""
     found = teachability(accepted, rejected)
     moved = teachability([g + shift for g in accepted], [g + shift for g in rejected])
-    assert found.mean is not None
-    assert moved.mean == pytest.approx(found.mean, abs=1e-6)
+    assert found.difference is not None
+    assert moved.difference == pytest.approx(found.difference, abs=1e-6)
+    assert moved.interval == pytest.approx(found.interval, abs=1e-6)
     turned = teachability(rejected, accepted)
-    assert turned.mean == pytest.approx(-found.mean)
+    assert turned.difference == pytest.approx(-found.difference)
 
 
 def test_what_is_old_does_not_count() -> None:
@@ -92,6 +103,6 @@ def test_it_is_told_in_words() -> None:
         "not known yet, of 1 accepted and 9 rejected replies"
     )
     assert str(teachability((-0.1, -0.3, -0.2), (0.3, 0.1, 0.2))) == (
-        "they teach nothing: -0.400 nats per token (-0.574 to -0.226), of 3 accepted and 3 "
+        "they teach nothing: -0.400 nats per token (-0.600 to -0.200), of 3 accepted and 3 "
         "rejected replies"
     )

@@ -107,7 +107,7 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
     """By the template's name."""
     at = tmp_path_factory.mktemp("templates")
     made = {name: folder(at / str(n), *told) for n, (name, told) in enumerate(TEMPLATES.items())}
-    made["words"] = words_folder(at / "words", MISTRAL)
+    made |= {"words": words_folder(at / "words", MISTRAL), "demo": MODEL_DIR}
     return {name: Renderer.load(str(place)) for name, place in made.items()}
 
 
@@ -183,6 +183,17 @@ def test_a_reply_is_the_same_however_it_arrives(
     rest, reply = stream.finish()
     assert reply == whole
     assert "".join([*shown, *(delta.text for delta in rest)]) == whole.text
+
+
+@given(said=SAID, before=SAID)
+def test_the_place_is_the_one_that_a_hand_written_format_tells(
+    unknown: dict[str, Renderer], renderer: Renderer, said: str, before: str
+) -> None:
+    """The demo's template is held equal to Qwen3's format, with exact attribution."""
+    own = unknown["demo"]
+    for at in (0, 2):
+        messages = chat(before, "Fine.", said)
+        assert own.prompt(messages, hint_message=at) == renderer.prompt(messages, hint_message=at)
 
 
 def test_text_arrives_word_by_word_with_its_blanks(unknown: dict[str, Renderer]) -> None:
