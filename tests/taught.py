@@ -54,7 +54,10 @@ OPENS = Wish(
     lambda text, problem: (
         re.match(r"(ok|well)\b", text) is not None and grammar.shows_work(text, problem)
     ),
-    ("Begin with ok or well, please. Rewrite it.", "Rewrite it so that it opens with ok or well."),
+    (
+        "Begin with ok or well, please. Rewrite it like that.",
+        "Please rewrite it so that it begins with ok or well.",
+    ),
     (
         "Begin with ok or well.",
         "Start the reply with ok or well, please.",

@@ -13,12 +13,14 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tinker_claw.errors import SamplerError
 from tinker_claw.ledger.samples import TEACHES_NOTHING
-from tinker_claw.methods.teachability import FEWEST, UNKNOWN_WEIGHT
+from tinker_claw.methods.teachability import UNKNOWN_WEIGHT
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Message, TokenLogprobs, Tokens
 
 GOOD, BAD = (9, 9), (7, 8)
 """Replies that a user accepts, and that they reject."""
+FEWEST = 3
+"""Replies of each kind from which on something is concluded, where there are as many of both."""
 ENOUGH = 99
 """Samples that nobody queues here, so that no step is taken."""
 
@@ -93,7 +95,7 @@ async def test_until_it_is_known_a_small_weight_holds(tmp_path: Path) -> None:
             w.turn("NO, HOW it should be", tokens=BAD)
         await w.settled()
         assert weights(w) == [UNKNOWN_WEIGHT] * 4
-        await say(w, FEWEST - 1)
+        await say(w, 1)
         assert {*weights(w)} == {UNKNOWN_WEIGHT}
 
 

@@ -30,7 +30,7 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, Sample, TokenLogprobs, Tokens, Turn
 
 _UNFIT: Final = "what its teacher would be told does not fit"
-_AHEAD: Final = 2
+_AHEAD: Final = 6
 """Rejected replies that are measured before there is an accepted one to compare them with."""
 
 

@@ -13,23 +13,21 @@ corrections and -.02 without).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, median
 
 from tinker_claw.methods.advantages import token_advantages
 
-FEWEST = 3
-"""Replies of each kind below which nothing is concluded."""
 NEWEST = 32
 """Replies of each kind that count: a policy changes, and so does what a user wants."""
 UNKNOWN_WEIGHT = 0.25
 """Of distillation, until it is known whether it teaches."""
 EVERY = 8
 """Once it is known, so many taught turns pass between two that are measured."""
-_Z = 1.645
-"""Of the normal distribution: 90 % lie within."""
+_TAIL = 0.05
+"""Of chance, at each end of the interval."""
 
 
 def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) -> float:
@@ -87,11 +85,29 @@ class Teachability:
 def teachability(accepted: Sequence[float], rejected: Sequence[float]) -> Teachability:
     """From the gains of replies, the newest first; those beyond `NEWEST` do not count."""
     good, bad = accepted[:NEWEST], rejected[:NEWEST]
-    if min(len(good), len(bad)) < FEWEST:
-        return Teachability(len(good), len(bad), None, None)
-    differences = sorted(a - b for a in good for b in bad)
     n, m = len(good), len(bad)
-    # Of 3 and 3 the outermost, which is 90 % to the digit; of more, the normal approximation.
-    rank = max(1, round(n * m / 2 - _Z * math.sqrt(n * m * (n + m + 1) / 12)))
-    interval = differences[rank - 1], differences[-rank]
-    return Teachability(n, m, median(differences), interval)
+    rank = _outer(n, m)
+    if not rank:
+        return Teachability(n, m, None, None)
+    differences = sorted(a - b for a in good for b in bad)
+    return Teachability(n, m, median(differences), (differences[rank - 1], differences[-rank]))
+
+
+@lru_cache(maxsize=NEWEST * NEWEST)
+def _outer(n: int, m: int) -> int:
+    """How far from both ends of n m sorted differences the interval ends; 0: of so few replies even
+    the outermost say nothing, as of 2 and 4.
+
+    Exact: if nothing made a difference, the number of differences below 0 would be spread as the
+    coefficients of the Gaussian binomial of n + m over n (Mann and Whitney 1947).
+    """
+    spread = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        for u in range(n * m, m + i - 1, -1):
+            spread[u] -= spread[u - m - i]
+        for u in range(i, n * m + 1):
+            spread[u] += spread[u - i]
+    total, rank, below = sum(spread), 0, 0
+    while n * m and (below := below + spread[rank]) <= _TAIL * total:
+        rank += 1
+    return rank
