@@ -99,7 +99,7 @@ async def life(
         )
         learner = Learner(parts, learning_rate=1e-3)
         judge = Judge(says, JudgeSettings(), hint_candidates=0)
-        scorer = HintScorer(parts, renderer)
+        scorer = HintScorer(parts, renderer, context_tokens=trainer.context_tokens)
         judged = Judging(parts, judge, scorer, learner.wake, concurrency=4)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judged, learner)]

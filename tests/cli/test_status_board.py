@@ -30,7 +30,7 @@ from tinker_claw.types import Usage
 KEYS = (
     "data_dir batch_size run policy_version pinned step samples_waiting sessions private_sessions "
     "turns verdicts feedback hints samples steps not_trained lost_next_states usd "
-    "bills_without_price helps"
+    "bills_without_price helps teachability"
 )
 
 
@@ -70,6 +70,33 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("gain", "says"),
+    [
+        (0.2, "they teach: +0.200 nats per token (+0.200 to +0.200), of 3 accepted and 3 rejected "
+         "replies; they count in full"),
+        (-0.2, "they teach nothing: -0.200 nats per token (-0.200 to -0.200), of 3 accepted and 3 "
+         "rejected replies; they are weighted to nothing, rewards count as ever"),
+        (0.0, "not known yet: +0.000 nats per token (+0.000 to +0.000), of 3 accepted and 3 "
+         "rejected replies; they count 0.25"),
+    ],
+)  # fmt: skip
+def test_whether_hints_teach_is_told(
+    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str], gain: float, says: str
+) -> None:
+    told = Told(tmp_path)
+    for number in range(3):
+        good, bad = told.judged(f"good {number}", 1), told.judged(f"bad {number}", -1, "hint")
+        told.ledger.gains.add("me", {good: gain, bad: 0.0})
+    told.ledger.close()
+    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    assert f"hints      of me: {says}" in capsys.readouterr().out.splitlines()
+    assert main.main(["status", "--port", free, "--json", "--data-dir", str(tmp_path)]) == 2
+    found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
+    assert found["difference"] == pytest.approx(gain)
+    assert found["weight"] == {0.2: 1.0, -0.2: 0.0, 0.0: 0.25}[gain]
 
 
 def test_every_turn_is_trained_or_has_its_reason(

@@ -48,10 +48,6 @@ from tinker_claw.shipped import DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
-UNKNOWN_FORMAT: Final = (
-    "no chat format is known by this model's name: hints teach nothing, and replies come when they "
-    "are complete; name the format with --renderer (qwen3, for example)"
-)
 MOST_OPEN: Final = 4
 """Named versions. Each holds an engine with its own KV cache; the one unused longest is closed."""
 
@@ -86,8 +82,8 @@ async def wire(
     asked = settings.judge.judge_prompts
     prompts = Prompts.read(asked) if asked else INCLUDED
     renderer = Renderer.load(model.tokenizer, model.family)
-    if settings.run.renderer == "auto" and renderer.family == "default":
-        log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
+    for refusal in renderer.refusals:
+        log.warning("renderer.refuses", of=refusal)
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
@@ -131,7 +127,7 @@ async def wire(
             prompts=prompts,
             second=await _second(settings.judge, stack),
         ),
-        HintScorer(parts, renderer),
+        HintScorer(parts, renderer, context_tokens=can.context_tokens),
         learner.wake,
         redact=redactor.redact,
     )

@@ -17,6 +17,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Means
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.teachability import EVERY
 from tinker_claw.telemetry import log
 from tinker_claw.types import Sample, Usage
 
@@ -42,7 +43,8 @@ class TrafficProfile:
     judge: Usage
     """Of judging one turn."""
     teacher: Usage
-    """Of scoring one turn that the teacher is told something of."""
+    """Of scoring one turn that the teacher is told something of, and of measuring now and then how
+    well that teaches."""
     admitted: float
     """Samples per judged turn."""
     hinted: float
@@ -78,6 +80,7 @@ def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
     prompt, reply = PROMPT_TOKENS, REPLY_TOKENS
     method, m = build(settings.run.method), settings.judge.prm_m
     questions = method.questions
+    texts = settings.training.hint_candidates if Signal.HINT in method.needs else 1
     judge = Usage(
         prefill=questions * JUDGE_PROMPT_TOKENS,
         cached=questions * (m - 1) * JUDGE_PROMPT_TOKENS,
@@ -88,11 +91,8 @@ def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
         reply_tokens=reply,
         serve=Usage(prefill=prompt, sampled=reply),
         judge=judge if base_judges else Usage(),
-        teacher=teacher_usage(
-            method,
-            prompt + reply,
-            settings.training.hint_candidates if Signal.HINT in method.needs else 1,
-        ),
+        teacher=teacher_usage(method, prompt + reply, texts)
+        + _times(teacher_usage(method, prompt + reply, texts + 2), 1 if texts > 1 else 1 / EVERY),
         admitted=method.admitted,
         hinted=method.taught,
         stale=STALE,
@@ -151,9 +151,8 @@ def step_usage(samples: Sequence[Sample], version: int, method: Method, cfg: Tra
     usage = Usage()
     for sample in samples:
         length = len(sample.prompt) + len(sample.completion.tokens)
-        datums = _datums(
-            method, cfg, rewarded=sample.reward is not None, hinted=sample.teacher is not None
-        )
+        taught = sample.teacher is not None and sample.teacher.weight > 0
+        datums = _datums(method, cfg, rewarded=sample.reward is not None, hinted=taught)
         usage += Usage(trained=datums * (length - 1))
         if sample.policy_version != version:
             usage += _score(length)

@@ -203,6 +203,11 @@ class JudgeSettings(Section):
         ge=16,
         when="`status` says that its answers are cut off",
     )
+    hints_from: Literal["user", "any"] = _setting(
+        "user",
+        "whose words may become a hint: the user's, or also what tools return",
+        when="no user is there to correct, and everything that the tools read can be trusted",
+    )
     judge_url: str | None = _setting(
         None,
         "OpenAI-compatible endpoint (…/v1) that judges; the base model judges unless set",

@@ -13,6 +13,7 @@ from pathlib import Path
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.feedback import FeedbackTable
+from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.prune import (
     Forgetting,
@@ -40,6 +41,7 @@ class Ledger:
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.feedback = FeedbackTable(self._db)
+        self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)
         self.steps = StepTable(self._db)

@@ -436,7 +436,7 @@ class JudgementTable:
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that was said of one turn, together. What was said outright still counts.
+        """Write everything that a judge said of one turn. What was said outright still counts.
 
         Args:
             prompt: version of what the judge was asked; None: no judge was.
