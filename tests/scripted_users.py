@@ -1,0 +1,194 @@
+"""The demo's model, learning in this process from users who follow a script.
+
+Rule: ledger, judging, learner and trainer are the real ones. Left out are HTTP and the gateway: a
+session samples from the version that answers, and writes its turns down itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from examples.demo.judge import answer
+from examples.demo.recipe.grammar import (
+    Problem,
+    accepts,
+    approval,
+    correction,
+    first_message,
+    new_problem,
+    shows_work,
+)
+from local_gpu.config import LocalConfig
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.health import Health
+from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.loop import Learner
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.recovery import restore
+from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.methods import build
+from tinker_claw.policy import PolicyHolder
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import Kind, Message, NextState, SamplingParams
+
+IN_FLIGHT = 6
+MAX_TURNS = 8
+MAX_TOKENS = 128
+TERSE_SHARE = 0.3
+
+Content = Callable[[str, Problem], bool]
+"""Whether a user is content with a reply."""
+
+
+def honest(reply: str, problem: Problem) -> bool:
+    return accepts(reply, problem)
+
+
+def never(reply: str, problem: Problem) -> bool:
+    return False
+
+
+def always(reply: str, problem: Problem) -> bool:
+    return True
+
+
+def garbage(reply: str, problem: Problem) -> bool:
+    """Whatever does not show the right equation."""
+    return not shows_work(reply, problem)
+
+
+class Rules:
+    """The demo's judge, without HTTP."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        return [answer([dict(m) for m in messages], self._rng) for _ in range(n)]
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """A run, its users, and what they got."""
+
+    parts: LoopParts
+    learner: Learner
+    judging: Judging
+    renderer: Renderer
+    seed: int
+    firsts: dict[int, list[tuple[str, Problem]]] = field(default_factory=dict)
+    """First replies by the version that gave them."""
+
+    async def session(self, number: int, content: Content) -> None:
+        """One conversation, until the user is content or has lost patience."""
+        rng = random.Random(f"session-{self.seed}-{number}")
+        problem, turns = new_problem(rng), self.parts.ledger.turns
+        session = turns.session("default", f"{self.seed}-{number}")
+        messages: list[Message] = [{"role": "user", "content": first_message(problem)}]
+        for turn in range(MAX_TURNS):
+            policy = self.parts.policy.current
+            prompt = self.renderer.prompt(messages, hint_message=len(messages) - 1)
+            params = SamplingParams(
+                MAX_TOKENS,
+                seed=rng.randrange(2**31),
+                stop_tokens=self.renderer.stop_tokens,
+                student_topk=self.parts.training.opd_topk,
+            )
+            (done,) = await policy.sampler.sample(prompt.tokens, params)
+            reply = self.renderer.parse(done.tokens, prompt.tokens).text
+            if turn == 0:
+                self.firsts.setdefault(policy.version.id, []).append((reply, problem))
+            turn_id = turns.add(
+                NewTurn(
+                    session_id=session,
+                    kind=Kind.MAIN,
+                    kind_reason="scripted",
+                    policy_version=policy.version.id,
+                    prompt=prompt.tokens,
+                    completion=done,
+                    hint_at=prompt.hint_at,
+                    request_text=messages[-1]["content"],
+                    reply_text=reply,
+                    history=(),
+                    reply_digest="",
+                )
+            )
+            pleased = content(reply, problem)
+            terse = rng.random() < TERSE_SHARE
+            said = approval(rng) if pleased else correction(rng, directive=not terse)
+            turns.add_next_state(turn_id, NextState("user", said))
+            self.judging.wake()
+            if pleased:
+                return
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+
+    async def talk(self, content: Content, enough: Callable[[], bool]) -> None:
+        """Sessions, six at a time, until there are enough."""
+        numbers = count()
+
+        async def one_by_one() -> None:
+            while not enough():
+                while self.parts.ledger.samples.waiting() > 3 * self.parts.training.batch_size:
+                    await asyncio.sleep(0.02)
+                    if enough():
+                        return
+                await self.session(next(numbers), content)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(IN_FLIGHT):
+                group.create_task(one_by_one())
+
+
+@asynccontextmanager
+async def demo_run(path: Path, *, seed: int = 0, **training: Any) -> AsyncGenerator[Run]:
+    """The demo's settings, but for those that are given."""
+    demo: dict[str, Any] = {"learning_rate": 6e-3, "lora_rank": 16}
+    cfg = Training(**(demo | training))
+    ledger = Ledger(path)
+    config = LocalConfig(
+        model=str(MODEL_DIR), root=path, rank=cfg.lora_rank, alpha=32, seed=seed, threads=1
+    )
+    trainer = await LocalTrainer.start(config)
+    renderer = Renderer.load(str(MODEL_DIR), "qwen3")
+    telemetry = Telemetry(path / "metrics.jsonl")
+    try:
+        parts = LoopParts(
+            ledger=ledger,
+            trainer=trainer,
+            base=await trainer.base(),
+            method=build("combine"),
+            policy=PolicyHolder(await restore(ledger, trainer)),
+            telemetry=telemetry,
+            health=Health(),
+            spending=Spending(Price(), ledger.spend, telemetry),
+            training=cfg,
+        )
+        assert isinstance(cfg.learning_rate, float)
+        learner = Learner(parts, learning_rate=cfg.learning_rate)
+        judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
+        judging = Judging(parts, judge, HintScorer(parts, renderer), learner.wake)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part.run()) for part in (judging, learner)]
+            yield Run(parts, learner, judging, renderer, seed)
+            for task in tasks:
+                task.cancel()
+    finally:
+        await trainer.aclose()
+        ledger.close()
