@@ -185,7 +185,7 @@ async def world(
     endpoint: Endpoint | None = None,
     **training: Any,
 ) -> AsyncGenerator[World]:
-    cfg = Training(**({"batch_size": 4} | training))
+    cfg = Training(**({"batch_size": 4, "max_step_kl": 0} | training))
     ledger = Ledger(path)
     trainer = trainer or FakeTrainer()
     policy = PolicyHolder(await restore(ledger, trainer))

@@ -290,6 +290,14 @@ class Training(Section):
         ge=0,
         when="what was not trained gets worse; 0.01 to 0.05 are usual",
     )
+    max_step_kl: float = _setting(
+        0.1,
+        "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
+        unit="nats per token",
+        ge=0,
+        when="`log steps` shows steps repeated at a smaller rate that did good (higher); a batch of "
+        "strange verdicts does harm (lower)",
+    )
     hint_candidates: int = _setting(
         1,
         "hints scored per turn; the one that fits the reply best teaches",

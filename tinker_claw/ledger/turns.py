@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from statistics import fmean
 
 from tinker_claw.ledger.codec import (
     load,
@@ -328,6 +329,21 @@ def completion_of(row: sqlite3.Row) -> Completion:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedReply:
+    """What a guard looks at of a main turn with a verdict."""
+
+    turn_id: int
+    text: str
+    tokens: int
+    nats: float
+    """Mean -logprob of a sampled token."""
+    cut: bool
+    """Its limit of tokens ended it."""
+    called_tools: bool
+    verdict: Vote
+
+
 # Votes, verdicts and hints
 
 
@@ -445,6 +461,30 @@ class JudgementTable:
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
         return Verdict(votes=tuple(v["value"] for v in votes), value=row["value"])
+
+    def lately(self, most: int, after: int) -> list[JudgedReply]:
+        """The newest main turns with a verdict, newest first; only those behind turn `after`."""
+        rows = self._db.rows(
+            "SELECT turns.id, reply_text, completion_tokens, logprobs, stop_reason, role, value "
+            "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
+            "JOIN next_states ON next_states.turn_id = turns.id "
+            "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
+            "AND blanked IS NULL AND LENGTH(tokens) > 1 ORDER BY verdicts.turn_id DESC LIMIT ?",
+            after,
+            most,
+        )
+        return [
+            JudgedReply(
+                turn_id=row["id"],
+                text=row["reply_text"],
+                tokens=row["completion_tokens"],
+                nats=-fmean(unpack_floats(row["logprobs"])),
+                cut=row["stop_reason"] == StopReason.LENGTH,
+                called_tools=row["role"] == "tool",
+                verdict=row["value"],
+            )
+            for row in rows
+        ]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         rows = self._db.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
