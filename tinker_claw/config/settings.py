@@ -295,8 +295,8 @@ class Training(Section):
         "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
         unit="nats per token",
         ge=0,
-        when="`log steps` shows steps repeated at a smaller rate that did good (higher); a batch of "
-        "strange verdicts does harm (lower)",
+        when="steps are taken again at a smaller rate although they do good (higher), or a step "
+        "does harm (lower)",
     )
     hint_candidates: int = _setting(
         1,

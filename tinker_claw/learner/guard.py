@@ -116,9 +116,9 @@ AGAINST = (0.1, 0.25)
 """Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
 _NEVER = math.inf
 _REFUSES = re.compile(
-    r"\W*(i('m| am) (very )?sorry|sorry, (but )?i|i (can('|no)t|am (unable|not able)|won't)\b|as an ai"
-    r"|es tut mir leid|ich kann (leider|das) n|je (suis désolé|ne peux pas)|lo siento|no puedo"
-    r"|mi dispiace|não posso|抱歉|对不起|我无法|申し訳)",
+    r"\W*(i('m| am) (very )?sorry|sorry, (but )?i|i (can('|no)t|am (unable|not able)|won't)\b"
+    r"|as an ai|es tut mir leid|ich kann (leider|das) n|je (suis désolé|ne peux pas)"
+    r"|lo siento|no puedo|mi dispiace|não posso|抱歉|对不起|我无法|申し訳)",
     re.IGNORECASE,
 )
 _QUESTION = re.compile(r"[?？؟]\W*$")
@@ -230,7 +230,7 @@ ALARMS = (
     ),
     Alarm(
         *("entropy", "the policy has grown undecided: {now} nats a token, from {then}"),
-        *(lambda form: form.nats + 0.02, _times, (1.5, 2.0, 3.0)),
+        *(lambda form: form.nats + 0.02, _times, (1.75, 2.5, 4.0)),
         shown="{:.2f}",
     ),
     Alarm(
@@ -251,7 +251,7 @@ ALARMS = (
     ),
     Alarm(  # whoever praises one sentence gets it for everything
         *("repetition", "{now} of the replies are the same as another, before {then}"),
-        *(lambda form: form.alike, _more, (0.2, 0.4, _NEVER)),
+        *(lambda form: form.alike, _more, (0.15, 0.3, _NEVER)),
         excused=False,
     ),
 )
