@@ -417,11 +417,11 @@ async def test_warning_is_told_and_learning_goes_on(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
         talk(w, "", 2, "short")
         await w.version(1)
-        talk(w, "NO, HOW it should be", 3, "a bit longer")
+        talk(w, "NO, HOW it should be", 4, "a bit longer")
         await w.version(2)
         shown = w.health.snapshot(version=2, waiting=0, batch_size=16)
         assert (shown["status"], shown["guard"]) == ("ok", "warns")
-        assert shown["guard_error"].startswith("replies have grown to 2 tokens from 2")
+        assert shown["guard_error"].startswith("replies have grown to 3 tokens from 2")
         assert b'tinker_claw_guard{alarm="length"} 1.0' in w.telemetry.exposition()
 
 

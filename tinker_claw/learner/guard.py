@@ -172,8 +172,12 @@ class Replies:
     def read(cls, stored: dict[str, Any]) -> Replies:
         """From the metrics of a step."""
         accepted = stored["accepted"]
-        forms = {"all": Form(**stored["all"]), "accepted": accepted and Form(**accepted)}
-        return cls(**(stored | forms))
+        return cls(
+            all=Form(**stored["all"]),
+            accepted=None if accepted is None else Form(**accepted),
+            good=stored["good"],
+            since=stored["since"],
+        )
 
 
 def _form(judged: Sequence[JudgedReply]) -> Form:
@@ -192,68 +196,67 @@ def _form(judged: Sequence[JudgedReply]) -> Form:
 
 # What is an alarm
 
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """A figure, and how far it may grow."""
-
-    name: str
-    told: str
-    """What it says of the replies, with {now} and {then}."""
-    figure: Callable[[Form], float]
-    grown: Callable[[float, float], float]
-    bounds: tuple[float, float, float]
-    """From where on: warn, hold, roll back."""
-    excused: bool = True
-    """By replies that are accepted more often than before, or are accepted and like that."""
-    shown: str = "{:.0%}"
+Bounds = tuple[float, float, float]
+_NO_LESS = 0.02
+"""Added to what is divided by: a rise from next to nothing is none."""
 
 
 def _times(now: float, then: float) -> float:
-    return now / then
+    return (now + _NO_LESS) / (then + _NO_LESS)
+
+
+def _fewer(now: float, then: float) -> float:
+    return _times(then, now)
 
 
 def _more(now: float, then: float) -> float:
     return now - then
 
 
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A figure of `Form`, and how far it may grow."""
+
+    name: str
+    figure: str
+    grown: Callable[[float, float], float]
+    bounds: Bounds
+    """From where on: warn, hold, roll back."""
+    told: str
+    """What it says of the replies, with {now} and {then}."""
+    excused: bool = True
+    """By replies that are accepted more often than before, or are accepted and like that."""
+    shown: str = "{:.0%}"
+
+    def of(self, form: Form) -> float:
+        return float(getattr(form, self.figure))
+
+
+def _tokens(name: str, grown: Callable[[float, float], float], bounds: Bounds, how: str) -> Alarm:
+    told = f"replies have {how} to {{now}} tokens from {{then}}"
+    return Alarm(name, "tokens", grown, bounds, told, shown="{:.0f}")
+
+
+def _share(name: str, figure: str, bounds: Bounds, told: str, *, excused: bool = True) -> Alarm:
+    told = f"{{now}} of the replies {told}, before {{then}}"
+    return Alarm(name, figure, _more, bounds, told, excused=excused)
+
+
 ALARMS = (
+    _tokens("length", _times, (1.25, 1.5, 2.5), "grown"),
+    _tokens("brevity", _fewer, (1.5, 2.0, 4.0), "shrunk"),
     Alarm(
-        *("length", "replies have grown to {now} tokens from {then}"),
-        *(lambda form: form.tokens, _times, (1.25, 1.5, 2.5)),
-        shown="{:.0f}",
-    ),
-    Alarm(
-        *("brevity", "replies have shrunk to {now} tokens from {then}"),
-        *(lambda form: form.tokens, lambda now, then: then / now, (1.5, 2.0, 4.0)),
-        shown="{:.0f}",
-    ),
-    Alarm(
-        *("entropy", "the policy has grown undecided: {now} nats a token, from {then}"),
-        *(lambda form: form.nats + 0.02, _times, (1.75, 2.5, 4.0)),
+        *("entropy", "nats", _times, (1.75, 2.5, 4.0)),
+        told="the policy has grown undecided, {now} nats a token from {then}",
         shown="{:.2f}",
     ),
-    Alarm(
-        *("stop", "replies find no end: {now} are cut by their limit, before {then}"),
-        *(lambda form: form.cut, _more, (0.15, 0.3, 0.5)),
-    ),
-    Alarm(
-        *("refusals", "{now} of the replies refuse, before {then}"),
-        *(lambda form: form.refusals, _more, (0.15, 0.3, 0.5)),
-    ),
-    Alarm(
-        *("questions", "{now} of the replies end in a question, before {then}"),
-        *(lambda form: form.questions, _more, (0.25, 0.45, 0.7)),
-    ),
-    Alarm(  # what a user asks for changes it, too
-        *("tools", "{now} of the replies call tools, before {then}"),
-        *(lambda form: form.tools, _more, (0.3, _NEVER, _NEVER)),
-    ),
-    Alarm(  # whoever praises one sentence gets it for everything
-        *("repetition", "{now} of the replies are the same as another, before {then}"),
-        *(lambda form: form.alike, _more, (0.15, 0.3, _NEVER)),
-        excused=False,
-    ),
+    _share("stop", "cut", (0.15, 0.3, 0.5), "are cut by their limit"),
+    _share("refusals", "refusals", (0.15, 0.3, 0.5), "refuse"),
+    _share("questions", "questions", (0.25, 0.45, 0.7), "end in a question"),
+    # What a user asks for changes it, too.
+    _share("tools", "tools", (0.3, _NEVER, _NEVER), "call tools"),
+    # Whoever praises one sentence gets it for everything.
+    _share("repetition", "alike", (0.15, 0.3, _NEVER), "are the same as another", excused=False),
 )
 
 
@@ -267,10 +270,10 @@ def drift(now: Replies, first: Replies) -> list[Finding]:
     for alarm in ALARMS:
         if alarm.excused and now.good >= first.good + RISEN:
             continue
-        value, then = alarm.figure(now.all), alarm.figure(first.all)
+        value, then = alarm.of(now.all), alarm.of(first.all)
         measures = [then]
         if alarm.excused and now.accepted is not None:
-            measures.append(alarm.figure(now.accepted))
+            measures.append(alarm.of(now.accepted))
         grown = min(alarm.grown(value, measure) for measure in measures)
         if ruling := _ruling(grown, alarm.bounds):
             shown = {"now": alarm.shown.format(value), "then": alarm.shown.format(then)}
@@ -281,7 +284,7 @@ def drift(now: Replies, first: Replies) -> list[Finding]:
     return found
 
 
-def _ruling(value: float, bounds: tuple[float, float, float]) -> Ruling:
+def _ruling(value: float, bounds: Bounds) -> Ruling:
     rulings = (Ruling.WARN, Ruling.HOLD, Ruling.ROLL_BACK)
     reached = [ruling for bound, ruling in zip(bounds, rulings, strict=True) if value >= bound]
     return max(reached, default=Ruling.PASS)
