@@ -253,7 +253,7 @@ FIRST = replies()
 @pytest.mark.parametrize(
     ("alarm", "warns", "holds", "rolls_back"),
     [
-        ("length", {"tokens": 52}, {"tokens": 61}, {"tokens": 101}),
+        ("length", {"tokens": 57}, {"tokens": 81}, {"tokens": 121}),
         ("brevity", {"tokens": 25}, {"tokens": 19}, {"tokens": 9}),
         ("entropy", {"nats": 0.37}, {"nats": 0.54}, {"nats": 0.87}),
         ("stop", {"cut": 0.16}, {"cut": 0.31}, {"cut": 0.51}),
@@ -269,36 +269,54 @@ def test_each_alarm_warns_holds_and_rolls_back(
     said = ((warns, Ruling.WARN), (holds, Ruling.HOLD), (rolls_back, Ruling.ROLL_BACK))
     for form, ruling in said:
         if form is not None:
-            (found,) = drift(replies(good=0.0, **form), FIRST)
+            (found,) = drift(replies(good=0.0, **form), [FIRST])
             assert (found.alarm, found.ruling) == (alarm, ruling)
-            assert "0% are accepted, 20% at first" in found.told
+            assert "0% are accepted, 20% then" in found.told
 
 
 def test_well_is_well() -> None:
-    assert drift(FIRST, FIRST) == []
-    assert drift(replies(good=0.9, tokens=30, nats=0.3), FIRST) == []
+    assert drift(FIRST, [FIRST]) == []
+    assert drift(replies(good=0.9, tokens=30, nats=0.3), [FIRST]) == []
 
 
 def test_replies_that_grow_are_no_alarm_while_more_of_them_are_accepted() -> None:
-    assert drift(replies(good=0.31, tokens=200), FIRST) == []
+    assert drift(replies(good=0.31, tokens=200), [FIRST]) == []
 
 
 def test_user_who_wants_long_answers_is_no_alarm_and_long_rejected_ones_are() -> None:
     """Nearly all was accepted at first already, so that it cannot rise any more."""
     first = replies(good=0.95)
-    assert drift(replies(good=0.95, tokens=200), first) == [], "what is accepted is long, too"
+    assert drift(replies(good=0.95, tokens=200), [first]) == [], "what is accepted is long, too"
     split = replies(good=0.5, tokens=120)
     assert split.accepted is not None
     split = replace(split, accepted=replace(split.accepted, tokens=40))
-    assert [f.alarm for f in drift(split, first)] == ["length"]
+    assert [f.alarm for f in drift(split, [first])] == ["length"]
+
+
+def test_what_was_gained_since_the_first_step_excuses_no_later_loss() -> None:
+    """More is accepted than at first, and far less than at best."""
+    now, best = replies(good=0.5, tokens=130), replies(good=0.95)
+    assert now.accepted is not None
+    now = replace(now, accepted=replace(now.accepted, tokens=40))
+    assert drift(now, [FIRST]) == []
+    (found,) = drift(now, [FIRST, best, replies(good=0.9)])
+    assert (found.alarm, found.ruling) == ("length", Ruling.ROLL_BACK)
+    assert found.told.endswith("50% are accepted, 95% then)")
+
+
+def test_creeping_is_measured_from_its_beginning() -> None:
+    creeping = [replies(good=0.0, tokens=40 * 1.2**n) for n in range(6)]
+    assert drift(creeping[1], creeping[:1]) == []
+    (found,) = drift(creeping[5], creeping[:5])
+    assert found.ruling == Ruling.HOLD
 
 
 def test_praise_excuses_anything_but_one_reply_for_everything() -> None:
     praised = replies(good=1.0, alike=0.88, tokens=10)
-    (found,) = drift(praised, FIRST)
+    (found,) = drift(praised, [FIRST])
     assert (found.alarm, found.ruling) == ("repetition", Ruling.HOLD)
     assert "88% of the replies are the same as another, before 5%" in found.told
-    assert drift(praised, praised) == [], "it was like that from the start"
+    assert drift(praised, [praised]) == [], "it was like that from the start"
 
 
 def test_figures_of_replies() -> None:
@@ -362,7 +380,7 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
     async with world(tmp_path, batch_size=16) as w:
         talk(w, "", 2, "short")
         await w.version(1)
-        talk(w, "NO, HOW it should be", 5, "longer")  # 3.5 in the mean
+        talk(w, "NO, HOW it should be", 7, "longer")  # 4.5 in the mean
         await w.until(lambda: w.health.learner.state == "held")
         assert w.policy.newest.version.id == 1
         assert w.ledger.samples.waiting() == 16, "nothing is lost"
@@ -370,7 +388,7 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"] == (
             "Replies have grown to 4 tokens from 2 (the newest 32 judged ones; 25% are accepted, "
-            "50% at first). To go on from here: `python run.py rollback v1`; from before: an "
+            "50% then). To go on from here: `python run.py rollback v1`; from before: an "
             "earlier version (`python run.py versions`)"
         )
         assert "Replies come from policy v1 as before; learning is held until" in shown["meaning"]
@@ -390,7 +408,7 @@ async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> 
         talk(w, "", 2, "short")
         await w.version(1)
     async with world(tmp_path, batch_size=16, trainer=trainer) as w:
-        talk(w, "NO, HOW it should be", 5, "longer")
+        talk(w, "NO, HOW it should be", 7, "longer")
         await w.until(lambda: w.health.learner.state == "held")
     async with world(tmp_path, batch_size=16, trainer=trainer) as w:
         await w.until(lambda: w.health.learner.state == "held")

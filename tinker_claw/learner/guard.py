@@ -32,7 +32,7 @@ from tinker_claw.ledger.turns import JudgedReply
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import Sample, Vote
+from tinker_claw.types import Sample
 
 
 class Ruling(IntEnum):
@@ -108,7 +108,7 @@ FEWEST = 16
 """Of judged replies, for their figures to be compared with others."""
 FEWEST_ACCEPTED = 8
 RISEN = 0.1
-"""More of the replies are accepted than at first by at least this share: learning does good."""
+"""More of the replies are accepted than before by at least this share: learning does good."""
 REJECTED = (64, 128)
 """In a row: warn, hold. Of a user who accepts one reply in 20, one run in 700 has 128."""
 FEWEST_OPINIONS = 20
@@ -243,7 +243,7 @@ def _share(name: str, figure: str, bounds: Bounds, told: str, *, excused: bool =
 
 
 ALARMS = (
-    _tokens("length", _times, (1.25, 1.5, 2.5), "grown"),
+    _tokens("length", _times, (1.4, 2.0, 3.0), "grown"),
     _tokens("brevity", _fewer, (1.5, 2.0, 4.0), "shrunk"),
     Alarm(
         *("entropy", "nats", _times, (1.75, 2.5, 4.0)),
@@ -260,17 +260,27 @@ ALARMS = (
 )
 
 
-def drift(now: Replies, first: Replies) -> list[Finding]:
-    """What has become of the replies.
+def drift(now: Replies, before: Sequence[Replies]) -> list[Finding]:
+    """What has become of the replies, compared with the first ones and with the best accepted.
 
     Args:
-        first: from before the first step, or from when a rollback last said where to go on.
+        before: since the first step, or since a rollback said where to go on, oldest first.
     """
+    if not before:
+        return []
+    best = max(before, key=lambda one: one.good)  # of equals the first
+    worst = dict[str, Finding]()
+    for one in (*_against(now, before[0]), *_against(now, best)):
+        worst[one.alarm] = max(worst.get(one.alarm, one), one, key=lambda found: found.ruling)
+    return list(worst.values())
+
+
+def _against(now: Replies, before: Replies) -> list[Finding]:
     found = list[Finding]()
     for alarm in ALARMS:
-        if alarm.excused and now.good >= first.good + RISEN:
+        if alarm.excused and now.good >= before.good + RISEN:
             continue
-        value, then = alarm.of(now.all), alarm.of(first.all)
+        value, then = alarm.of(now.all), alarm.of(before.all)
         measures = [then]
         if alarm.excused and now.accepted is not None:
             measures.append(alarm.of(now.accepted))
@@ -279,7 +289,7 @@ def drift(now: Replies, first: Replies) -> list[Finding]:
             shown = {"now": alarm.shown.format(value), "then": alarm.shown.format(then)}
             told = alarm.told.format(**shown)
             told += f" (the newest {now.all.replies} judged ones; {now.good:.0%} are accepted, "
-            told += f"{first.good:.0%} at first)"
+            told += f"{before.good:.0%} then)"
             found.append(Finding(alarm.name, ruling, told))
     return found
 
@@ -290,7 +300,7 @@ def _ruling(value: float, bounds: Bounds) -> Ruling:
     return max(reached, default=Ruling.PASS)
 
 
-def rejection(verdicts: Sequence[Vote]) -> list[Finding]:
+def rejection(verdicts: Sequence[float]) -> list[Finding]:
     """Whether nothing is accepted any more. `verdicts`: the newest first."""
     row = next((n for n, verdict in enumerate(verdicts) if verdict >= 0), len(verdicts))
     told = f"the last {row} judged replies were all rejected, and that does not say what is wanted"
@@ -383,10 +393,11 @@ class Guard:
     def well(self) -> int | None:
         """The newest version whose replies raised no alarm; None: there is none."""
         recorded = self._recorded()
+        replies = [found for _, found in recorded]
         passed = [
             version
-            for version, replies in recorded
-            if all(one.ruling == Ruling.PASS for one in drift(replies, recorded[0][1]))
+            for n, (version, found) in enumerate(recorded)
+            if not drift(found, replies[: n or 1])
         ]
         return passed[-1] if passed else None
 
@@ -400,9 +411,8 @@ class Guard:
         newest = ledger.judgements.lately(REJECTED[1], ledger.hold.guarded_from)
         found = rejection([reply.verdict for reply in newest])
         found += contradiction(self._opinions())
-        now, recorded = Replies.of(newest[:WINDOW]), self._recorded()
-        if now and recorded:
-            found += drift(now, recorded[0][1])
+        if now := Replies.of(newest[:WINDOW]):
+            found += drift(now, [replies for _, replies in self._recorded()])
         if ledger.steps.void_lately(_FAR) >= _FAR_IN_VAIN:
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"
             found.append(Finding("change", Ruling.HOLD, told))

@@ -196,7 +196,8 @@ class Learner:
         with suppress(BackendError, UndoError):  # it is held all the same
             await self.save()  # so that learning can go on from here
             well = self._guard.well() if finding.ruling is Ruling.ROLL_BACK else None
-            if self.rolls_back is not None and well is not None and well != newest:
+            pinned = self._parts.policy.pinned is not None  # then the user has chosen who answers
+            if self.rolls_back and well is not None and well != newest and not pinned:
                 told = f"{finding.told}; the weights of v{well} answer, from before that"
                 await self.rolls_back(well, told)
 

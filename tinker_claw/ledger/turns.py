@@ -341,7 +341,7 @@ class JudgedReply:
     cut: bool
     """Its limit of tokens ended it."""
     called_tools: bool
-    verdict: Vote
+    verdict: float
 
 
 # Votes, verdicts and hints
