@@ -202,6 +202,7 @@ _FINE = {
     "agreement": ("ok",),
     "servers": ("ok",),
     "upkeep": ("ok",),
+    "guard": ("ok",),
 }
 """States in which nothing is said of a part; why spending is paused has a line of its own."""
 
@@ -304,6 +305,8 @@ def _facts(overview: Overview) -> Iterator[tuple[str, str]]:
     else:
         pin = "" if figures.pinned is None else f"; v{figures.pinned} answers, which is pinned"
         yield "policy", f"v{figures.version}, {plural(figures.step, 'step')} from the base{pin}"
+    if figures.held:
+        yield "held", f"learning waits for a rollback: {figures.held}"
     queued, whole = figures.queued, overview.batch_size
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
     private = f", {figures.private} of them private now" if figures.private else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import run_of
-from tinker_claw.ledger.versions import pinned, read_line
+from tinker_claw.ledger.versions import held, pinned, read_line
 from tinker_claw.types import Vote
 
 
@@ -116,6 +116,8 @@ class Figures:
     """The newest version, and all that it descends from; a rollback leaves the others behind."""
     pinned: int | None
     """The version that answers whatever is learned; None: the newest does."""
+    held: str | None
+    """Why learning waits until a rollback says from where to go on; None: it does not."""
     hints: int
     """Turns with a hint."""
     samples: Mapping[str, int]
@@ -169,6 +171,7 @@ def read_figures(rows: Rows, steps: int) -> Figures:
         first_versions=frozenset(row["id"] for row in first),
         live=read_line(rows).live,
         pinned=pinned(rows),
+        held=held(rows),
         hints=rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         samples=_counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
         lost=lost_of(rows),

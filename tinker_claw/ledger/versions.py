@@ -1,6 +1,6 @@
 """Steps, the policy versions that they make, and the line that these stand in.
 
-The protocol of one step: intent row; train; save state; publish; one transaction that commits the
+The protocol of one step: intent row; train; publish; save state; one transaction that commits the
 step, the samples it consumed and the new version. A step without that transaction never happened:
 `begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
 
@@ -149,7 +149,7 @@ class Hold:
     @property
     def reason(self) -> str | None:
         """None: learning goes on."""
-        return self._db.one("SELECT value FROM meta WHERE key = ?", _HELD)
+        return held(self._db)
 
     def because(self, reason: str) -> None:
         with self._db.transaction() as tx:
@@ -160,6 +160,11 @@ class Hold:
         """The newest turn when a rollback last said from where to go on: what was before it is no
         measure of what came later. 0: there was no rollback."""
         return int(self._db.one("SELECT value FROM meta WHERE key = ?", _GUARDED_FROM) or 0)
+
+
+def held(rows: Rows) -> str | None:
+    """Why learning is held; None: it is not."""
+    return rows.one("SELECT value FROM meta WHERE key = ?", _HELD)
 
 
 def pinned(rows: Rows) -> int | None:
@@ -305,17 +310,17 @@ class StepTable:
                 ref=sampler_ref or saved.sampler_ref,
             )
 
-    def roll_back(self, to: PolicyVersion, held: str | None = None) -> PolicyVersion:
+    def roll_back(self, to: PolicyVersion, because: str | None = None) -> PolicyVersion:
         """A new version with the weights of `to`, from which learning goes on; pin and hold end.
 
         The steps since then stay what they were, in a line that is left: what they trained on is
-        trained, and is not queued again. `held`: why learning waits nevertheless.
+        trained, and is not queued again. `because`: why learning is held nevertheless.
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
             tx.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
-            if held is not None:
-                tx.execute("INSERT INTO meta VALUES (?, ?)", (_HELD, held))
+            if because is not None:
+                tx.execute("INSERT INTO meta VALUES (?, ?)", (_HELD, because))
             tx.execute(
                 "INSERT OR REPLACE INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns",
                 (_GUARDED_FROM,),
