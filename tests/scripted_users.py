@@ -10,9 +10,10 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from examples.demo.judge import answer
@@ -25,6 +26,7 @@ from examples.demo.recipe.grammar import (
     new_problem,
     shows_work,
 )
+from examples.demo.scoring import EXAM_SEED, Exam, Score
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.billing.budget import Spending
@@ -51,25 +53,19 @@ MAX_TURNS = 8
 MAX_TOKENS = 128
 TERSE_SHARE = 0.3
 
-Content = Callable[[str, Problem], bool]
-"""Whether a user is content with a reply."""
+
+@dataclass(frozen=True)
+class User:
+    """Somebody with a script."""
+
+    content: Callable[[str, Problem], bool]
+    terse: float
+    """Share of their corrections that do not say what is wrong."""
 
 
-def honest(reply: str, problem: Problem) -> bool:
-    return accepts(reply, problem)
-
-
-def never(reply: str, problem: Problem) -> bool:
-    return False
-
-
-def always(reply: str, problem: Problem) -> bool:
-    return True
-
-
-def garbage(reply: str, problem: Problem) -> bool:
-    """Whatever does not show the right equation."""
-    return not shows_work(reply, problem)
+HONEST = User(accepts, TERSE_SHARE)
+NEVER_CONTENT = User(lambda reply, problem: False, 1.0)
+PRAISES_GARBAGE = User(lambda reply, problem: not shows_work(reply, problem), 1.0)
 
 
 class Rules:
@@ -93,16 +89,39 @@ class Run:
     judging: Judging
     renderer: Renderer
     seed: int
-    firsts: dict[int, list[tuple[str, Problem]]] = field(default_factory=dict)
-    """First replies by the version that gave them."""
 
-    async def session(self, number: int, content: Content) -> None:
+    @property
+    def held(self) -> bool:
+        return self.parts.health.learner.state == "held"
+
+    @property
+    def step(self) -> int:
+        return self.parts.policy.newest.version.step
+
+    async def exam(self, exam: Exam) -> tuple[float, Score]:
+        """Mean characters of first replies of the version that answers, and its score."""
+        sampler = self.parts.policy.current.sampler
+
+        async def reply(number: int, question: str) -> str:
+            prompt = self.renderer.prompt([{"role": "user", "content": question}]).tokens
+            params = SamplingParams(
+                MAX_TOKENS, seed=EXAM_SEED + number, stop_tokens=self.renderer.stop_tokens
+            )
+            (done,) = await sampler.sample(prompt, params)
+            return self.renderer.parse(done.tokens, prompt).text
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(reply(i, text)) for i, text in enumerate(exam.questions())]
+        replies = [task.result() for task in tasks]
+        return fmean(map(len, replies[: len(exam.problems)])), exam.grade(replies)
+
+    async def session(self, number: int, user: User) -> None:
         """One conversation, until the user is content or has lost patience."""
         rng = random.Random(f"session-{self.seed}-{number}")
         problem, turns = new_problem(rng), self.parts.ledger.turns
         session = turns.session("default", f"{self.seed}-{number}")
         messages: list[Message] = [{"role": "user", "content": first_message(problem)}]
-        for turn in range(MAX_TURNS):
+        for _ in range(MAX_TURNS):
             policy = self.parts.policy.current
             prompt = self.renderer.prompt(messages, hint_message=len(messages) - 1)
             params = SamplingParams(
@@ -113,8 +132,6 @@ class Run:
             )
             (done,) = await policy.sampler.sample(prompt.tokens, params)
             reply = self.renderer.parse(done.tokens, prompt.tokens).text
-            if turn == 0:
-                self.firsts.setdefault(policy.version.id, []).append((reply, problem))
             turn_id = turns.add(
                 NewTurn(
                     session_id=session,
@@ -130,8 +147,8 @@ class Run:
                     reply_digest="",
                 )
             )
-            pleased = content(reply, problem)
-            terse = rng.random() < TERSE_SHARE
+            pleased = user.content(reply, problem)
+            terse = rng.random() < user.terse
             said = approval(rng) if pleased else correction(rng, directive=not terse)
             turns.add_next_state(turn_id, NextState("user", said))
             self.judging.wake()
@@ -139,7 +156,7 @@ class Run:
                 return
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
 
-    async def talk(self, content: Content, enough: Callable[[], bool]) -> None:
+    async def talk(self, user: User, enough: Callable[[], bool]) -> None:
         """Sessions, six at a time, until there are enough."""
         numbers = count()
 
@@ -149,7 +166,7 @@ class Run:
                     await asyncio.sleep(0.02)
                     if enough():
                         return
-                await self.session(next(numbers), content)
+                await self.session(next(numbers), user)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(IN_FLIGHT):

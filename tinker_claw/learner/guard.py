@@ -109,6 +109,8 @@ FEWEST = 16
 FEWEST_ACCEPTED = 8
 RISEN = 0.1
 """More of the replies are accepted than before by at least this share: learning does good."""
+FALLEN = 0.2
+"""Fewer of them, by so much: what would hold learning rolls back."""
 REJECTED = (64, 128)
 """In a row: warn, hold. Of a user who accepts one reply in 20, one run in 700 has 128."""
 FEWEST_OPINIONS = 20
@@ -286,6 +288,8 @@ def _against(now: Replies, before: Replies) -> list[Finding]:
             measures.append(alarm.of(now.accepted))
         grown = min(alarm.grown(value, measure) for measure in measures)
         if ruling := _ruling(grown, alarm.bounds):
+            if ruling is Ruling.HOLD and alarm.excused and now.good <= before.good - FALLEN:
+                ruling = Ruling.ROLL_BACK
             shown = {"now": alarm.shown.format(value), "then": alarm.shown.format(then)}
             told = alarm.told.format(**shown)
             told += f" (the newest {now.all.replies} judged ones; {now.good:.0%} are accepted, "
