@@ -379,6 +379,7 @@ def as_json(overview: Overview) -> dict[str, Any]:
         "run": figures.run,
         "policy_version": figures.version,
         "pinned": figures.pinned,
+        "held": figures.held,
         "step": figures.step,
         "samples_waiting": figures.queued,
         "batch_size": overview.batch_size,
