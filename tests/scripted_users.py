@@ -33,6 +33,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -89,6 +90,8 @@ class Run:
     judging: Judging
     renderer: Renderer
     seed: int
+    right: dict[int, float]
+    """What an auditor who can reckon says of a turn, by id: 1 or -1."""
 
     @property
     def held(self) -> bool:
@@ -147,6 +150,7 @@ class Run:
                     reply_digest="",
                 )
             )
+            self.right[turn_id] = 1.0 if shows_work(reply, problem) else -1.0
             pleased = user.content(reply, problem)
             terse = rng.random() < user.terse
             said = approval(rng) if pleased else correction(rng, directive=not terse)
@@ -174,8 +178,10 @@ class Run:
 
 
 @asynccontextmanager
-async def demo_run(path: Path, *, seed: int = 0, **training: Any) -> AsyncGenerator[Run]:
-    """The demo's settings, but for those that are given."""
+async def demo_run(
+    path: Path, *, seed: int = 0, audited: bool = False, **training: Any
+) -> AsyncGenerator[Run]:
+    """The demo's settings, but for those that are given. `audited`: the guard hears an auditor."""
     demo: dict[str, Any] = {"learning_rate": 6e-3, "lora_rank": 16}
     cfg = Training(**(demo | training))
     ledger = Ledger(path)
@@ -198,12 +204,19 @@ async def demo_run(path: Path, *, seed: int = 0, **training: Any) -> AsyncGenera
             training=cfg,
         )
         assert isinstance(cfg.learning_rate, float)
-        learner = Learner(parts, learning_rate=cfg.learning_rate)
+        right = dict[int, float]()
+
+        def opinions() -> list[tuple[float, float]]:
+            newest = ledger.judgements.lately(64, 0)
+            return [(reply.verdict, right[reply.turn_id]) for reply in newest]
+
+        guard = Guard(parts, opinions=opinions if audited else lambda: ())
+        learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
         judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
         judging = Judging(parts, judge, HintScorer(parts, renderer), learner.wake)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judging, learner)]
-            yield Run(parts, learner, judging, renderer, seed)
+            yield Run(parts, learner, judging, renderer, seed, right)
             for task in tasks:
                 task.cancel()
     finally:

@@ -34,11 +34,19 @@ async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unha
         assert "rejected" in said["learner_error"]
 
 
-async def test_praise_for_garbage_leaves_replies_and_skills_or_holds_learning(
-    tmp_path: Path,
-) -> None:
-    async with demo_run(tmp_path) as run:
-        assert await unharmed(run, PRAISES_GARBAGE, 16) or run.held
+async def test_praise_for_garbage_is_held_where_an_auditor_contradicts_it(tmp_path: Path) -> None:
+    """Without one it looks like learning: more and more is accepted, and what is has that form."""
+    async with demo_run(tmp_path, audited=True) as run:
+        assert await unharmed(run, PRAISES_GARBAGE, 8)
+        assert run.held
+        assert run.step <= 4
+        assert "contradicted by the auditor" in (run.parts.health.learner.error or "")
+
+
+async def test_auditor_who_agrees_holds_nothing_up(tmp_path: Path) -> None:
+    async with demo_run(tmp_path, audited=True) as run:
+        await run.talk(HONEST, lambda: run.held or run.step >= 3)
+        assert not run.held
 
 
 @pytest.mark.parametrize("seed", [0, 1])
