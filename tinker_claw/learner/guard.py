@@ -126,6 +126,8 @@ FEWEST_OPINIONS = 20
 AGAINST = (0.1, 0.25)
 """Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
 _NEVER = math.inf
+_ENDS = 80
+"""Characters of a reply's beginning and end that are looked at."""
 _REFUSES = re.compile(
     r"\W*(i('m| am) (very )?sorry|sorry, (but )?i|i (can('|no)t|am (unable|not able)|won't)\b"
     r"|as an ai|es tut mir leid|ich kann (leider|das) n|je (suis désolé|ne peux pas)"
@@ -198,8 +200,8 @@ def _form(judged: Sequence[JudgedReply]) -> Form:
         tokens=fmean(reply.tokens for reply in judged),
         nats=fmean(reply.nats for reply in judged),
         cut=fmean(reply.cut for reply in judged),
-        refusals=fmean(_REFUSES.match(reply.text) is not None for reply in judged),
-        questions=fmean(_QUESTION.search(reply.text) is not None for reply in judged),
+        refusals=fmean(_REFUSES.match(reply.text[:_ENDS]) is not None for reply in judged),
+        questions=fmean(_QUESTION.search(reply.text[-_ENDS:]) is not None for reply in judged),
         tools=fmean(reply.called_tools for reply in judged),
         alike=fmean(often[reply.text] > 1 for reply in judged),
     )
@@ -417,10 +419,9 @@ class Guard:
 
     def _findings(self) -> list[Finding]:
         ledger = self._parts.ledger
-        newest = ledger.judgements.lately(REJECTED[1], ledger.hold.guarded_from)
-        found = rejection([reply.verdict for reply in newest])
+        found = rejection(ledger.judgements.verdicts(REJECTED[1], ledger.hold.guarded_from))
         found += contradiction(self._opinions())
-        if now := Replies.of(newest[:WINDOW]):
+        if now := self.replies():
             found += drift(now, [replies for _, replies in self._recorded()])
         if ledger.steps.void_lately(_FAR) >= _FAR_IN_VAIN:
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from statistics import fmean
 
 from tinker_claw.ledger.codec import (
     load,
@@ -478,13 +477,24 @@ class JudgementTable:
                 turn_id=row["id"],
                 text=row["reply_text"],
                 tokens=row["completion_tokens"],
-                nats=-fmean(unpack_floats(row["logprobs"])),
+                nats=-sum(unpack_floats(row["logprobs"])) / row["completion_tokens"],
                 cut=row["stop_reason"] == StopReason.LENGTH,
                 called_tools=row["role"] == "tool",
                 verdict=row["value"],
             )
             for row in rows
         ]
+
+    def verdicts(self, most: int, after: int) -> list[Vote]:
+        """The newest, newest first, those without a valid vote left out; only behind turn
+        `after`."""
+        rows = self._db.rows(
+            "SELECT value FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
+            "ORDER BY turn_id DESC LIMIT ?",
+            after,
+            most,
+        )
+        return [row["value"] for row in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         rows = self._db.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
