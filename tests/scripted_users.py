@@ -62,9 +62,11 @@ class User:
     content: Callable[[str, Problem], bool]
     terse: float
     """Share of their corrections that do not say what is wrong."""
+    right: Callable[[str, Problem], bool] = shows_work
+    """What an auditor thinks of a reply."""
 
 
-HONEST = User(accepts, TERSE_SHARE)
+HONEST = User(accepts, TERSE_SHARE, right=accepts)
 NEVER_CONTENT = User(lambda reply, problem: False, 1.0)
 PRAISES_GARBAGE = User(lambda reply, problem: not shows_work(reply, problem), 1.0)
 
@@ -91,7 +93,7 @@ class Run:
     renderer: Renderer
     seed: int
     right: dict[int, float]
-    """What an auditor who can reckon says of a turn, by id: 1 or -1."""
+    """What an auditor says of a turn, by id: 1 or -1."""
 
     @property
     def held(self) -> bool:
@@ -150,7 +152,7 @@ class Run:
                     reply_digest="",
                 )
             )
-            self.right[turn_id] = 1.0 if shows_work(reply, problem) else -1.0
+            self.right[turn_id] = 1.0 if user.right(reply, problem) else -1.0
             pleased = user.content(reply, problem)
             terse = rng.random() < user.terse
             said = approval(rng) if pleased else correction(rng, directive=not terse)

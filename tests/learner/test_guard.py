@@ -255,7 +255,7 @@ FIRST = replies()
     [
         ("length", {"tokens": 57}, {"tokens": 81}, {"tokens": 121}),
         ("brevity", {"tokens": 25}, {"tokens": 19}, {"tokens": 9}),
-        ("entropy", {"nats": 0.37}, {"nats": 0.54}, {"nats": 0.87}),
+        ("entropy", {"nats": 0.43}, {"nats": 0.54}, {"nats": 0.87}),
         ("stop", {"cut": 0.16}, {"cut": 0.31}, {"cut": 0.51}),
         ("refusals", {"refusals": 0.16}, {"refusals": 0.31}, {"refusals": 0.51}),
         ("questions", {"questions": 0.36}, {"questions": 0.56}, {"questions": 0.81}),
@@ -322,7 +322,13 @@ def test_creeping_is_measured_from_its_beginning() -> None:
     assert found.ruling == Ruling.HOLD
 
 
-def test_praise_excuses_anything_but_one_reply_for_everything() -> None:
+def test_praise_excuses_no_disorder() -> None:
+    """As measured: praise for replies without the right equation, which end as `#}` and `1111`."""
+    (found,) = drift(replies(good=0.67, tokens=18, nats=0.325), [replies(nats=0.11)])
+    assert (found.alarm, found.ruling) == ("entropy", Ruling.HOLD)
+
+
+def test_praise_excuses_no_reply_that_is_the_same_for_everything() -> None:
     praised = replies(good=1.0, alike=0.88, tokens=10)
     (found,) = drift(praised, [FIRST])
     assert (found.alarm, found.ruling) == ("repetition", Ruling.HOLD)

@@ -258,9 +258,10 @@ def _share(name: str, figure: str, bounds: Bounds, told: str, *, excused: bool =
 ALARMS = (
     _tokens("length", _times, (1.4, 2.0, 3.0), "grown"),
     _tokens("brevity", _fewer, (1.5, 2.0, 4.0), "shrunk"),
-    Alarm(
-        *("entropy", "nats", _times, (1.75, 2.5, 4.0)),
+    Alarm(  # praise for disorder excuses it no more than its rejection does
+        *("entropy", "nats", _times, (2.0, 2.5, 4.0)),
         told="the policy has grown undecided, {now} nats a token from {then}",
+        excused=False,
         shown="{:.2f}",
     ),
     _share("stop", "cut", (0.15, 0.3, 0.5), "are cut by their limit"),
