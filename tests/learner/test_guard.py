@@ -157,6 +157,26 @@ async def test_batch_that_goes_too_far_at_every_rate_is_set_aside_and_the_next_i
         }
 
 
+async def test_service_that_is_away_while_the_candidate_is_scored_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    class Away(FakeTrainer):
+        async def publish(self) -> Sampler:
+            published = await super().publish()
+            assert isinstance(published, FakeSampler)
+            published.away = 4 if self.asked["publish"] == 2 else 0
+            return published
+
+    async with world(tmp_path, trainer=Away(), max_step_kl=0.05) as w:
+        whole_batch(w)
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.ledger.samples.counts()["trained"] == 4
+        assert w.trainer.weights == 1
+        candidates = [s for ref, s in w.trainer.samplers.items() if ref.startswith("fake")]
+        assert candidates[1].closed, "it never answered anybody"
+
+
 async def test_two_batches_that_go_too_far_hold_learning(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=FarTrainer(4.0, until=6), max_step_kl=0.05) as w:
         for _ in range(3):

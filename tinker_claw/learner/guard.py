@@ -113,6 +113,8 @@ def one_sided(batch: Sequence[Sample]) -> bool:
 
 WINDOW = 64
 """Newest judged replies that are looked at together; four batches."""
+LATELY = 64
+"""Newest steps among which the replies are sought that were accepted best."""
 FEWEST = 16
 """Of judged replies, for their figures to be compared with others."""
 FEWEST_ACCEPTED = 8
@@ -278,7 +280,8 @@ def drift(now: Replies, before: Sequence[Replies]) -> list[Finding]:
     """What has become of the replies, compared with the first ones and with the best accepted.
 
     Args:
-        before: since the first step, or since a rollback said where to go on, oldest first.
+        before: the first since learning began, or since a rollback said where to go on; then later
+            ones.
     """
     if not before:
         return []
@@ -415,7 +418,7 @@ class Guard:
 
     def _recorded(self) -> list[tuple[int, Replies]]:
         ledger = self._parts.ledger
-        stored = ledger.steps.replies(ledger.hold.guarded_from)
+        stored = ledger.steps.replies(ledger.hold.guarded_from, LATELY)
         return [(version, Replies.read(found)) for version, found in stored]
 
     def _findings(self) -> list[Finding]:

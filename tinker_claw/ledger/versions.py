@@ -337,14 +337,19 @@ class StepTable:
             tx.execute("UPDATE versions SET state_ref = ? WHERE id = ?", (state_ref, version.id))
         return replace(version, state_ref=state_ref)
 
-    def replies(self, after: int) -> list[tuple[int, dict[str, Any]]]:
-        """What committed steps found of the replies before them, with the version that gave the
-        newest of these; oldest first, and only figures that rest on turns after `after`."""
+    def replies(self, after: int, most: int) -> list[tuple[int, dict[str, Any]]]:
+        """What committed steps found of the replies before them, with the version that they began
+        with: the first and the newest `most`, oldest first; only figures that rest on turns behind
+        `after`."""
+        such = (
+            "SELECT id, parent, json_extract(metrics, '$.replies') AS found FROM steps "
+            "WHERE status = 'committed' AND json_extract(metrics, '$.replies.since') > ?1 "
+        )
         rows = self._db.rows(
-            "SELECT parent, json_extract(metrics, '$.replies') AS found FROM steps "
-            "WHERE status = 'committed' AND json_extract(metrics, '$.replies.since') > ? "
-            "ORDER BY id",
+            f"SELECT * FROM ({such} ORDER BY id LIMIT 1) "
+            f"UNION SELECT * FROM ({such} ORDER BY id DESC LIMIT ?2) ORDER BY id",
             after,
+            most,
         )
         return [(row["parent"], json.loads(row["found"])) for row in rows]
 
