@@ -30,7 +30,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Usage
 
 KEYS = (
-    "data_dir run policy_version pinned held step samples_waiting batch_size sessions "
+    "data_dir batch_size run policy_version pinned held step samples_waiting sessions "
     "private_sessions turns verdicts hints samples steps not_trained lost_next_states usd "
     "bills_without_price helps"
 )
@@ -67,7 +67,7 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
-    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "-", "0.0312"]
+    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "-", "0.0312", "-"]
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout
@@ -82,7 +82,7 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
         assert told == "held       learning waits for a rollback: replies have grown"
         ledger.steps.roll_back(version)
         assert ledger.hold.reason is None
-        assert read_overview(tmp_path, 16).figures.held is None
+        assert read_overview(tmp_path, 16)["held"] is None
 
 
 def test_every_turn_is_trained_or_has_its_reason(
