@@ -270,12 +270,11 @@ class Learner:
         items, passes, report, usage = await self._train(step_id, batch, rate)
         agreed = agreement(items, passes, report, parent.version.id)
         self._alarm.admit(agreed)
-        step = parent.version.step + 1
-        save = step % parts.training.save_interval == 0
-        publishing = time.monotonic()
+        step, publishing = parent.version.step + 1, time.monotonic()
         sampler = await parts.trainer.publish()
         try:
             moved, scoring = await self._measure(step_id, step, items, sampler)
+            save = step % parts.training.save_interval == 0
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
             metrics = step_metrics(items, passes, report, parent.version.step, agreed)
             metrics |= {"rate": rate, "moved": moved} | parts.spending.figures(usage + scoring)
@@ -330,7 +329,8 @@ class Learner:
         """
         if not self._guard.measures(step):
             return None, Usage()
-        with self._parts.spending.paying("train", step_id=step_id) as account:
+        paying = self._parts.spending.paying("train", step_id=step_id)
+        with paying as account, accidents_are_failures():
             return await self._guard.admit(items, candidate), account.usage
 
     async def _rehearse(self, step_id: int, samples: Sequence[Sample]) -> None:
