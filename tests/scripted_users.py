@@ -33,7 +33,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.judge import Judge
-from tinker_claw.learner.guard import Guard
+from tinker_claw.learner.guard import WINDOW, Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -208,11 +208,11 @@ async def demo_run(
         assert isinstance(cfg.learning_rate, float)
         right = dict[int, float]()
 
-        def opinions() -> list[tuple[float, float]]:
-            newest = ledger.judgements.lately(64, 0)
+        def opinions(after: int) -> list[tuple[float, float]]:
+            newest = ledger.judgements.lately(WINDOW, after)
             return [(reply.verdict, right[reply.turn_id]) for reply in newest]
 
-        guard = Guard(parts, opinions=opinions if audited else lambda: ())
+        guard = Guard(parts, opinions=opinions if audited else lambda after: ())
         learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
         judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
         judging = Judging(parts, judge, HintScorer(parts, renderer), learner.wake)

@@ -496,7 +496,7 @@ async def test_user_who_is_never_content_holds_learning(tmp_path: Path) -> None:
 
 async def test_opinions_of_others_are_asked_for_before_a_step(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        guard = Guard(w.parts, opinions=lambda: [(1.0, -1.0)] * 20)
+        guard = Guard(w.parts, opinions=lambda after: [(1.0, -1.0)] * 20)
         found = guard.look()
         assert found is not None
         assert (found.alarm, found.ruling) == ("verdicts", Ruling.HOLD)

@@ -329,9 +329,9 @@ def rejection(verdicts: Sequence[float]) -> list[Finding]:
 
 Opinion = tuple[float, float]
 """What the judge said of a reply and what somebody else did, each from -1 to 1."""
-Opinions = Callable[[], Sequence[Opinion]]
-"""The newest judged replies of which somebody else has an opinion, too: an auditor, or the user
-outright."""
+Opinions = Callable[[int], Sequence[Opinion]]
+"""Of the newest judged replies of which somebody else has an opinion, too, an auditor, or the user
+outright; only behind a turn."""
 
 
 def contradiction(opinions: Sequence[Opinion]) -> list[Finding]:
@@ -355,7 +355,7 @@ class Guard:
     """Of one run."""
 
     def __init__(
-        self, parts: LoopParts, *, every: int = 1, opinions: Opinions = lambda: ()
+        self, parts: LoopParts, *, every: int = 1, opinions: Opinions = lambda after: ()
     ) -> None:
         """
         Args:
@@ -423,8 +423,9 @@ class Guard:
 
     def _findings(self) -> list[Finding]:
         ledger = self._parts.ledger
-        found = rejection(ledger.judgements.verdicts(REJECTED[1], ledger.hold.guarded_from))
-        found += contradiction(self._opinions())
+        after = ledger.hold.guarded_from
+        found = rejection(ledger.judgements.verdicts(REJECTED[1], after))
+        found += contradiction(self._opinions(after))
         if now := self.replies():
             found += drift(now, [replies for _, replies in self._recorded()])
         if ledger.steps.void_lately(_FAR) >= _FAR_IN_VAIN:

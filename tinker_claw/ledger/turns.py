@@ -466,7 +466,7 @@ class JudgementTable:
         rows = self._db.rows(
             "SELECT turns.id, reply_text, completion_tokens, logprobs, stop_reason, role, value "
             "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
-            "JOIN next_states ON next_states.turn_id = turns.id "
+            "LEFT JOIN next_states ON next_states.turn_id = turns.id "
             "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
             "AND blanked IS NULL AND LENGTH(tokens) > 1 ORDER BY verdicts.turn_id DESC LIMIT ?",
             after,
