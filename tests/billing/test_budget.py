@@ -36,7 +36,10 @@ DOLLAR = 1e6
 PRICE = Price(prefill=0.0, cached=0.0, sample=DOLLAR, train=DOLLAR)
 """Sampled and trained tokens cost a dollar each; prompts nothing."""
 VERDICT = Usage(sampled=10)
-SETTINGS = Settings(run=Run(method="binary"), training=Training(batch_size=2, max_staleness=50))
+SETTINGS = Settings(
+    run=Run(method="binary"),
+    training=Training(batch_size=2, max_staleness=50, max_step_kl=0),
+)
 
 
 @dataclass

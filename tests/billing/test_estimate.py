@@ -34,7 +34,7 @@ from tinker_claw.types import Usage
 PRICE = Price(prefill=1.0, cached=0.25, sample=2.0, train=0.5)
 QUESTION = Usage(prefill=100, cached=200, sampled=30)
 BATCH = ("YES", "NO", "YES", "NO, HOW it should be")
-SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4))
+SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4, max_step_kl=0))
 
 
 def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
@@ -191,7 +191,10 @@ async def test_stale_samples_and_kl_are_estimated_as_they_are_billed(tmp_path: P
         again = w.ledger.spend.of_step(2).usage
         assert again == Usage(prefill=36, sampled=6, trained=20)
         settings = SETTINGS.model_copy(
-            update={"training": Training(batch_size=4, kl_beta=0.1), "run": Run(method="binary")}
+            update={
+                "training": Training(batch_size=4, kl_beta=0.1, max_step_kl=0),
+                "run": Run(method="binary"),
+            }
         )
         habits = replace(
             assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.5
@@ -258,8 +261,9 @@ def test_first_estimate_says_what_it_assumes() -> None:
     told = forecast(settings, Price(0.195, 0.039, 0.6, 0.44), None)
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
-    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again.
-    assert told.train == Usage(prefill=8 * 11_300, sampled=8, trained=round(20.8 * 11_299))
+    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
+    # all of them by the candidate of every fourth step.
+    assert told.train == Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
     # Every eighth taught turn takes three passes more.
     assert told.teacher == Usage(prefill=round(4.8 * (11_340 + 3 * 11_340 // 8)), sampled=5)
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)

@@ -17,7 +17,7 @@ from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
-from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
@@ -31,6 +31,7 @@ from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
+from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -112,6 +113,7 @@ async def wire(
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
+        guard=Guard(parts, every=measured_every(settings)),
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )

@@ -28,6 +28,8 @@ JUDGE_PROMPT_TOKENS = 1_100
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
 """Of one answer of the judge, thinking included."""
+MEASURED_EVERY = 4
+"""Where a service bills it, of so many steps one is measured (`learner.guard`)."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -127,6 +129,7 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
         datums = _datums(method, cfg, rewarded=True, hinted=hinted)
         train += _times(Usage(trained=length - 1), batch * share * datums)
     again = habits.stale + (1 if cfg.kl_beta > 0 else 0)
+    again += 1 / measured_every(settings) if cfg.max_step_kl > 0 else 0
     train += _times(_score(length), batch * again)
     judge = _times(habits.judge, judged)
     teacher = _times(habits.teacher, batch * habits.hinted)
@@ -146,8 +149,19 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     )
 
 
-def step_usage(samples: Sequence[Sample], version: int, method: Method, cfg: Training) -> Usage:
-    """What one step over these samples will be billed, from policy version `version` on."""
+def measured_every(settings: Settings) -> int:
+    """Of so many steps one scores its candidate."""
+    return MEASURED_EVERY if settings.run.backend == "tinker" else 1
+
+
+def step_usage(
+    samples: Sequence[Sample], version: int, method: Method, cfg: Training, *, measured: bool
+) -> Usage:
+    """What one step over these samples will be billed, from policy version `version` on.
+
+    Args:
+        measured: the candidate that it makes scores them.
+    """
     usage = Usage()
     for sample in samples:
         length = len(sample.prompt) + len(sample.completion.tokens)
@@ -156,8 +170,7 @@ def step_usage(samples: Sequence[Sample], version: int, method: Method, cfg: Tra
         usage += Usage(trained=datums * (length - 1))
         if sample.policy_version != version:
             usage += _score(length)
-        if cfg.kl_beta > 0:
-            usage += _score(length)
+        usage += _times(_score(length), (cfg.kl_beta > 0) + measured)
     return usage
 
 

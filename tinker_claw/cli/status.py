@@ -224,7 +224,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         at = health[f"{part}_since"]
         return f"since {moment(at, now)} ({span(max(0, now - at))} ago)"
 
-    for part in health.get("wrong", ()):
+    warns = health.get("guard") == "warns" and health["learner"] != "held"
+    for part in (*health.get("wrong", ()), *(["guard"] if warns else [])):
         state = health[part]
         if state == "paused":  # which has a line of its own
             continue
@@ -295,6 +296,8 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
         pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
+    if seen["held"]:
+        yield "held", f"learning waits for a rollback: {seen['held']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""

@@ -351,6 +351,14 @@ class Training(Section):
         ge=0,
         when="what was not trained gets worse; 0.01 to 0.05 are usual",
     )
+    max_step_kl: float = _setting(
+        0.1,
+        "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
+        unit="nats per token",
+        ge=0,
+        when="steps are taken again at a smaller rate although they do good (higher), or a step "
+        "does harm (lower)",
+    )
     hint_candidates: int = _setting(
         1,
         "hints scored per turn; the one that fits the reply best teaches",

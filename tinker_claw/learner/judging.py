@@ -336,13 +336,12 @@ class Judging:
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
         told = self._told(turn, verdict, hints)
-        if reason := self._parts.method.refuses(verdict, told, cut=turn.cut, episode=turn.episode):
+        refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
+        if reason := refuses(told):
             self._refuse(turn_id, reason)
             return
         teacher, untaught = await self._taught(turn, verdict, told)
-        if teacher is None and (
-            reason := self._parts.method.refuses(verdict, (), cut=turn.cut, episode=turn.episode)
-        ):
+        if teacher is None and (reason := refuses(())):
             self._refuse(turn_id, untaught or reason)
             return
         self._check(turn_id)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
@@ -61,6 +61,9 @@ class Lesson:
             again = len(self.told) if self.told_then is None else 1
             found += [_length(reply)] * (again + (reply.id not in self.free))
         return found
+
+
+_T = TypeVar("_T")
 
 
 class HintScorer:
@@ -245,26 +248,45 @@ async def batch_items(
     scores are asked for at once, so that a backend can compute the prefixes that they share once.
     """
 
-    async def item(sample: Sample) -> BatchItem | ClawError:
+    async def item(sample: Sample) -> BatchItem:
         wanted = score_fresh or sample.policy_version != policy.version.id
+        return BatchItem(
+            sample=sample,
+            current=await _current(sample, policy, cfg) if wanted else None,
+            reference=await _reference(sample, base, cfg),
+        )
+
+    return await _side_by_side([item(sample) for sample in samples])
+
+
+async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
+    """What this sampler says of the sampled tokens of each."""
+
+    async def score(sample: Sample) -> TokenLogprobs:
+        tokens = sample.completion.tokens
+        scores = await sampler.logprobs(sample.prompt + tokens, start=len(sample.prompt))
+        _fits(scores, len(tokens), 0, f"sample {sample.id}")
+        return scores
+
+    return await _side_by_side([score(sample) for sample in samples])
+
+
+async def _side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results in order, or the first failure, once all have ended."""
+
+    async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
         try:
-            return BatchItem(
-                sample=sample,
-                current=await _current(sample, policy, cfg) if wanted else None,
-                reference=await _reference(sample, base, cfg),
-            )
+            return await doing
         except ClawError as error:  # the group would wrap it
             return error
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(item(sample)) for sample in samples]
-    items: list[BatchItem] = []
-    for task in tasks:
-        found = task.result()
-        if isinstance(found, ClawError):
-            raise found
-        items.append(found)
-    return items
+        tasks = [group.create_task(one(doing)) for doing in work]
+    found = [task.result() for task in tasks]
+    for result in found:
+        if isinstance(result, ClawError):
+            raise result
+    return [result for result in found if not isinstance(result, ClawError)]
 
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:

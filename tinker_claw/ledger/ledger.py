@@ -27,7 +27,7 @@ from tinker_claw.ledger.prune import (
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
 from tinker_claw.ledger.turns import JudgementTable, TurnTable
-from tinker_claw.ledger.versions import Pin, StepTable
+from tinker_claw.ledger.versions import Hold, Pin, StepTable
 
 
 class Ledger:
@@ -47,6 +47,7 @@ class Ledger:
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)
+        self.hold = Hold(self._db)
 
     def _take_up(self) -> None:
         """Go on with what a process began to forget, and did not finish."""

@@ -182,7 +182,7 @@ CREATE TABLE steps (
   finished_at REAL,
   metrics     TEXT,                      -- JSON
   error       TEXT,
-  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void because the service was away, not by its samples
+  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void by no fault of one of its samples, as when the service was away
 ) STRICT;
 
 -- Of steps that a crash has undone.
