@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pytest
 from tests.fakes import FakeSampler, FakeTrainer, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
 from tests.learner.test_loop import Says
-from tinker_claw.billing.budget import Budget, Spending
+from tinker_claw.billing.budget import DAY_S, Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
@@ -74,13 +75,17 @@ class Life:
 
 @asynccontextmanager
 async def life(
-    path: Path, renderer: Renderer, budget_usd: float | None, trainer: FakeTrainer | None = None
+    path: Path,
+    renderer: Renderer,
+    budget_usd: float | None,
+    trainer: FakeTrainer | None = None,
+    *,
+    daily_usd: float | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> AsyncGenerator[Life]:
     def spending(ledger: Ledger) -> Spending:
-        limit = (
-            Budget(budget_usd, lambda: forecast(SETTINGS, PRICE, ledger)) if budget_usd else None
-        )
-        return Spending(PRICE, ledger.spend, Telemetry(None), limit)
+        limit = Budget(budget_usd, daily_usd, lambda: forecast(SETTINGS, PRICE, ledger))
+        return Spending(PRICE, ledger.spend, Telemetry(None), limit, clock=clock)
 
     fine = spell(renderer, "fine")
     trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
@@ -172,6 +177,43 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         await it.until(lambda: len(it.trainer.steps) == 2)
         health = await it.health()
         assert (health["status"], health["spending_paused"]) == ("ok", None)
+
+
+async def test_budget_of_a_day_pauses_learning_until_midnight_and_a_restart_knows_it(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with life(tmp_path, renderer, None) as it:
+        for number in range(2):
+            await it.converse(number)
+        await it.until(lambda: it.world.policy.current.version.id == 1)
+        served, judged, trained = sums(it.world)
+    now = [time.time() // DAY_S * DAY_S + DAY_S - 0.05]
+    daily = 2 * (served + judged) + 1.5 * trained
+    limits: dict[str, Any] = {"daily_usd": daily, "clock": lambda: now[0]}
+    async with life(tmp_path, renderer, None, it.trainer, **limits) as it:
+        for number in (2, 3):
+            await it.converse(number)
+        health = await it.paused()
+        for words in ("of today's budget of", "by itself at midnight UTC"):
+            assert words in health["spending_paused"]
+        assert health["budget_usd_per_day"] == pytest.approx(daily)
+        assert health["spent_today_usd"] == health["spent_usd"] > served + judged + trained
+    async with life(tmp_path, renderer, None, it.trainer, **limits) as it:
+        await it.paused()
+        assert len(it.trainer.steps) == 1
+        now[0] += 0.1
+        await it.until(lambda: len(it.trainer.steps) == 2)
+        health = await it.health()
+        assert (health["status"], health["spending_paused"]) == ("ok", None)
+        assert health["spent_today_usd"] < health["spent_usd"], "a new day begins with nothing"
+
+
+async def test_day_without_room_for_one_step_is_not_waited_for(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with life(tmp_path, renderer, None, daily_usd=11.0) as it:
+        await it.converse(0)
+        assert "higher --budget-usd-per-day" in (await it.paused())["spending_paused"]
 
 
 async def test_budget_is_not_overrun_by_what_is_judged_at_the_same_time(

@@ -205,7 +205,7 @@ def limited(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
         price,
         ledger.spend,
         telemetry,
-        Budget(usd, lambda: forecast(SETTINGS, price, ledger)),
+        Budget(usd, None, lambda: forecast(SETTINGS, price, ledger)),
     )
 
 
@@ -235,7 +235,7 @@ async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_pat
 
     def teaching(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
         return lambda ledger, telemetry: Spending(
-            price, ledger.spend, telemetry, Budget(usd, lambda: step)
+            price, ledger.spend, telemetry, Budget(usd, None, lambda: step)
         )
 
     async with world(tmp_path, trainer=trainer, spending=teaching(60)) as w:

@@ -93,8 +93,10 @@ async def wire(
     method, can = build(settings.run.method), await trainer.capabilities()
     require(method, settings.training, can)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
-    usd = settings.spend.budget_usd
-    budget = Budget(usd, lambda: forecast(settings, price, ledger)) if usd is not None else None
+    spend = settings.spend
+    budget = Budget(
+        spend.budget_usd, spend.budget_usd_per_day, lambda: forecast(settings, price, ledger)
+    )
     parts = LoopParts(
         ledger=ledger,
         trainer=trainer,

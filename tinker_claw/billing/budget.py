@@ -1,8 +1,9 @@
 """Counts what was billed, and lets work wait that the budget has no room for.
 
-Rule: the sum comes from the ledger, so a restart changes nothing. Work is let in while everything
-spent, everything in hand and its own estimate stay within the budget; what does not fit waits, for
-ever if need be, and is still in the ledger for a run with a higher budget.
+Rule: the sums come from the ledger, so a restart changes nothing. Work is let in while everything
+spent, everything in hand and its own estimate stay within the budget; what does not fit into a day
+waits for the next one, and what does not fit at all for a run with a higher budget. It is still in
+the ledger then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,12 +22,16 @@ from tinker_claw.billing.meter import Account, charged
 from tinker_claw.billing.prices import Price, load
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.spend import Bill, Purpose, SpendTable
+from tinker_claw.ledger.spend import Bill, Purpose, SpendTable, Spent
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Usage
 
 PROVIDER: Final = "thinkingmachines.dev"
 """The host whose prices the shipped table holds."""
+DAY_S: Final = 86_400
+"""Days are UTC's, and begin where seconds since 1970 are a multiple of this."""
+_LOOK_S: Final = 60.0
+"""What waits for a new day looks at the clock so often: a machine may sleep through midnight."""
 
 
 def price_in_force(settings: Settings) -> Price:
@@ -49,29 +54,37 @@ def check_budget(settings: Settings, price: Price) -> None:
     Raises:
         ConfigError: nothing is billed, or a price is not known; says what to do.
     """
-    budget = settings.spend.budget_usd
-    if budget is None:
-        return
-    if settings.run.backend == "local":
-        raise ConfigError(
-            "--budget-usd is for a service that bills, and --backend local bills nothing: "
-            "leave it out"
-        )
-    if price.missing:
-        raise ConfigError(
-            f"--budget-usd {budget:g} cannot be kept: of {settings.run.model_name} the price per "
-            f"million tokens is not known ({', '.join(price.missing)}). Give a table with --prices "
-            "FILE, in the form of configs/prices.toml, or leave --budget-usd out"
-        )
+    spend = settings.spend
+    limits = {"--budget-usd": spend.budget_usd, "--budget-usd-per-day": spend.budget_usd_per_day}
+    for flag, usd in limits.items():
+        if usd is None:
+            continue
+        if settings.run.backend == "local":
+            raise ConfigError(
+                f"{flag} is for a service that bills, and --backend local bills nothing: "
+                "leave it out"
+            )
+        if price.missing:
+            raise ConfigError(
+                f"{flag} {usd:g} cannot be kept: of {settings.run.model_name} the price per "
+                f"million tokens is not known ({', '.join(price.missing)}). Give a table with "
+                f"--prices FILE, in the form of configs/prices.toml, or leave {flag} out"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A sum that learning must stay within."""
+    """The sums that learning must stay within; None: this one has no bound."""
 
-    usd: float
+    usd: float | None
+    """In all."""
+    usd_per_day: float | None
     forecast: Callable[[], Estimate]
     """What the next step will cost, as things are."""
+
+    @property
+    def bounded(self) -> bool:
+        return self.usd is not None or self.usd_per_day is not None
 
 
 class Spending:
@@ -83,22 +96,36 @@ class Spending:
         table: SpendTable,
         telemetry: Telemetry,
         budget: Budget | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`clock`: seconds since 1970."""
         self._price = price
         self._table = table
         self._telemetry = telemetry
-        self._budget = budget
+        self._budget = budget if budget and budget.bounded else None
+        self._clock = clock
         self._spent = table.total()
+        self._day = self._midnight()
+        """When the day began that `_today` is of."""
+        self._today = table.total(since=self._day)
         self._reserved: list[float] = []
         self._released = asyncio.Event()
         self._paused_since: float | None = None
         self._paused_because: str | None = None
+        self._paused_for_today = False
+        """The pause ends with the day."""
 
     @property
     def spent_usd(self) -> float | None:
         """None: some of it has no price. What was billed before there was one is priced now."""
-        rest = self._price.usd(self._spent.unpriced)
-        return None if rest is None else self._spent.usd + rest
+        return self._usd(self._spent)
+
+    @property
+    def spent_today_usd(self) -> float | None:
+        """Since midnight UTC; None as above."""
+        self._look_at_the_clock()
+        return self._usd(self._today)
 
     def bill(self, purpose: Purpose, usage: Usage) -> Bill | None:
         """What to write down for these tokens; None: nothing was billed."""
@@ -107,7 +134,8 @@ class Spending:
     def count(self, bill: Bill | None) -> None:
         """Take a bill into the sums. It has been written to the ledger."""
         if bill is not None:
-            self._spent = self._spent.plus(bill)
+            self._look_at_the_clock()
+            self._spent, self._today = self._spent.plus(bill), self._today.plus(bill)
             self._telemetry.billed(bill.purpose, bill.usage, bill.usd)
 
     def record(
@@ -163,7 +191,9 @@ class Spending:
             if self._paused_since is None and not self._reserved:
                 self._pause(ahead)
             self._released.clear()
-            await self._released.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s()):
+                    await self._released.wait()
         self._reserved.append(need)
         try:
             yield
@@ -177,6 +207,8 @@ class Spending:
             **health,
             "spent_usd": self.spent_usd,
             "budget_usd": self._budget.usd if self._budget else None,
+            "spent_today_usd": self.spent_today_usd,
+            "budget_usd_per_day": self._budget.usd_per_day if self._budget else None,
             "spent_tokens": asdict(self._spent.usage),
             "spending_paused": self._paused_because,
         }
@@ -189,25 +221,74 @@ class Spending:
         return shown
 
     def _fits(self, need: float) -> bool:
-        if self._paused_since is not None:
-            return False
-        in_hand = self._known(self.spent_usd) + sum(self._reserved)
-        return in_hand + need <= (self._budget.usd if self._budget else 0.0)
+        self._look_at_the_clock()
+        return self._paused_since is None and self._short(need) is None
+
+    def _short(self, need: float) -> tuple[float, float, bool] | None:
+        """What is spent of which bound, and whether that is a day's, where there is no room for
+        `need` beside what is in hand; None: there is."""
+        if self._budget is None:
+            return None
+        ahead = sum(self._reserved) + need
+        for spent, usd, daily in (
+            (self._spent, self._budget.usd, False),
+            (self._today, self._budget.usd_per_day, True),
+        ):
+            if usd is not None and (gone := self._known(self._usd(spent))) + ahead > usd:
+                return gone, usd, daily
+        return None
 
     def _step_usd(self) -> float:
         return self._known(self._budget.forecast().train_usd) if self._budget else 0.0
 
     def _pause(self, need: float) -> None:
         """From here on nothing is let in any more: smaller work would only eat what is left."""
-        spent, budget = self._known(self.spent_usd), self._budget.usd if self._budget else 0.0
-        self._paused_since = time.time()
+        short = self._short(need)
+        if short is None:
+            return
+        spent, usd, self._paused_for_today = short
+        whose, flag = "of the budget", "--budget-usd"
+        if self._paused_for_today:
+            whose, flag = "of today's budget", "--budget-usd-per-day"
+        waiting_helps = self._paused_for_today and need <= usd
+        how = f"To go on, start again with a higher {flag}."
+        if waiting_helps:
+            how = "Learning goes on by itself at midnight UTC."
+        self._paused_since = self._clock()
         self._paused_because = (
-            f"${spent:.4f} of the budget of ${budget:g} are spent, and to go on learning would "
+            f"${spent:.4f} {whose} of ${usd:g} are spent, and to go on learning would "
             f"take about ${need:.4f} more. Nothing is judged or trained; turns are answered and "
-            "kept, which goes on costing, and samples stay queued. To go on, start again with a "
-            "higher --budget-usd."
+            f"kept, which goes on costing, and samples stay queued. {how}"
         )
         log.warning("spend.paused", because=self._paused_because)
+
+    # Days
+
+    def _midnight(self) -> float:
+        return self._clock() // DAY_S * DAY_S
+
+    def _look_at_the_clock(self) -> None:
+        """Begin a new day where it has come: with nothing spent, and without the pause of the last.
+
+        A clock that was set back goes on with the day that it was.
+        """
+        if (day := self._midnight()) <= self._day:
+            return
+        self._day, self._today = day, Spent()
+        if self._paused_for_today:
+            self._paused_since, self._paused_because = None, None
+            self._paused_for_today = False
+            log.info("spend.resumed")
+
+    def _look_s(self) -> float | None:
+        """How long what waits may sleep; None: no day changes anything."""
+        if self._budget is None or self._budget.usd_per_day is None:
+            return None
+        return max(0.0, min(_LOOK_S, self._day + DAY_S - self._clock()))
+
+    def _usd(self, spent: Spent) -> float | None:
+        rest = self._price.usd(spent.unpriced)
+        return None if rest is None else spent.usd + rest
 
     @staticmethod
     def _known(usd: float | None) -> float:

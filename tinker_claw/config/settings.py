@@ -367,6 +367,13 @@ class Spend(Section):
         gt=0,
         when="a service bills you",
     )
+    budget_usd_per_day: float | None = _setting(
+        None,
+        "the same for a day, which begins at midnight UTC; then learning goes on",
+        unit="USD",
+        gt=0,
+        when="a month's bill is to be foreseen, whatever a day brings",
+    )
     prices: Path | None = _setting(
         None,
         "price table; configs/prices.toml unless set",
