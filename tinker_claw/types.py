@@ -364,6 +364,9 @@ class HintScores:
     """[T, k] at the student's own candidates; () in token mode."""
     overlap: int = 0
     """Summed over positions: how many of the student's k candidates are in the teacher's top k."""
+    topk_ids: tuple[tuple[int, ...], ...] = ()
+    """[T, k] the teacher's own likeliest candidates; () in token mode."""
+    topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

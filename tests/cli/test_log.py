@@ -39,7 +39,7 @@ MORE = {
     "turns": "session_key trace stop_reason params cached_tokens request_text reply_text "
     "next_state answers hint_texts prompt tokens logprobs topk_ids topk_logprobs",
     "verdicts": "next_state answers hint_texts",
-    "samples": "hint overlap teacher_logprobs teacher_targets",
+    "samples": "hint overlap teacher_logprobs teacher_targets teacher_ids teacher_own",
     "steps": "taken rule",
     "versions": "state_ref sampler_ref",
 }

@@ -34,8 +34,9 @@ from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
+from tinker_claw.methods.advantages import reward_advantages, token_advantages
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.passes import candidate_advantages
 from tinker_claw.types import Completion, HintScores, Vote
 
 LONGEST = 1500
@@ -260,8 +261,9 @@ def advantages(
         rows = _rows(teacher, done, cfg, cfg.opd_clip)
         free = _rows(teacher, done, cfg, 0.0)
         distill = weights.distill * sum(abs(a) for row in rows for a in row) / len(rows)
-        cut = [a != b for x, y in zip(rows, free, strict=True) for a, b in zip(x, y, strict=True)]
-        bounded = sum(cut) / len(cut)
+        both = [pair for x, y in zip(rows, free, strict=True) for pair in zip(x, y, strict=True)]
+        cut = [bound != whole for bound, whole in both if whole]
+        bounded = sum(cut) / max(1, len(cut))
     return Advantages(reward, distill, bounded)
 
 
@@ -271,7 +273,4 @@ def _rows(
     """One row of advantages per sampled token. `clip`: 0 for none."""
     if cfg.opd_mode == "token":
         return [[a] for a in token_advantages(teacher.logprobs, done.logprobs, clip)]
-    return [
-        topk_advantages(scored, own, clip)
-        for scored, own in zip(teacher.targets, done.topk_logprobs, strict=True)
-    ]
+    return [candidate_advantages(done, teacher, at, clip) for at in range(len(done.tokens))]

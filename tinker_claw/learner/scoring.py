@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError, ClawError
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HINT_TEMPLATE, HintScores, Sample, TokenLogprobs, Turn
@@ -37,10 +37,10 @@ class HintScorer:
             BackendError: the teacher failed.
         """
         teacher = self._teacher or policy.sampler
-        scored = [await self._under(turn, hint, teacher, many=len(hints) > 1) for hint in hints]
+        scored = [await self._under(turn, hint, teacher) for hint in hints]
         return max(scored, key=lambda scores: scores.overlap)
 
-    async def _under(self, turn: Turn, hint: str, teacher: Sampler, *, many: bool) -> HintScores:
+    async def _under(self, turn: Turn, hint: str, teacher: Sampler) -> HintScores:
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
         hint = self._renderer.shorten(hint)
@@ -51,7 +51,7 @@ class HintScorer:
             hinted + done.tokens,
             start=len(hinted),
             targets=done.topk_ids if topk else None,
-            top_k=self._cfg.opd_topk if topk and many else 0,
+            top_k=self._cfg.opd_topk if topk else 0,
         )
         _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"turn {turn.id}")
         return HintScores(
@@ -59,6 +59,8 @@ class HintScorer:
             logprobs=scores.logprobs,
             targets=scores.targets if topk else (),
             overlap=_overlap(done.topk_ids, scores.topk_ids),
+            topk_ids=scores.topk_ids if topk else (),
+            topk_logprobs=scores.topk_logprobs if topk else (),
         )
 
 
@@ -101,13 +103,13 @@ async def batch_items(
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:
     done = sample.completion
-    topk = cfg.opd_mode == "topk" and sample.teacher is not None
+    targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
     scores = await policy.sampler.logprobs(
         sample.prompt + done.tokens,
         start=len(sample.prompt),
-        targets=done.topk_ids if topk else None,
+        targets=targets or None,
     )
-    _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"sample {sample.id}")
+    _fits(scores, len(done.tokens), len(targets), f"sample {sample.id}")
     return scores
 
 

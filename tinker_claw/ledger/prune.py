@@ -68,7 +68,7 @@ _SAID = {
     "votes": "answer = ''",
     "hints": "text = ''",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, teacher_logprobs = NULL, "
-    "teacher_targets = NULL",
+    "teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL",
 }
 """What was said after a turn, and what was made of that."""
 _NOTHING = "x'00'"

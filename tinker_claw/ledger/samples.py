@@ -14,8 +14,10 @@ from tinker_claw.ledger.codec import (
     load,
     pack_float_rows,
     pack_floats,
+    pack_id_rows,
     unpack_float_rows,
     unpack_floats,
+    unpack_id_rows,
 )
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import completion_of
@@ -45,13 +47,16 @@ class SampleTable:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
                 "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
-                "overlap, state, created_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
+                "teacher_ids, teacher_own, overlap, state, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
                 (
                     turn_id,
                     reward,
                     teacher.hint if teacher else None,
                     pack_floats(teacher.logprobs) if teacher else None,
                     pack_float_rows(teacher.targets) if teacher else None,
+                    pack_id_rows(teacher.topk_ids) if teacher else None,
+                    pack_float_rows(teacher.topk_logprobs) if teacher else None,
                     teacher.overlap if teacher else None,
                     time.time(),
                 ),
@@ -89,7 +94,8 @@ class SampleTable:
         """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
-            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
+            "samples.teacher_logprobs, samples.teacher_targets, "
+            "samples.teacher_ids, samples.teacher_own, samples.overlap, "
             "versions.step AS policy_step, turns.* FROM samples "
             "JOIN turns ON turns.id = samples.turn_id "
             "JOIN versions ON versions.id = turns.policy_version "
@@ -134,4 +140,6 @@ def teacher_of(row: sqlite3.Row) -> HintScores | None:
         logprobs=unpack_floats(row["teacher_logprobs"]),
         targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
         overlap=row["overlap"],
+        topk_ids=unpack_id_rows(row["teacher_ids"], row["topk"]),
+        topk_logprobs=unpack_float_rows(row["teacher_own"], row["topk"]),
     )

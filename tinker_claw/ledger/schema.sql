@@ -110,6 +110,8 @@ CREATE TABLE samples (
   hint             TEXT,                 -- NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
+  teacher_ids      BLOB,                 -- the teacher's own candidates, and below what it gives them
+  teacher_own      BLOB,
   overlap          INTEGER,
   state            TEXT NOT NULL,        -- queued, trained, expired, quarantined
   step_id          INTEGER REFERENCES steps (id),

@@ -232,7 +232,8 @@ class Contents:
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap "
+        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, "
+        "teacher_ids, teacher_own, overlap "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
         turn_id,
@@ -501,6 +502,8 @@ def _full_sample(known: Contents) -> Record:
         **{"hint": known.hint, "overlap": known.overlap},
         "teacher_logprobs": scores.logprobs if scores else None,
         "teacher_targets": scores.targets if scores else None,
+        "teacher_ids": scores.topk_ids if scores else None,
+        "teacher_own": scores.topk_logprobs if scores else None,
     }
 
 
