@@ -10,7 +10,7 @@ more, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -259,11 +259,11 @@ def advantages(
         reward = weights.reward * reward_advantages(rewards, cfg.baseline)[at]
     if weights.distill and teacher is not None:
         rows = _rows(teacher, done, cfg, cfg.opd_clip)
-        free = _rows(teacher, done, cfg, 0.0)
         distill = weights.distill * sum(abs(a) for row in rows for a in row) / len(rows)
-        both = [pair for x, y in zip(rows, free, strict=True) for pair in zip(x, y, strict=True)]
-        cut = [bound != whole for bound, whole in both if whole]
-        bounded = sum(cut) / max(1, len(cut))
+        known_of = replace(teacher, topk_ids=())  # where both have a logprob
+        bound, free = (_rows(known_of, done, cfg, clip) for clip in (cfg.opd_clip, 0.0))
+        cut = [a != b for x, y in zip(bound, free, strict=True) for a, b in zip(x, y, strict=True)]
+        bounded = sum(cut) / len(cut)
     return Advantages(reward, distill, bounded)
 
 
