@@ -93,7 +93,7 @@ async def _observe(client: Client, progress: Progress, scorer: Scorer) -> None:
             if progress.options.scores(version):
                 scorer.add(version)
         progress.figures = await client.figures()
-        well_at = clock() if health.status == "ok" else well_at
+        well_at = clock() if health.status == "ok" or progress.held else well_at
         if health.learner == "failed" or clock() - well_at > DEGRADED_S:
             raise DemoError(f"the server stopped learning: {health.last_error or health.learner}")
         await asyncio.sleep(OBSERVE_S)

@@ -38,7 +38,7 @@ class Options:
     steps: int = 16
     sessions: int = 72
     """The run ends when both are reached, so many optimizer steps and so many sessions; or when
-    nothing is learned any more."""
+    nothing is learned any more, or learning is held."""
     eval_prompts: int = 128
     config: Path = ROOT / "configs" / "demo.toml"
 

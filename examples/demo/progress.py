@@ -79,9 +79,16 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Whether no further session needs to begin."""
+        if self.held:
+            return True
         if self.sessions < self.options.sessions:
             return False
         return self.version >= self.options.steps or self.idle >= IDLE_SESSIONS
+
+    @property
+    def held(self) -> bool:
+        """The server takes no further step until its owner says so; it says why."""
+        return self.health is not None and self.health.learner == "held"
 
     @property
     def idle(self) -> int:

@@ -409,6 +409,17 @@ async def test_a_run_ends_where_nothing_is_learned_any_more(tmp_path: Path) -> N
     assert IDLE_SESSIONS <= progress.sessions <= IDLE_SESSIONS + 5
 
 
+async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) -> None:
+    why = "the last 128 judged replies were all rejected"
+    held = replace(HEALTH, status="degraded", learner="held", last_error=why)
+    fake = FakeGateway(stubborn, health=held)
+    progress = Progress(Options(out=tmp_path, eval_prompts=2))
+    await conduct(fake.client(), progress, (idle,))
+    found = report.contents(progress)
+    assert (found["whole"], found["learner"], found["error"]) == (True, "held", why)
+    assert [point.step for point in progress.curve()] == [0]
+
+
 def test_a_comparison_shows_means_and_runs_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -489,6 +500,22 @@ def test_the_demo_learns_what_the_user_likes_and_unlearns_nothing(tmp_path: Path
     for name in (report.REPORT, report.PICTURE, "server.log"):
         assert str(tmp_path / name) in shown
     assert processes_that_name(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
+    users = ("never", "garbage")
+    command = [sys.executable, "-m", "examples.demo.compare", "--user", *users]
+    command += ["--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert shown.returncode == 0, shown.stdout
+    for user in users:
+        found = compare.contents(tmp_path / f"combine-{user}-0")
+        assert found is not None
+        first, last = found["curve"][0], found["curve"][-1]
+        assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
+        assert min(last["sums"], last["lists"]) >= 0.95
+        assert f"combine │ {user}" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.slow
