@@ -49,6 +49,7 @@ from benchmarks.gateway_rows import (
     openings,
     prompts_in_turn,
     relaying,
+    settle,
 )
 from benchmarks.gateway_silence import idle, too_large
 
@@ -123,7 +124,9 @@ async def measure(
 
 async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     say("the gateway: first turns")
-    rows = [await cold(wire), await first_turns(wire, size)]
+    rows = [await cold(wire)]
+    await settle(wire)
+    rows.append(await first_turns(wire, size))
     say("the gateway: further turns")
     rows.append(await further_turns(wire, size))
     rows.append(await never_seen(wire, size))

@@ -188,6 +188,13 @@ async def cold(wire: Wire) -> Row:
     return (await run(wire, [opening(wire, MIX[0], "cold")], 1)).row("first request of the process")
 
 
+async def settle(wire: Wire) -> None:
+    """Wait for what the first request has set going."""
+    connection = await Connection.open(wire.at.url)
+    await connection.post("/settle")
+    connection.close()
+
+
 async def first_turns(wire: Wire, size: Size) -> Row:
     """New sessions, whose system prompts were seen before."""
     await run(wire, openings(wire, len(MIX), "warm"), 1)

@@ -87,6 +87,7 @@ class World:
     spending: Spending
     health: Health
     index: ConversationIndex
+    formats: Sequence[Format]
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """Post messages; strings alternate between user and assistant."""
@@ -253,5 +254,6 @@ async def gateway(
                     parts,
                 ),
                 index=index,
+                formats=formats,
             )
     ledger.close()

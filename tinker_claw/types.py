@@ -9,10 +9,10 @@ M = loss tokens of a datum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from tinker_claw.errors import AlignmentError, same_length
 
@@ -24,6 +24,46 @@ Message: TypeAlias = Mapping[str, Any]
 Tool: TypeAlias = Mapping[str, Any]
 """A tool as chat templates take it: {"type": "function", "function": {"name", "parameters", ...}},
 whose function may have a description, and may be strict."""
+
+
+class KnownMessage(dict[str, Any]):
+    """A message that comes again with every request of its session; see `noted`."""
+
+    __slots__ = ("notes",)
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+        self.notes: dict[Any, Any] = {}
+
+
+class KnownTools(tuple[Tool, ...]):
+    """The tools of many requests; see `noted`."""
+
+    notes: dict[Any, Any]
+
+    def __new__(cls, tools: Sequence[Tool]) -> KnownTools:
+        made = super().__new__(cls, tools)
+        made.notes = {}
+        return made
+
+
+_About = TypeVar("_About", Message, Sequence[Tool])
+_Note = TypeVar("_Note")
+
+
+def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
+    """What `find_out` makes of a message or of tools; of those that are known it is asked once.
+
+    Args:
+        find_out: goes by nothing else, and nobody changes what it has returned.
+    """
+    notes: dict[Any, Any] | None = getattr(about, "notes", None)
+    if notes is None:
+        return find_out(about)
+    if find_out not in notes:
+        notes[find_out] = find_out(about)
+    return notes[find_out]
+
 
 Tokens: TypeAlias = Sequence[int]
 

@@ -309,7 +309,7 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     fits = openclaw_line(tmp_path, capsys)
     assert fits.startswith(f"ok   openclaw   the provider tinker-claw in {file} fits; agents that")
     assert "agents that use it: none\n" in fits
-    assert "agents use no model that is named (agents.defaults.model.primary)\n" in fits
+    assert "all agents: no model is named (agents.defaults.model.primary)\n" in fits
     assert main.main(["openclaw-config", *flags, "--write", str(file), "--primary"]) == 0
     capsys.readouterr()
     assert "fits; agents use it" in openclaw_line(tmp_path, capsys)
@@ -330,7 +330,7 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     assert "api is 'openai-responses', not 'openai-completions'\n" in told
     assert "timeoutSeconds is None: " in told
     assert "apiKey is no key of this gateway" in told
-    assert "contextWindow is 99999, above the model's 65536" in told
+    assert "contextWindow is 99999, not the model's 65536" in told
     assert "psst" not in told
     assert file.read_bytes() == before
 
@@ -340,7 +340,8 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
     del provider["models"][0]["compat"]
     file.write_text(json.dumps(data))
     told = openclaw_line(tmp_path, capsys)
-    assert "its compat.sendSessionAffinityHeaders and compat.supportsPromptCacheKey do not" in told
+    for switch in ("sendSessionAffinityHeaders", "supportsPromptCacheKey"):
+        assert f"its compat.{switch} does not stand there" in told
     file.write_text("{}")
     assert "warn openclaw   no provider in" in openclaw_line(tmp_path, capsys)
     file.write_text("{")
@@ -386,13 +387,13 @@ def test_agents_and_models_that_go_elsewhere_are_named(
         else (*("entries.work", "entries.lab", "entries.old"),)
     )
     assert lines == [
-        "agent home falls back to anthropic/claude-opus-5 (agents.defaults.model.fallbacks)",
-        f"agent work uses openai/gpt-5.4 (agents.{work}.model)",
-        f"titles and recaps of agent work use openai/gpt-5.4-mini (agents.{work}.utilityModel)",
-        f"agent lab falls back to ollama/qwen3:8b (agents.{lab}.model.fallbacks)",
-        f"agent old uses anthropic/tinker-claw/demo (agents.{old}.model)",
-        "memory flushes use ollama/qwen3:8b (agents.defaults.compaction.memoryFlush.model)",
-        "telegram 123 uses openai/o9 (channels.modelByChannel.telegram)",
+        f"agent work: openai/gpt-5.4 (agents.{work}.model)",
+        f"agent work: openai/gpt-5.4-mini (agents.{work}.utilityModel)",
+        f"agent lab: ollama/qwen3:8b (agents.{lab}.model.fallbacks[1])",
+        f"agent old: anthropic/tinker-claw/demo (agents.{old}.model)",
+        "all agents: anthropic/claude-opus-5 (agents.defaults.model.fallbacks[0])",
+        "all agents: ollama/qwen3:8b (agents.defaults.compaction.memoryFlush.model)",
+        "channels: openai/o9 (channels.modelByChannel.telegram.123)",
     ]
 
 

@@ -193,7 +193,7 @@ def test_turns_are_written_whole_one_a_line(tmp_path: Path) -> None:
     assert (one["sample"], one["trained_in_step"]) == ("trained", 1)
     assert "tokens" not in one
     again = run("export", "--jsonl", str(file), directory=tmp_path / "data")
-    assert (again.returncode, "exists; name another file" in again.stderr) == (2, True)
+    assert (again.returncode, "exists and is not an empty" in again.stderr) == (2, True)
     full = run("export", "--jsonl", "-", "--tokens", directory=tmp_path / "data").stdout
     first = json.loads(full.splitlines()[0])
     assert first["tokens"] == [5, 151_000, 7]

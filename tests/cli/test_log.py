@@ -28,7 +28,7 @@ from tinker_claw.types import NextState
 TABLES = ("turns", "verdicts", "samples", "steps", "versions")
 KEYS = {
     "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
-    "completion_tokens created_at has_next_state judged verdict hints sample trained_in_step "
+    "completion_tokens created_at next_role judged verdict hints sample trained_in_step "
     "untrained_because outcome",
     "verdicts": "turn session user policy_version created_at verdict votes hints",
     "samples": "id turn session user policy_version created_at state reward hinted step",
@@ -93,7 +93,7 @@ def test_turns_say_how_far_they_came(world: tuple[Path, dict[str, int]], log: An
     assert (trained["prompt_tokens"], trained["completion_tokens"]) == (4, 3)
     assert (silent["judged"], silent["verdict"]) == (True, None)
     unjudged = by_id[turns["waits for the judge"]]
-    assert (unjudged["judged"], unjudged["has_next_state"]) == (False, True)
+    assert (unjudged["judged"], unjudged["next_role"]) == (False, "user")
     assert by_id[turns["queued"]]["trained_in_step"] is None
     assert by_id[turns["by another version"]]["fallback"] == "v1 failed: no adapter"
     side = by_id[turns["side"]]
@@ -250,9 +250,9 @@ def test_follow_shows_new_turns_and_again_what_has_changed(tmp_path: Path) -> No
         assert json.loads(line())["id"] == first
         second = story.followed("b")
         shown = json.loads(line())
-        if not shown["has_next_state"]:  # seen between the turn and its next state
+        if not shown["next_role"]:  # seen between the turn and its next state
             shown = json.loads(line())
-        assert (shown["id"], shown["has_next_state"], shown["judged"]) == (second, True, False)
+        assert (shown["id"], shown["next_role"], shown["judged"]) == (second, "user", False)
         story.judge(second, 1)
         shown = json.loads(line())
         assert (shown["id"], shown["judged"], shown["verdict"]) == (second, True, 1)

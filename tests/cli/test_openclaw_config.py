@@ -219,7 +219,7 @@ def test_agents_with_a_model_of_their_own_are_left_alone_and_named(
     assert write(path, "--primary") == 0
     told = capsys.readouterr().out
     assert told.count("left alone") == 1
-    assert "agent work uses other/model (agents.entries.work.model): it has a model of its" in told
+    assert "agent work has a model of its own, other/model: left alone." in told
     assert json5.loads(path.read_text())["agents"]["entries"]["work"] == {"model": "other/model"}
 
 
@@ -247,7 +247,7 @@ def test_only_what_differs_of_an_earlier_block_is_set(tmp_path: Path) -> None:
     }, "what is not there is added, what is false was chosen"
     assert write(path, "--show-key", "--served-model-name", "new", key=KEY) == 0
     assert ours(path)["apiKey"] == KEY
-    assert [model["id"] for model in ours(path)["models"]] == ["other", "demo", "new"]
+    assert [model["id"] for model in ours(path)["models"]] == ["new", "other", "demo"]
 
 
 def test_a_guessed_context_does_not_overwrite_a_known_one(tmp_path: Path) -> None:
@@ -302,10 +302,9 @@ def test_a_file_that_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "openclaw.json"
     path.write_text(MINE)
     found = openclaw_file.read(path)
-    assert found is not None
     path.write_text("{}")
     with pytest.raises(ConfigError, match="has changed meanwhile"):
-        openclaw_file.replace(found, "{1: 1}")
+        openclaw_file.save(found, "{1: 1}")
     assert path.read_text() == "{}"
     assert os.listdir(tmp_path) == ["openclaw.json"]
 
@@ -316,8 +315,7 @@ def test_backups_of_one_second_do_not_replace_one_another(tmp_path: Path) -> Non
     path.write_text(texts[0])
     for text in texts[1:]:
         found = openclaw_file.read(path)
-        assert found is not None
-        openclaw_file.replace(found, text)
+        openclaw_file.save(found, text)
     assert sorted(backup.read_text() for backup in backups(path)) == texts[:-1]
 
 
@@ -332,16 +330,16 @@ def test_a_folder_that_cannot_be_written_is_said_in_a_sentence(
     ("before", "after"),
     [
         ("{}", '{\n  "a": {\n    "b": 1\n  }\n}'),
-        ('{"x": 1}', '{"x": 1, "a": {"b": 1}}'),
-        ("{ x: 1, }", '{ x: 1, "a": {"b": 1} }'),
-        ("{\n\tx: 1 // one\n}", '{\n\tx: 1, // one\n\t"a": {\n\t\t"b": 1\n\t}\n}'),
-        ("{\n  x: 1, // one\n}\n", '{\n  x: 1, // one\n  "a": {\n    "b": 1\n  },\n}\n'),
-        ("{\r\n  x: 1\r\n}", '{\r\n  x: 1,\r\n  "a": {\r\n    "b": 1\r\n  }\r\n}'),
+        ('{"x": 1}', '{"a": {"b": 1}, "x": 1}'),
+        ("{ x: 1, }", '{ "a": {"b": 1}, x: 1, }'),
+        ("{\n\tx: 1 // one\n}", '{\n\t"a": {\n\t\t"b": 1\n\t},\n\tx: 1 // one\n}'),
+        ("{ // all\n  x: 1,\n}\n", '{ // all\n  "a": {\n    "b": 1\n  },\n  x: 1,\n}\n'),
+        ("{\r\n  x: 1\r\n}", '{\r\n  "a": {\r\n    "b": 1\r\n  },\r\n  x: 1\r\n}'),
         ("{ // none yet\n}", '{ // none yet\n  "a": {\n    "b": 1\n  }\n}'),
         ("{a: {b: 0x2 /* two */}}", "{a: {b: 1 /* two */}}"),
         ("{a: {b: 'x\\'}'}, 'a': {b: 5}}", "{a: {b: 'x\\'}'}, 'a': {b: 1}}"),
         ('\ufeff{"a": {}}', '\ufeff{"a": {\n  "b": 1\n}}'),
-        ('{"\\u0061": {"c": [1, 2]}}', '{"\\u0061": {"c": [1, 2], "b": 1}}'),
+        ('{"\\u0061": {"c": [1, 2]}}', '{"\\u0061": {"b": 1, "c": [1, 2]}}'),
         ("{'//': '/* }', a: {}}", "{'//': '/* }', a: {\n  \"b\": 1\n}}"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,16 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
+from tinker_claw.cli import doctor
 from tinker_claw.cli.common import read_run_view
-from tinker_claw.cli.doctor import WIDTH, advice, table, verdict
+from tinker_claw.cli.doctor import WIDTH
+from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import outcome
+from tinker_claw.ledger.outcome import advice, outcome
 from tinker_claw.ledger.turns import TRIES, Ballot
-from tinker_claw.ledger.views import TurnView, read_turns
+from tinker_claw.ledger.views import Filter, TurnView, read_turns
 from tinker_claw.types import Kind, NextState
 
 SECRET = "my landlady's cat"
@@ -47,8 +48,8 @@ def newest(path: Path, limit: int) -> list[TurnView]:
         return read_turns(rows, limit)
 
 
-def shown(ledger: Ledger, now: float, *, reasons: bool = False) -> list[str]:
-    return table(recent(ledger, 50), read_run_view(ledger._db, 16), now, reasons=reasons)
+def shown(ledger: Ledger, *, reasons: bool = False) -> list[str]:
+    return doctor.recent(ledger._db, 50, 16, reasons=reasons)
 
 
 def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
@@ -123,8 +124,13 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
         "queued": "waits for its step",
         "stood in": "waits for a next state",
     }
-    seen = {name: (turns[n].next_role, verdict(turns[n])) for name, n in made.items()}
-    assert seen["waits"] == (None, "-")
+    records = {record["id"]: record for record in read_log(ledger._db, "turns", Filter(), 50, 16)}
+    columns = {column.name: column for column in COLUMNS["turns"]}
+    seen = {
+        name: (columns["next"].cell(records[n]), columns["verdict"].cell(records[n]))
+        for name, n in made.items()
+    }
+    assert seen["waits"] == ("-", "-")
     assert seen["tool"] == ("tool", "-")
     assert seen["hinted"] == ("user", "-1 hint")
     assert seen["unclear"] == ("user", "none")
@@ -135,16 +141,17 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
 def test_table_is_aligned_fits_a_terminal_and_says_nothing_that_was_said(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
     turns, run = recent(ledger, 50), read_run_view(ledger._db, 16)
-    lines = shown(ledger, time.time())
+    lines = shown(ledger)
     assert all(len(line) <= WIDTH for line in lines)
-    assert lines[0].split()[:3] == ["turn", "when", "session"]
+    lines = lines[: lines.index("")]  # what they mean together follows
+    assert lines[0].split()[:3] == ["id", "when", "session"]
     begin = lines[0].index("outcome")
     assert all(line[begin - 1] == " " and line[begin] != " " for line in lines)
     rows = [line for line in lines[1:] if line[:begin].strip()]
     assert [line.split()[0] for line in rows] == [str(n) for n in sorted(made.values())]
     for line, turn in zip(rows, turns, strict=True):
         assert line[begin:].startswith(outcome(turn, run).word[:20])
-    with_reasons = "\n".join(shown(ledger, time.time(), reasons=True))
+    with_reasons = "\n".join(shown(ledger, reasons=True))
     assert "side because: an OpenClaw call without tools" in with_reasons
     assert "answered by another version because: v1 failed three times" in with_reasons
     assert all(len(line) <= WIDTH for line in with_reasons.splitlines())
@@ -160,10 +167,10 @@ def test_table_of_several_users_and_days_and_of_names_that_steer_terminals(
     ledger.turns.add(other)
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))
-    lines = shown(ledger, time.time(), reasons=True)
+    lines = shown(ledger, reasons=True)
     assert "user" in lines[0].split()
     assert any(" ben " in line for line in lines)
-    assert len(lines[1].split()[1]) == len("11-19"), "the day of a turn that is not of today"
+    assert len(lines[1].split()[1]) == len("2026-11-19"), "the day of a turn not of today"
     assert all(line.isprintable() for line in lines)
 
 
@@ -236,7 +243,7 @@ def test_side_turns_only_are_explained(ledger: Ledger) -> None:
 
 def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
     turns_of(ledger, 2)
-    assert advice(recent(ledger)) == [], "too few to say"
+    assert [*advice(recent(ledger))] == [], "too few to say"
     turns_of(ledger, 4, "t{}")
     (alone,) = advice(recent(ledger))
     assert "None of the 6 main turns has a next state" in alone
@@ -245,7 +252,7 @@ def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
     (passed,) = advice(recent(ledger))
     assert "although sessions go on" in passed
     ledger.turns.add_next_state(recent(ledger)[-1].id, NextState("user", "thanks"))
-    assert advice(recent(ledger)) == []
+    assert [*advice(recent(ledger))] == []
 
 
 def test_a_judge_that_says_nothing_is_told_from_one_that_is_late(ledger: Ledger) -> None:

@@ -12,10 +12,9 @@ from tests.processes import product
 from tests.stories import run
 from tests.talk import learn, rows
 from tinker_claw.cli.common import read_run_view
-from tinker_claw.cli.status import as_json, board, read_overview
+from tinker_claw.cli.status import board, read_overview
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import read_figures
-from tinker_claw.ledger.outcome import count_outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +60,8 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
     asked: list[str] = []
     with reading(tmp_path / FILE) as ledger:
         ledger._connection.set_trace_callback(asked.append)
-        read_figures(ledger, 5)
         # Hundreds of turns are judged and open; the index says which, and they are read.
-        count_outcomes(ledger, read_run_view(ledger, 16))
+        read_figures(ledger, read_run_view(ledger, 16), 5)
         ledger._connection.set_trace_callback(None)
         plans = [
             row["detail"] for query in asked for row in ledger.rows(f"EXPLAIN QUERY PLAN {query}")
@@ -81,10 +79,9 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
 
 def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> None:
     fill(tmp_path, 10_000)
-    overview = read_overview(tmp_path, 16)
-    told = as_json(overview)
+    told = read_overview(tmp_path, 16)
     assert told["turns"] == {"main": 9000, "side": 1000}
     assert sum(told["verdicts"].values()) == rows(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
     assert told["not_trained"]["waits for a next state"] == 907
     assert told["helps"]["good_verdicts"]["meaning"].startswith("better than at first")
-    assert len(board(overview)) < 50
+    assert len(board(told)) < 50

@@ -28,7 +28,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Usage
 
 KEYS = (
-    "data_dir run policy_version pinned step samples_waiting batch_size sessions private_sessions "
+    "data_dir batch_size run policy_version pinned step samples_waiting sessions private_sessions "
     "turns verdicts hints samples steps not_trained lost_next_states usd bills_without_price helps"
 )
 
@@ -64,7 +64,7 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
-    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "0.0312"]
+    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "0.0312", "-"]
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -18,15 +20,18 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParamsStreaming,
 )
 
+from tests.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
-from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL, parse_chat
+from tinker_claw.formats.body import KnownPieces
+from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
 from tinker_claw.types import Delta
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
 ASSISTANT = {"role": "assistant", "content": "x"}
+SYSTEM = {"role": "system", "content": "be brief"}
 MESSAGES: list[tuple[Any, str]] = [
     (ChatCompletionUserMessageParam, "user"),
     (ChatCompletionAssistantMessageParam, "assistant"),
@@ -403,3 +408,88 @@ def test_an_event_is_one_line_of_utf8() -> None:
     begin, _, rest = reply.deltas([Delta("text", "ü\n")], 3).decode().partition('"delta":')
     assert begin.startswith(f'data: {{"id":"{reply.id}","object":"chat.completion.chunk",')
     assert rest == '{"content":"ü\\n"},"finish_reason":null}]}\n\n'
+
+
+def written(*said: Any, **fields: Any) -> bytes:
+    """As clients write it, without blanks."""
+    body = {"model": "m", "messages": list(said), **fields}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def read_as(chat: Chat, body: bytes, user: str = "ann") -> GenerationRequest:
+    request = chat.parse(body, chat.routes[0], user)
+    chat.remember(request, user)
+    return request
+
+
+def told(read: Callable[[], GenerationRequest]) -> Any:
+    """The request, without what is to be remembered of it, or what a refusal says."""
+    try:
+        return replace(read(), own={})
+    except RequestError as error:
+        return str(error), error.param, error.status
+
+
+def test_a_known_history_changes_neither_request_nor_refusal() -> None:
+    chat, mutants = Chat(), Mutants("m")
+    for number in range(800):
+        body = mutants.make(number).body
+        whole = told(lambda body=body: parse_chat(body))
+        for _ in range(2):
+            assert told(lambda body=body: read_as(chat, body)) == whole
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[{"role":"user","content":"hi"}],"model":"m"}',
+        b'{"model":"m","messages":[{"role":"user","content":"hi","content":"hi"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"hi"}],"seed":NaN}',
+        b'{"model":"m","messages":[{"role":"user","content":"a\nb"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":"hi"}]} x',
+        b'{"model":"m","messages":[]}',
+        b'{"model":"m","messages":{"role":"user"}}',
+        b'{"model":"m"}',
+        b"[]",
+        b"",
+    ],
+)
+def test_what_is_wrong_is_said_as_of_a_body_that_is_read_whole(body: bytes) -> None:
+    chat = Chat()
+    read_as(chat, written(USER))
+    whole = told(lambda: parse_chat(body))
+    assert isinstance(whole, tuple), "a refusal"
+    assert told(lambda: read_as(chat, body)) == whole
+
+
+def test_messages_and_tools_that_come_again_are_read_once() -> None:
+    chat = Chat()
+    first = read_as(chat, written(USER, ASSISTANT, tools=[TOOL]))
+    again = read_as(
+        chat, written(USER, ASSISTANT, {"role": "user", "content": "new"}, tools=[TOOL])
+    )
+    assert again.messages[0] is first.messages[0]
+    assert again.messages[1] is first.messages[1]
+    assert again.tools is first.tools
+    assert not told(lambda: parse(messages=[USER, ASSISTANT])).own
+
+
+def test_what_one_user_has_said_is_not_known_of_another_nor_once_it_is_forgotten() -> None:
+    chat = Chat()
+    first = read_as(chat, written(USER))
+    assert read_as(chat, written(USER), "ben").messages[0] is not first.messages[0]
+    assert read_as(chat, written(USER)).messages[0] is first.messages[0]
+    chat.forget()
+    assert read_as(chat, written(USER)).messages[0] is not first.messages[0]
+
+
+def test_what_is_remembered_is_bounded_and_what_is_asked_for_stays() -> None:
+    known = KnownPieces(room=20_000)
+    for number in range(200):
+        known.learn("ann", {b"old": 1, b"%d" % number: 2, b"x" * 9000: 3})
+        assert known.of("ann", [b"old", b"none"]) == {b"old": 1}
+        assert len(known._new["ann"]) + len(known._old.get("ann", ())) < 20
+    assert known.of("ann", [b"0"]) == {}
+    assert known.of("ben", [b"old"]) == {}

@@ -20,7 +20,7 @@ from tests.gateways import World, gateway, spell
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe, read_overview
 from tinker_claw.conversation import history as histories
-from tinker_claw.formats.chat import parse_chat
+from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
@@ -217,7 +217,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
     lines = describe(health, world.url, time.time())
     assert ["  private: 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
     board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
-    assert board.figures.private == 1
+    assert board["private_sessions"] == 1
     assert "1 sessions, 1 of them private now" in "\n".join(lines_of(board))
     await world.ask("/private off", headers=named)
     await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
@@ -225,12 +225,15 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 
 
 async def test_nothing_private_stays_in_memory(world: World) -> None:
+    def remembered() -> list[bool]:
+        (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
+        places = (world.renderer._encoder._known, histories._MEANT, chat._known._new.values())
+        return [MARK in str(list(place)) for place in places]
+
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
-    assert not any(MARK in text for text in texts)
+    assert remembered() == [False, False, False]
     await world.ask(f"I am {MARK}")
-    texts = [*world.renderer._encoder._known, *map(str, histories._MEANT)]
-    assert any(MARK in text for text in texts), "where it would be"
+    assert remembered() == [True, True, True], "where it would be"
 
 
 async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:

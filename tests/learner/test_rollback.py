@@ -65,7 +65,7 @@ async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
         await learn(w, 5)
         assert w.trainer.weights == 2, "one step on from there"
         assert w.policy.current.version.parent == 4
-        live = [r.version.id for r in read_versions(w.ledger._db) if r.live]
+        live = [r["id"] for r in read_versions(w.ledger._db) if r["live"]]
         assert live == [0, 1, 4, 5]
 
 

@@ -483,7 +483,7 @@ def test_one_line_says_what_a_rollback_left_behind_and_what_a_crash_did_not(
     assert line.live == {0, 1, 3, 5}
     assert line.lost == {4}
     assert [line.leads_on(version) for version in range(6)] == [True, True, False, True, True, True]
-    assert [record.live for record in read_versions(ledger._db)] == [
+    assert [record["live"] for record in read_versions(ledger._db)] == [
         *(True, True, False, True, False, True)
     ]
     assert ledger.samples.expire(2, 9) == 1

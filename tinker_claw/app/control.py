@@ -11,7 +11,8 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CONTROL_FILE = "control.json"
 _ASKED_WITHIN_S = 10.0
+_CONNECT_S = 10.0
 
 
 @asynccontextmanager
@@ -57,6 +59,34 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
         server.close()
         for task in asked:
             task.cancel()
+
+
+def tell(directory: Path, order: Mapping[str, Any]) -> Any:
+    """Give an order to the gateway that runs on this directory, and wait until it is done.
+
+    Leaving (Ctrl-C) takes an order back that has not been carried out yet.
+
+    Raises:
+        UndoError: the gateway says why it cannot be done, or does not answer.
+    """
+    try:
+        known = json.loads((directory / CONTROL_FILE).read_text())
+        with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
+            connection.settimeout(None)  # a step in hand may take minutes
+            connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline()
+    except (OSError, ValueError, KeyError) as error:
+        raise UndoError(
+            f"a process has {directory} in use and takes no orders ({error}); it may be starting "
+            "or stopping: try again, or stop it first"
+        ) from error
+    if not line:
+        raise UndoError("the gateway ended before it was done; look with `python run.py versions`")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise UndoError(answer["error"])
+    return answer["done"]
 
 
 async def _converse(
@@ -106,7 +136,7 @@ async def _do(undoing: Rollback, order: dict[str, Any]) -> Any:
         case "rollback":
             return asdict(await undoing.roll_back(order["version"]))
         case "forget turn":
-            return asdict(await undoing.forget(from_turn(order["turn"])))
+            return asdict(await undoing.forget(from_turn(int(order["turn"]))))
         case "forget session":
             return asdict(await undoing.forget(in_session(order["session"], order["user"])))
         case "rejudge":

@@ -21,6 +21,7 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage
@@ -127,11 +128,13 @@ async def wire(
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index = ConversationIndex(ledger.turns, IDLE_S)
-    app = _gateway(settings, parts, index, renderer, redactor, versions, can, judging.wake)
+    chat = Chat()
+    app = _gateway(settings, parts, index, renderer, redactor, versions, can, chat, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
         renderer.forget()
+        chat.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     return System(app, parts, judging, learner, rollback)
@@ -174,6 +177,7 @@ def _gateway(
     redactor: Redactor,
     versions: Versions,
     can: Capabilities,
+    chat: Format,
     on_next_state: Callable[[], None],
 ) -> FastAPI:
     """The application, over what it shares with the loop."""
@@ -198,7 +202,7 @@ def _gateway(
         stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
         users=settings.users,
     )
-    return create_app(deps, [Chat()])
+    return create_app(deps, [chat])
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from tinker_claw.backends.model_files import config_folder, judge_folder
 from tinker_claw.config.settings import DEMO, Settings
-from tinker_claw.errors import ConfigError, OutageError
+from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import Trainer
@@ -135,6 +135,28 @@ def check_quantization(settings: Settings, vllm: Path) -> None:
                 "--sampler-quantization bitsandbytes: this vLLM needs a package for that: "
                 f"{environment}/bin/python -m pip install vllm-bnb-plugin"
             )
+
+
+async def served_at(url: str, settings: Settings) -> str:
+    """What an inference server serves that --sampler-urls names, in words.
+
+    Raises:
+        ConfigError: it does not answer, or cannot be used.
+    """
+    from local_gpu.sample.connect import connect
+    from local_gpu.sample.server import NEVER_LOADED
+
+    try:
+        key = settings.local.sampler_api_key
+        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
+        try:
+            info = await server.info()
+            await server.unload(NEVER_LOADED)
+        finally:
+            await server.aclose()
+    except (BackendError, ConfigError) as error:
+        raise ConfigError(f"--sampler-urls: {error}") from error
+    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 
 def _refuse_without_vllm(settings: Settings) -> None:

@@ -1,19 +1,22 @@
-"""From settings to a trainer: what can run here, who is opened, and at which rate it learns."""
+"""From settings to a trainer: what can run here, who is opened, at which rate it learns, and how
+many tokens its context holds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
 from tinker_claw.backends.tinker_sdk import check_sdk
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import DEMO, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
+from tinker_claw.shipped import MODEL_DIR
 
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
@@ -82,14 +85,18 @@ def learning_rate(settings: Settings, folder: str) -> float:
     rate = settings.training.learning_rate
     if rate != "auto":
         return rate
-    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config") or config
+    config = _text_config(Path(folder) / "config.json")
     if "hidden_size" in config:
         return lora_learning_rate(config["hidden_size"], config.get("model_type", ""))
     from transformers import AutoConfig  # knows its other names; imports torch
 
     known = AutoConfig.from_pretrained(folder).get_text_config()
     return lora_learning_rate(known.hidden_size, known.model_type)
+
+
+def _text_config(file: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return config.get("text_config") or config
 
 
 def lora_learning_rate(hidden_size: int, model_type: str) -> float:
@@ -99,3 +106,67 @@ def lora_learning_rate(hidden_size: int, model_type: str) -> float:
     """
     exponent = _EXPONENTS.get(model_type, _EXPONENT)
     return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent
+
+
+# How many tokens the model's context holds, and who says so: cheap sources only, and a guess is
+# called a guess
+
+GUESS = 40_960
+"""That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A number and where it comes from."""
+
+    tokens: int
+    source: str
+    """Part of a sentence."""
+    certain: bool = True
+
+
+async def context_of(settings: Settings) -> Context:
+    """The context that the gateway will offer with these settings, before anything is opened."""
+    limit = settings.run.context_tokens
+    remote = settings.run.backend == "tinker"
+    found = await _of_the_service(settings) if remote else _of_the_model(settings)
+    if limit is None:
+        return found
+    if found.certain and found.tokens < limit:
+        return Context(found.tokens, f"{found.source}, which is below --context-tokens")
+    return Context(limit, "--context-tokens")
+
+
+async def _of_the_service(settings: Settings) -> Context:
+    try:
+        check_sdk()
+        # Here, because its SDK takes a second.
+        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
+
+        where, served = await offered(settings, within_s=_PATIENCE_S)
+    except ConfigError as error:
+        known = _of_the_model(settings)
+        return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
+    if served.context_tokens is None:
+        return Context(FALLBACK_CONTEXT, f"{where.base_url} does not say; the gateway takes this")
+    return Context(served.context_tokens, f"{where.base_url} says so")
+
+
+def _of_the_model(settings: Settings) -> Context:
+    name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
+    try:
+        tokens = int(_text_config(_config_file(name))["max_position_embeddings"])
+        return Context(tokens, f"the config.json of {name} says so")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Context(GUESS, f"a guess: no config.json of {name} is on this machine yet", False)
+
+
+def _config_file(name: str) -> Path:
+    if name == DEMO:
+        return MODEL_DIR / "config.json"
+    if Path(name).is_dir():
+        return Path(name) / "config.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "config.json", local_files_only=True))

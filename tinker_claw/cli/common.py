@@ -7,14 +7,12 @@ choose parts of it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import socket
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import ConfigError, LedgerError, UndoError
-from tinker_claw.ledger.database import FILE, Rows
+from tinker_claw.errors import ConfigError, LedgerError
+from tinker_claw.ledger.database import FILE, Rows, is_locked
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import RunView, read_run, run_of
 from tinker_claw.ledger.views import TurnView
 from tinker_claw.methods import METHODS
@@ -89,7 +88,7 @@ class LedgerFlags(Flags):
 
     MORE: ClassVar[str] = (
         "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
-        "that run.py would use with the same flags, all of which can be given."
+        "that run.py would use with the same flags."
     )
 
     @cached_property
@@ -158,23 +157,21 @@ def read_run_view(rows: Rows, batch_size: int) -> RunView:
 TIMEOUT_S = 5.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a gateway that listens everywhere is asked from its own machine."""
-_CONNECT_S = 10.0
 
 
 class GatewayUnreachable(Exception):
     """Nobody to ask; says why."""
 
 
-def url_of(settings: Settings, host: str | None = None, port: int | None = None) -> str:
+def url_of(settings: Settings) -> str:
     """Where a gateway is asked from its own machine, without /v1.
 
     Raises:
         ConfigError: the port is not known.
     """
-    port = settings.gateway.port if port is None else port
+    host, port = settings.gateway.host, settings.gateway.port
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
-    host = host or settings.gateway.host
     host = ANYWHERE.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -227,50 +224,21 @@ def _get(url: str, key: str | None) -> Any:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
 
 
-def is_running(directory: Path) -> bool:
-    """Whether a process has the lock of this data directory."""
-    try:
-        with (directory / "lock").open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise LedgerError(
-            f"the data directory {directory} cannot be used: {error.strerror}"
-        ) from error
-    return False
-
-
-def tell(directory: Path, order: Mapping[str, Any]) -> Any:
-    """Give an order to the gateway that runs, and wait until it is done.
-
-    Leaving (Ctrl-C) takes an order back that has not been carried out yet.
+def carry_out(
+    directory: Path, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
+) -> tuple[Any, bool]:
+    """By the gateway that runs on this directory; without one by `offline`, which its next start
+    finds. Returns what came of it, and whether a gateway runs.
 
     Raises:
-        UndoError: it says why it cannot be done, or does not answer.
+        ClawError: it cannot be done; the sentence says why.
     """
-    from tinker_claw.app.control import CONTROL_FILE
+    if is_locked(directory):
+        from tinker_claw.app.control import tell  # most commands give no orders
 
-    try:
-        known = json.loads((directory / CONTROL_FILE).read_text())
-        with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
-            connection.settimeout(None)  # a step in hand may take minutes
-            connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline()
-    except (OSError, ValueError, KeyError) as error:
-        raise UndoError(
-            f"a process has {directory} in use and takes no orders ({error}); it may be starting "
-            "or stopping: try again, or stop it first"
-        ) from error
-    if not line:
-        raise UndoError("the gateway ended before it was done; look with `python run.py versions`")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise UndoError(answer["error"])
-    return answer["done"]
+        return tell(directory, order), True
+    with closing(Ledger(directory)) as ledger:
+        return offline(ledger), False
 
 
 # Lines and tables
@@ -286,12 +254,21 @@ class Column:
     """One column: its heading, and what it shows of a record."""
 
     name: str
-    show: Callable[[Any], str]
+    of: str | Callable[[Any], Any] | None = None
+    """The record's field, or a function of the record; None: the field of the column's name."""
     right: bool = False
+    empty: str = "-"
+    """What stands for nothing, and for no."""
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
     """Over several lines, where the table has a width."""
+
+    def cell(self, record: Any) -> str:
+        value = self.of(record) if callable(self.of) else record[self.of or self.name]
+        if value is True:
+            return "yes"
+        return self.empty if value in (None, "") or value is False else str(value)
 
 
 def table(
@@ -316,7 +293,7 @@ def table(
             ratio=1 if column.wraps else None,
         )
     for record in records:
-        grid.add_row(*(Text(printable(column.show(record))) for column in columns))
+        grid.add_row(*(Text(printable(column.cell(record))) for column in columns))
     terminal = sys.stdout.isatty()
     console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
@@ -390,6 +367,11 @@ def span(seconds: float) -> str:
 def vote(value: int | None) -> str:
     """+1, 0 or -1; `none` where no vote was valid."""
     return "none" if value is None else f"{value:+d}" if value else "0"
+
+
+def version(value: int | None) -> str | None:
+    """v3."""
+    return None if value is None else f"v{value}"
 
 
 def number(value: float | None) -> str:

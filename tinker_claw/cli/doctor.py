@@ -14,11 +14,9 @@ import shutil
 import ssl
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -31,31 +29,27 @@ from pydantic import Field
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, source
-from tinker_claw.backends.open import check_backend, open_trainer
+from tinker_claw.backends.open import Context, check_backend, context_of, open_trainer
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
-from tinker_claw.cli.common import Column, Flags, printable, short, span, wrapped, write
+from tinker_claw.cli.common import Flags, span, table, wrapped, write
+from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, Settings
-from tinker_claw.errors import BackendError, ClawError, ConfigError, LedgerError, RequestError
+from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
-from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.figures import lost_of, newest_at, newest_steps
-from tinker_claw.ledger.outcome import RunView, outcome
-from tinker_claw.ledger.turns import SET_ASIDE
-from tinker_claw.ledger.views import TurnView, read_turns
+from tinker_claw.ledger.database import FILE, Rows, reading
+from tinker_claw.ledger.figures import lost_of, newest_at
+from tinker_claw.ledger.outcome import RunView, advice, outcome
+from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
-from tinker_claw.types import Kind
-
-EXIT_WELL = 0
-EXIT_FAILED = 1
 
 
 class DoctorFlags(Flags):
@@ -67,8 +61,7 @@ class DoctorFlags(Flags):
     """
 
     MORE: ClassVar[str] = (
-        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong. "
-        "All flags of run.py can be given, too."
+        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong."
     )
 
     last: int = Field(10, title="N", description="requests to show (default 10; 0 for none)", ge=0)
@@ -101,7 +94,7 @@ class CheckContext:
     settings: Settings
     stack: AsyncExitStack
     source: Source | None = None
-    offers: openclaw.Context | None = None
+    offers: Context | None = None
     """How many tokens."""
     failed: list[str] = field(default_factory=list[str])
     """Names of the checks that failed, or stand on one that did."""
@@ -143,28 +136,28 @@ def doctor(given: DoctorFlags) -> int:
         settings = given.settings
     except ConfigError as error:
         Finding(str(error), "FAIL").show("settings")
-        return EXIT_FAILED
+        return 1
     run = settings.run
     Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
-    well = True if given.no_checks else asyncio.run(_examine(settings))
+    well = given.no_checks or asyncio.run(_examine(settings))
     if given.last:
         _show_recent(settings, given.last, reasons=given.reasons)
-    return EXIT_WELL if well else EXIT_FAILED
+    return 0 if well else 1
 
 
 async def _examine(settings: Settings) -> bool:
     async with AsyncExitStack() as stack:
         seen = CheckContext(settings, stack)
         for name, function, needs in _CHECKS:
-            try:
-                if missing := [other for other in needs if other in seen.failed]:
-                    seen.failed.append(name)
-                    found = Finding(f"not looked at: first mend {missing[0]}", "-")
-                else:
-                    found = await function(seen)
-            except ClawError as error:
+            if missing := [other for other in needs if other in seen.failed]:
                 seen.failed.append(name)
-                found = Finding(str(error), "FAIL")
+                found = Finding(f"not looked at: first mend {missing[0]}", "-")
+            else:
+                try:
+                    found = await function(seen)
+                except ClawError as error:
+                    seen.failed.append(name)
+                    found = Finding(str(error), "FAIL")
             found.show(name)
     return not seen.failed
 
@@ -176,19 +169,15 @@ def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
         return Finding(told, "-").show("requests")
     try:
         with reading(ledger) as rows, rows.moment():
-            turns = read_turns(rows, count)
-            run = common.read_run_view(rows, settings.training.batch_size)
+            lines = recent(rows, count, settings.training.batch_size, reasons=reasons)
     except LedgerError as error:
         return Finding(str(error), "warn").show("requests")
-    if not turns:
+    if not lines:
         return Finding(f"none yet in {ledger}", "-").show("requests")
-    write(["", f"The last requests in {ledger}:", ""])
-    write(table(turns, run, time.time(), reasons=reasons))
-    for sentence in advice(turns):
-        write(["", *wrapped(sentence, width=WIDTH)])
     if not reasons:
         more = "--reasons shows why each was taken for main or side, and more of its outcome."
-        write(["", more])
+        lines += ["", more]
+    write(["", f"The last requests in {ledger}:", "", *lines])
 
 
 # What run.py itself needs
@@ -217,10 +206,10 @@ async def memory(seen: CheckContext) -> Finding:
     told = arranged.layout.told()
     if arranged.fit is None or arranged.demand is None:
         return Finding(told)
-    table = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+    told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
     if (wrong := local.why_not(arranged)) is not None:
-        raise ConfigError(f"{table}\n{wrong}")
-    return Finding(table)
+        raise ConfigError(f"{told}\n{wrong}")
+    return Finding(told)
 
 
 @check("samplers", needs=("memory",))
@@ -229,9 +218,10 @@ async def samplers(seen: CheckContext) -> Finding:
     if seen.remote:
         return Finding("the service samples", "-")
     if settings.local.urls:
-        return Finding("\n".join([await _served_at(url, settings) for url in settings.local.urls]))
-    vllm = local.find_vllm()
-    arranged = local.arrange(settings, only_reckon=True)
+        return Finding(
+            "\n".join([await local.served_at(url, settings) for url in settings.local.urls])
+        )
+    vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
     if not arranged.gpus:
         return Finding("the gateway's process samples")
     if vllm is None:
@@ -239,23 +229,6 @@ async def samplers(seen: CheckContext) -> Finding:
         return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
     local.check_quantization(settings, vllm)
     return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
-
-
-async def _served_at(url: str, settings: Settings) -> str:
-    from local_gpu.sample.connect import connect
-    from local_gpu.sample.server import NEVER_LOADED
-
-    try:
-        key = settings.local.sampler_api_key
-        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
-        try:
-            info = await server.info()
-            await server.unload(NEVER_LOADED)
-        finally:
-            await server.aclose()
-    except (BackendError, ConfigError) as error:
-        raise ConfigError(f"--sampler-urls: {error}") from error
-    return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 
 @check("tokenizer")
@@ -289,7 +262,7 @@ async def method(seen: CheckContext) -> Finding:
     trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
     has = await trainer.capabilities()
     require(method, settings.training, has)
-    seen.offers = openclaw.Context(has.context_tokens, "the service says so")
+    seen.offers = Context(has.context_tokens, "the service says so")
     from tinker_claw.backends.tinker.trainer import TinkerTrainer
 
     assert isinstance(trainer, TinkerTrainer)
@@ -359,22 +332,21 @@ async def answers(seen: CheckContext) -> Finding:
     return Finding(f"{lost(causes)}; of {main} main turns", state, more)
 
 
-@check("agreement", needs=("data",))
+@check("agreement", needs=("answers",))
 async def agreement(seen: CheckContext) -> Finding:
     """Of sampler and trainer, when a step last compared them."""
     if not seen.ledger.exists():
         return Finding("no step was taken yet", "-")
     with reading(seen.ledger) as ledger, ledger.moment():
-        steps = newest_steps(ledger, _LAST_STEPS)
-    compared = [step for step in steps if step.metrics.get("agrees") is not None]
+        steps = read(ledger, "steps", Filter(), _LAST_STEPS)
+    compared = [step for step in steps if step["metrics"].get("agrees") is not None]
     if not compared:
         return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
-    step = compared[-1]
-    told = f"step {step.id}: sampler and trainer were {common.apart(step.metrics)} nats apart"
-    if step.metrics["agrees"]:
-        return Finding(f"{told}, which is rounding")
-    look = "`python run.py status` says what to look at"
-    return Finding(f"{told}, which is no rounding", "warn", look)
+    number, metrics = compared[-1]["id"], compared[-1]["metrics"]
+    told = f"step {number}: sampler and trainer were {common.apart(metrics)} nats apart, which is "
+    if metrics["agrees"]:
+        return Finding(f"{told}rounding")
+    return Finding(f"{told}no rounding", "warn", "`python run.py status` says what to look at")
 
 
 # What is around it
@@ -424,37 +396,33 @@ async def port(seen: CheckContext) -> Finding:
     return Finding(told)
 
 
-@check("clock")
+@check("clock", needs=("answers",))
 async def clock(seen: CheckContext) -> Finding:
-    asked = [seen.service] if seen.remote and "backend" not in seen.failed else list[str]()
-    if seen.settings.judge.judge_url is not None:
-        asked.append(seen.settings.judge.judge_url)
+    """Compared with servers that run.py asks anyway, and with the newest row of the ledger."""
+    judge = seen.settings.judge.judge_url
+    service = seen.service if seen.remote and "backend" not in seen.failed else None
     told, worst = list[str](), 0.0
-    for url in asked:  # which run.py asks anyway
+    for url in filter(None, (service, judge)):
         ahead = await asyncio.to_thread(ahead_of, url)
-        if ahead is None:
-            continue
-        worst = max(worst, abs(ahead))
-        way = "ahead of" if ahead > 0 else "behind"
-        close = abs(ahead) < _CLOCK_WARNS_S
-        told.append(f"agrees with {url}" if close else f"is {span(ahead)} {way} that of {url}")
+        if ahead is not None:
+            worst = max(worst, abs(ahead))
+            way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
+            told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
     if worst >= _CLOCK_FAILS_S:
         raise ConfigError(
             f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
             "wrong clock; set it (with NTP)"
         )
-    try:
+    if seen.ledger.exists():
         with reading(seen.ledger) as rows, rows.moment():
             future = (newest_at(rows) or 0.0) - time.time()
-    except LedgerError:
-        future = 0.0
-    if future >= _CLOCK_WARNS_S:
-        worst = max(worst, future)
-        told.append(
-            f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
-            f"written in {span(future)}. Nothing is lost, rows are ordered by number; the times "
-            "that are shown are wrong"
-        )
+        if future >= _CLOCK_WARNS_S:
+            worst = future
+            told.append(
+                f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
+                f"written in {span(future)}. Nothing is lost, rows are ordered by number; the "
+                "times that are shown are wrong"
+            )
     if not told:
         return Finding("no server to compare it with; no row of the ledger is from the future")
     return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
@@ -486,7 +454,7 @@ def ahead_of(url: str) -> float | None:
 
 @check("model", needs=("backend",))
 async def model(seen: CheckContext) -> Finding:
-    offers = seen.offers = seen.offers or await openclaw.context_of(seen.settings)
+    offers = seen.offers = seen.offers or await context_of(seen.settings)
     told = f"served as {seen.settings.served_name}; context {offers.tokens} tokens: {offers.source}"
     if offers.tokens >= openclaw.SMALLEST_CONTEXT:
         return Finding(told)
@@ -501,7 +469,7 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
         found = openclaw_file.read(path)
     except ConfigError as error:  # OpenClaw's trouble, not the gateway's
         return Finding(str(error), "warn")
-    if found is None:
+    if found.was is None:
         return Finding(f"no configuration at {path}", "-", _PRINTS)
     if settings.gateway.port == 0:
         return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
@@ -516,12 +484,11 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
     if wrong := [misfit.said for misfit in looked if misfit.said]:
         mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
         return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-    used = openclaw.uses(found.data, settings)
-    agents = [use for use in used if use.agent is not None]
-    ours = [use.agent for use in agents if use.agent is not None and use.here]
+    usual = openclaw.usual_models(found.data)
+    ours = [name for name, used in usual.items() if openclaw.is_ours(used, found.data, settings)]
     named = f"agents that use it: {', '.join(ours) or 'none'}"
-    told = f"{provider} fits; {'agents use it' if len(ours) == len(agents) else named}"
-    if other := [str(use) for use in used if not use.here]:
+    told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
+    if other := [*openclaw.elsewhere(found.data, settings)]:
         note = "what is said elsewhere is neither recorded nor learned from:"
         told = "\n".join([told, note, *other])
     return Finding(told)
@@ -530,63 +497,28 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
 # The last requests as a table: what each was, what came of it, and why; no user's words
 
 WIDTH = 110
-_KEY_LENGTH = 14
 
 
-def table(
-    turns: Sequence[TurnView], run: RunView, now: float, *, reasons: bool = False
-) -> list[str]:
-    """The lines of the table, oldest turn first.
+def recent(rows: Rows, count: int, batch_size: int, *, reasons: bool = False) -> list[str]:
+    """The table of log, and what the requests mean together, oldest first; [] without any.
 
     Args:
-        turns: at least one.
-        now: seconds since 1970; turns of another day show it.
+        batch_size: samples of a step, where none was taken yet.
         reasons: further lines, for each turn its session's name, the reason of its kind, and its
             outcome in a sentence.
     """
-    lines = common.table(list(_columns(turns, run, now)), turns, width=WIDTH)
+    records = read_log(rows, "turns", Filter(), count, batch_size)
+    if not records:
+        return []
+    turns, run = read_turns(rows, count), common.read_run_view(rows, batch_size)
+    left_out = {"index"} if len({turn.user for turn in turns}) > 1 else {"index", "user"}
+    columns = [column for column in COLUMNS["turns"] if column.name not in left_out]
+    lines = table(columns, records, width=WIDTH)
     if reasons:
         lines += [line for turn in turns for line in _because(turn, run)]
+    for sentence in advice(turns):
+        lines += ["", *wrapped(sentence, width=WIDTH)]
     return lines
-
-
-def verdict(turn: TurnView) -> str:
-    """+1, 0 or -1, `none` where no vote was valid, and whether there is a hint."""
-    if not turn.judged:
-        return "-"
-    return common.vote(turn.verdict) + (" hint" if turn.hints else "")
-
-
-def _columns(turns: Sequence[TurnView], run: RunView, now: float) -> Iterator[Column]:
-    def when(turn: TurnView) -> str:
-        at, today = datetime.fromtimestamp(turn.created_at), datetime.fromtimestamp(now).date()
-        return at.strftime("%H:%M:%S" if at.date() == today else "%m-%d %H:%M")
-
-    def session(turn: TurnView) -> str:
-        """The ledger's number, and the end of the client's name, which tells sessions apart."""
-        key = printable(turn.session_key)
-        end = key if len(key) <= _KEY_LENGTH else "…" + key[1 - _KEY_LENGTH :]
-        return f"{turn.session_id}:{end}"
-
-    def by(turn: TurnView) -> str:
-        return f"v{turn.policy_version}" + ("*" if turn.fallback is not None else "")
-
-    def tokens(turn: TurnView) -> str:
-        return f"{turn.prompt_tokens}+{turn.completion_tokens}"
-
-    yield Column("turn", lambda turn: str(turn.id), right=True)
-    yield Column("when", when)
-    if len({turn.user for turn in turns}) > 1:
-        yield Column("user", lambda turn: short(turn.user, _KEY_LENGTH))
-    yield Column("session", session)
-    yield Column("kind", lambda turn: turn.kind)
-    if any(turn.call for turn in turns):
-        yield Column("for", lambda turn: short(turn.call, 16) or "-")
-    yield Column("by", by)
-    yield Column("tokens", tokens, right=True)
-    yield Column("next", lambda turn: turn.next_role or "-")
-    yield Column("verdict", verdict)
-    yield Column("outcome", lambda turn: outcome(turn, run).word, least=24, wraps=True)
 
 
 def _because(turn: TurnView, run: RunView) -> Iterator[str]:
@@ -597,85 +529,3 @@ def _because(turn: TurnView, run: RunView) -> Iterator[str]:
         told.append(f"answered by another version because: {turn.fallback}")
     for sentence in (*told, outcome(turn, run).sentence):
         yield from wrapped(sentence, "   ", WIDTH)
-
-
-# What they mean together
-
-_MOST = 0.75
-_FEWEST = 3
-"""Fewer turns are no pattern."""
-
-
-def advice(turns: Sequence[TurnView]) -> list[str]:
-    """Sentences on these turns, oldest first; none where learning goes its way."""
-    main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    return [*_sides(turns), *_followed(main), *_judging(main), *_sampling(turns, main)]
-
-
-def _sides(turns: Sequence[TurnView]) -> Iterator[str]:
-    side = [turn for turn in turns if turn.kind is Kind.SIDE]
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    yield (
-        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
-        f"of {times}: {printable(reason)}. Recaps, titles, compaction, heartbeat and cron are "
-        "meant to be side turns. If these were your own messages, the client sends something that "
-        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; --reasons shows the reason of each."
-    )
-    if len(side) == len(turns):
-        yield "There is no main turn among them: nothing can be learned from these requests."
-
-
-def _followed(main: Sequence[TurnView]) -> Iterator[str]:
-    if len(main) < _FEWEST or any(turn.next_role is not None for turn in main):
-        return
-    why = (
-        "although sessions go on. The replies do not come back in the client's history as they "
-        "were sent: something between rewrites or drops them."
-    )
-    if len({turn.session_id for turn in main}) == len(main):
-        why = (
-            "so there is nothing to judge: every one stands alone in its session. Go on in the "
-            "same conversation; if you did, the client sends neither its earlier messages back nor "
-            "a name for the session (X-Session-Id)."
-        )
-    yield f"None of the {len(main)} main turns has a next state, {why}"
-
-
-def _judging(main: Sequence[TurnView]) -> Iterator[str]:
-    aside = [turn for turn in main if turn.untrained_because == SET_ASIDE]
-    if aside:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
-            "takes them up again."
-        )
-    followed = [turn for turn in main if turn.next_role is not None]
-    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
-    if _most(waiting, followed):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
-
-
-def _sampling(turns: Sequence[TurnView], main: Sequence[TurnView]) -> Iterator[str]:
-    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
-    if _most(unfit, main):
-        yield (
-            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
-            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
-            "out of its settings for this model."
-        )
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; --reasons says why."
-        )
-
-
-def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
-    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)

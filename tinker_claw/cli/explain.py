@@ -9,9 +9,9 @@ more, and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.figures import StepFigures, read_step, rewards_of
+from tinker_claw.ledger.figures import read_step, rewards_of
 from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
@@ -52,12 +52,7 @@ class ExplainFlags(LedgerFlags):
 
 
 def explain(given: ExplainFlags) -> int:
-    """Tell a turn in words.
-
-    Raises:
-        ConfigError: a setting is wrong.
-        LedgerError: there is no ledger, or no such turn.
-    """
+    """Tell a turn in words."""
     with until_left(), reading(given.ledger) as ledger:
         with ledger.moment():
             lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)
@@ -162,43 +157,81 @@ def _trained(
     step = read_step(rows, sample.step)
     if step is None:
         return
-    rule = dict(step.metrics.get("rule") or {})
+    parent, metrics = step
+    rule = dict(metrics.get("rule") or {})
     method = METHODS.get(rule.pop("method", run.names.get("method")))
     if method is None:
         return
-    rewards = rewards_of(rows, step.id)
     cfg = Training(**rule) if rule else training
-    found = advantages(sample.reward, rewards, known, method, cfg)
     if not rule:
         yield "(By today's settings: the step did not record those of its time.)"
-    if found.reward is not None:
-        given = [reward for reward in rewards if reward is not None]
+    yield from _by_verdict(sample.reward, rewards_of(rows, sample.step), method, cfg)
+    yield from _by_teacher(known.teacher, known.completion, method, cfg)
+    began_with = read_version(rows, parent)
+    yield from wrapped(
+        _age((began_with.step if began_with else 0) - turn.version_step, metrics, cfg)
+    )
+
+
+def _by_verdict(
+    reward: Vote | None, rewards: Sequence[Vote | None], method: Method, cfg: Training
+) -> Iterator[str]:
+    """`rewards`: of all samples of the step."""
+    weight = method.weights(cfg).reward
+    if weight and reward is not None:
+        # Samples of one batch with equal rewards have equal advantages.
+        advantage = weight * reward_advantages(rewards, cfg.baseline)[rewards.index(reward)]
+        given = [one for one in rewards if one is not None]
         of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
         yield from wrapped(
-            f"Advantage from its verdict: {found.reward:+.3f} on every token ({of}; "
+            f"Advantage from its verdict: {advantage:+.3f} on every token ({of}; "
             f"--baseline {cfg.baseline})."
         )
-    elif sample.reward is None and method.reward:
+    elif reward is None and method.reward:
         yield "It carried no verdict of +1 or -1, so only its hint counted."
-    if method.teaching and found.distill is not None and found.bounded is not None:
-        cut = f"{found.bounded:.0%} of the differences between teacher and reply were cut to "
-        cut += f"{cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
-        yield from wrapped(
-            f"Advantage from its {method.teaching.what}: {found.distill:.3f} in the mean over its "
-            f"tokens, of either sign{f'; {cut}' if cfg.opd_clip else ''}."
+
+
+def _by_teacher(
+    teacher: HintScores | None, done: Completion, method: Method, cfg: Training
+) -> Iterator[str]:
+    weight = method.weights(cfg).distill
+    if not weight or teacher is None or method.teaching is None:
+        return
+    rows = _distilled(teacher, done, cfg, cfg.opd_clip)
+    mean = weight * sum(abs(a) for row in rows for a in row) / len(rows)
+    told = f"Advantage from its {method.teaching.what}: {mean:.3f} in the mean over its tokens"
+    told += ", of either sign"
+    if cfg.opd_clip:
+        both = replace(teacher, topk_ids=())  # where student and teacher have a logprob
+        bounded, free = (_distilled(both, done, cfg, clip) for clip in (cfg.opd_clip, 0.0))
+        cut = [
+            a != b for x, y in zip(bounded, free, strict=True) for a, b in zip(x, y, strict=True)
+        ]
+        told += (
+            f"; {sum(cut) / len(cut):.0%} of the differences between teacher and reply were cut "
         )
-    parent = read_version(rows, step.parent)
-    yield from wrapped(_age((parent.step if parent else 0) - turn.version_step, step, cfg))
+        told += f"to {cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
+    yield from wrapped(f"{told}.")
 
 
-def _age(age: int, step: StepFigures, cfg: Training) -> str:
+def _distilled(
+    teacher: HintScores, done: Completion, cfg: Training, clip: float
+) -> list[Sequence[float]]:
+    """Advantages before normalisation: one row per sampled token, of as many candidates as were
+    scored. `clip`: 0 for none."""
+    if cfg.opd_mode == "token":
+        return [[a] for a in token_advantages(teacher.logprobs, done.logprobs, clip)]
+    return [candidate_advantages(done, teacher, at, clip) for at in range(len(done.tokens))]
+
+
+def _age(age: int, metrics: Mapping[str, Any], cfg: Training) -> str:
     told = "It was fresh: the version that answered was the one that was trained on."
     if age:
         told = (
             f"It was {plural(age, 'step')} old by then; how the correction for "
             "that changed its advantages is not recorded."
         )
-    if (clip_share := step.metrics.get("clip_share")) is not None:
+    if (clip_share := metrics.get("clip_share")) is not None:
         told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
     if cfg.kl_beta:
         told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
@@ -218,59 +251,3 @@ def _quote(words: str, *, text: bool) -> Iterator[str]:
         yield from wrapped(line, "  | ") or ["  |"]
     if len(words) > LONGEST:
         yield f"  | … and {len(words) - LONGEST} more characters"
-
-
-# Advantages
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """Of one sample, before normalisation by its length; weights of the method included."""
-
-    reward: float | None
-    """Of every token; None: the sample has no reward, or the method takes none."""
-    distill: float | None
-    """Mean over tokens of |A|, summed over candidates; None: no teacher was asked."""
-    bounded: float | None
-    """Share of the differences between teacher and student that --opd-clip cut to its bound."""
-
-
-def advantages(
-    reward_of: Vote | None,
-    rewards: Sequence[Vote | None],
-    known: Contents,
-    method: Method,
-    cfg: Training,
-) -> Advantages:
-    """Those of a sample that a step has trained.
-
-    Args:
-        reward_of: the sample.
-        rewards: of all samples of its step.
-        known: what was sampled, and what the teacher said of that.
-        cfg: the rule that the step recorded.
-    """
-    teacher, done = known.teacher, known.completion
-    weights = method.weights(cfg)
-    reward = distill = bounded = None
-    if weights.reward and reward_of is not None:
-        # Samples of one batch with equal rewards have equal advantages.
-        at = rewards.index(reward_of)
-        reward = weights.reward * reward_advantages(rewards, cfg.baseline)[at]
-    if weights.distill and teacher is not None:
-        rows = _rows(teacher, done, cfg, cfg.opd_clip)
-        distill = weights.distill * sum(abs(a) for row in rows for a in row) / len(rows)
-        known_of = replace(teacher, topk_ids=())  # where both have a logprob
-        bound, free = (_rows(known_of, done, cfg, clip) for clip in (cfg.opd_clip, 0.0))
-        cut = [a != b for x, y in zip(bound, free, strict=True) for a, b in zip(x, y, strict=True)]
-        bounded = sum(cut) / len(cut)
-    return Advantages(reward, distill, bounded)
-
-
-def _rows(
-    teacher: HintScores, done: Completion, cfg: Training, clip: float
-) -> list[Sequence[float]]:
-    """One row of advantages per sampled token. `clip`: 0 for none."""
-    if cfg.opd_mode == "token":
-        return [[a] for a in token_advantages(teacher.logprobs, done.logprobs, clip)]
-    return [candidate_advantages(done, teacher, at, clip) for at in range(len(done.tokens))]

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from tinker_claw.cli.common import LedgerFlags, until_left, write
-from tinker_claw.cli.versions import Kept, backend_of, named, number, read_kept
+from tinker_claw.cli.versions import AS_SHOWN, backend_of, named, read_kept
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.views import turns_in_full
+from tinker_claw.ledger.views import Record, turns_in_full
 
 
 class ExportFlags(LedgerFlags):
@@ -45,17 +44,13 @@ class ExportFlags(LedgerFlags):
         "(--backend local)",
     )
     tokens: bool = Field(False, description="turns also with ids and logprobs")
-    version: str | None = Field(
+    version: Annotated[int, AS_SHOWN] | None = Field(
         None, title="vN", description="of this version, not of the one that serves"
     )
 
 
 def export(given: ExportFlags) -> int:
-    """Write what is asked for.
-
-    Raises:
-        ClawError: it cannot be written; the sentence says why.
-    """
+    """Write what is asked for."""
     if len(given.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
         raise ConfigError("give one of --jsonl, --adapter and --merged")
     settings, file = given.settings, given.ledger
@@ -72,41 +67,38 @@ def export(given: ExportFlags) -> int:
         raise ConfigError(
             f"{file} holds a run with --backend {backend}; give the flags of that run"
         )
-    serving = next(one.id for one in kept if one.record.serving)
-    asked = serving if given.version is None else number(given.version)
+    serving = next(one["id"] for one in kept if one["serving"])
+    asked = serving if given.version is None else given.version
     version = named(kept, asked, with_state=backend != "local")
     if given.adapter is not None:
         _adapter(settings, version, given.adapter)
-        write([f"The adapter of {version.name} is in {given.adapter}."])
     elif given.merged is not None:
         _merged(settings, version, given.merged)
-        write([f"The model of {version.name} is in {given.merged}."])
+    what = "model" if given.adapter is None else "adapter"
+    write([f"The {what} of v{version['id']} is in {given.adapter or given.merged}."])
     return 0
 
 
 def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
-    if str(target) == "-":
-        with until_left(), reading(ledger_at) as ledger:
-            for record in turns_in_full(ledger, tokens=tokens):
-                sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-            sys.stdout.flush()
-        return
-    if target.exists():
-        raise UndoError(f"{target} exists; name another file")
-    count = 0
-    with _whole(target) as draft, reading(ledger_at) as ledger, draft.open("w") as file:
-        os.chmod(draft, 0o600)  # it holds conversations
-        for record in turns_in_full(ledger, tokens=tokens):
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            count += 1
+    with reading(ledger_at) as ledger:
+        records = turns_in_full(ledger, tokens=tokens)
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
+        if str(target) == "-":
+            with until_left():
+                return write(lines)
+        count = 0
+        with _whole(target) as draft, draft.open("w") as file:
+            for line in lines:
+                file.write(f"{line}\n")
+                count += 1
     write([f"{count} turns are in {target}."])
 
 
-def _adapter(settings: Settings, version: Kept, target: Path) -> None:
-    with _whole(_free(target)) as draft:
+def _adapter(settings: Settings, version: Record, target: Path) -> None:
+    with _whole(target) as draft:
         if settings.run.backend == "local":
             shutil.copytree(
-                settings.run.directory / "adapters" / version.record.version.sampler_ref,
+                settings.run.directory / "adapters" / version["sampler_ref"],
                 draft,
                 copy_function=shutil.copyfile,
             )
@@ -116,21 +108,21 @@ def _adapter(settings: Settings, version: Kept, target: Path) -> None:
             asyncio.run(_from_service(settings, version, draft))
 
 
-async def _from_service(settings: Settings, version: Kept, target: Path) -> None:
+async def _from_service(settings: Settings, version: Record, target: Path) -> None:
     """The service exports the weights of a training session, so one is begun with that state."""
     from tinker_claw.backends.open import check_backend, open_trainer  # seconds: turns need neither
 
-    assert version.record.version.state_ref is not None
+    assert version["state_ref"] is not None
     await check_backend(settings)
     try:
         async with open_trainer(settings, "") as trainer:
-            await trainer.load_state(version.record.version.state_ref)
+            await trainer.load_state(version["state_ref"])
             await trainer.export_adapter(target)
     except BackendError as error:
-        raise UndoError(f"{version.name} cannot be exported: {error}") from error
+        raise UndoError(f"v{version['id']} cannot be exported: {error}") from error
 
 
-def _merged(settings: Settings, version: Kept, target: Path) -> None:
+def _merged(settings: Settings, version: Record, target: Path) -> None:
     if settings.run.backend != "local":
         raise UndoError(
             "--merged needs the base model's weights, which are not here with --backend "
@@ -145,8 +137,8 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
     from local_gpu.model.export import export_merged  # torch
     from tinker_claw.backends.model_files import source
 
-    adapter = settings.run.directory / "adapters" / version.record.version.sampler_ref
-    with _whole(_free(target)) as draft:
+    adapter = settings.run.directory / "adapters" / version["sampler_ref"]
+    with _whole(target) as draft:
         model = source(settings)
         export_merged(
             model.weights,
@@ -158,15 +150,11 @@ def _merged(settings: Settings, version: Kept, target: Path) -> None:
         )
 
 
-def _free(target: Path) -> Path:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UndoError(f"{target} exists and is not an empty folder; name another")
-    return target
-
-
 @contextmanager
 def _whole(target: Path) -> Generator[Path]:
     """A path beside the target, which takes its place when the block has ended well."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UndoError(f"{target} exists and is not an empty folder; name another")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=".tinker-claw-", dir=target.parent))

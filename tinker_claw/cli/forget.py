@@ -1,4 +1,4 @@
-"""`run.py forget`: turns leave the ledger for good.
+"""`run.py forget` and `rejudge`: turns leave the ledger for good, or are judged again.
 
 Rule: first it says what goes and what cannot be taken back that way: what was learned.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, is_running, tell, write
-from tinker_claw.cli.versions import Kept, read_kept
+from tinker_claw.cli.common import LedgerFlags, carry_out, write
+from tinker_claw.cli.versions import read_kept, usable
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
+from tinker_claw.ledger.views import Record
 
 EXIT_LEFT = 1
 """Nothing was forgotten, because the user said so."""
@@ -46,11 +46,7 @@ class ForgetFlags(LedgerFlags):
 
 
 def forget(given: ForgetFlags) -> int:
-    """Forget a session, or a turn and what comes after it.
-
-    Raises:
-        ClawError: there is none, or it cannot be forgotten.
-    """
+    """Forget a session, or a turn and what comes after it."""
     find = _find(given)
     with reading(given.ledger) as ledger, ledger.moment():
         forgetting, kept = find(ledger), read_kept(ledger)
@@ -60,8 +56,10 @@ def forget(given: ForgetFlags) -> int:
     if not given.yes and not _agrees():
         write(["Nothing was forgotten."])
         return EXIT_LEFT
-    session, turns = _forget(given, find)
-    write([f"Forgotten: {_turns(turns)} of session {session}."])
+    order = {"do": f"forget {given.what}", given.what: given.which, "user": given.user}
+    # There may be more of them by now than were told.
+    gone, _ = carry_out(given.directory, order, lambda ledger: asdict(ledger.forget(find)))
+    write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
     return 0
 
 
@@ -75,28 +73,13 @@ def _find(given: ForgetFlags) -> Callable[[Rows], Forgetting]:
     return from_turn(int(given.which))
 
 
-def _forget(given: ForgetFlags, find: Callable[[Rows], Forgetting]) -> tuple[int, Sequence[int]]:
-    """The session, and which of its turns went: there may be more by now than were told."""
-    if is_running(given.directory):
-        order: dict[str, Any] = {"do": f"forget {given.what}"}
-        if given.what == "turn":
-            order["turn"] = int(given.which)
-        else:
-            order |= {"session": given.which, "user": given.user}
-        told = tell(given.directory, order)
-        return told["session"], told["turns"]
-    with closing(Ledger(given.directory)) as ledger:
-        forgotten = ledger.forget(find)
-    return forgotten.session, forgotten.turns
-
-
 def _agrees() -> bool:
     sys.stderr.write("This cannot be taken back. Forget it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(what: Forgetting, kept: Sequence[Kept]) -> Iterator[str]:
+def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     rest = "" if what.whole else ", all from there on, because later prompts repeat it"
     yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
     yield "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay."
@@ -112,23 +95,20 @@ def _told(what: Forgetting, kept: Sequence[Kept]) -> Iterator[str]:
         yield _way_back(what.roll_back_to, kept)
 
 
-def _way_back(before: int, kept: Sequence[Kept]) -> str:
-    usable = [
-        one.id
+def _way_back(before: int, kept: Sequence[Record]) -> str:
+    possible = [
+        one["id"]
         for one in kept
-        if one.id <= before
-        and one.record.live
-        and one.state is not False
-        and one.sampler is not False
+        if one["id"] <= before and one["live"] and usable(one, with_state=True)
     ]
-    if not usable:
+    if not possible:
         return (
             f"What was learned from it stays learned: v{before}, the version before that, has no "
             "state to go back to any more."
         )
     return (
         "What was learned from it stays learned, until you go back before it: "
-        f"python run.py rollback v{max(usable)}"
+        f"python run.py rollback v{max(possible)}"
     )
 
 
@@ -140,3 +120,41 @@ def _turns(turns: Sequence[int]) -> str:
     named = ", ".join(str(turn) for turn in turns[:_NAMED])
     more = f" and {len(turns) - _NAMED} more" if len(turns) > _NAMED else ""
     return f"{len(turns)} turns ({named}{more})"
+
+
+# `run.py rejudge`
+
+
+class RejudgeFlags(LedgerFlags):
+    """Judge turns again that were set aside.
+
+    Three times the judge gave nothing that could be read while it judged others: judge again after
+    its model, its prompt or its settings have changed, say. `run.py explain TURN` shows what came
+    of each try. A gateway that runs does it at once; else it holds from its next start on.
+    """
+
+    turns: Annotated[tuple[int, ...], WORD] = Field(
+        (), title="TURN", description="which; all of them unless given"
+    )
+
+
+def rejudge(given: RejudgeFlags) -> int:
+    """Take up turns that were set aside."""
+    wanted = list(given.turns) or None
+    with reading(given.ledger):
+        pass  # it is one, of this schema
+    order = {"do": "rejudge", "turns": wanted}
+    again, running = carry_out(
+        given.directory, order, lambda ledger: ledger.judgements.take_up(wanted)
+    )
+    when = "now" if running else "when the gateway is started"
+    if again:
+        write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
+    elif wanted is None:
+        write(["No turn is set aside."])
+    if missing := sorted(set(wanted or ()) - set(again)):
+        raise UndoError(
+            f"not set aside, or its words are gone: {', '.join(f'turn {one}' for one in missing)}; "
+            "`python run.py explain TURN` says what became of it"
+        )
+    return 0

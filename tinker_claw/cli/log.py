@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
@@ -24,14 +24,15 @@ from tinker_claw.cli.common import (
     short,
     table,
     until_left,
+    version,
     vote,
     write,
     write_json,
 )
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.database import Outside, reading
-from tinker_claw.ledger.outcome import moment, outcome
+from tinker_claw.ledger.database import Outside, Rows, reading
+from tinker_claw.ledger.outcome import add_outcomes, moment
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
 
 ROWS = 50
@@ -86,41 +87,76 @@ class LogFlags(LedgerFlags):
     @property
     def rows(self) -> int | None:
         """How many at most."""
-        if self.limit is not None or self.follow:
-            return self.limit or FIRST_ROWS
-        return None if self.as_lines else ROWS
+        return self.limit or (FIRST_ROWS if self.follow else None if self.as_lines else ROWS)
 
 
 def log(given: LogFlags) -> int:
-    """Print the rows that are asked for.
-
-    Raises:
-        ConfigError: a flag or setting is wrong.
-        LedgerError: there is no ledger, or it cannot be read.
-    """
+    """Print the rows that are asked for."""
     batch_size = given.settings.training.batch_size
     wanted, limit = _filter(given), given.rows
     with until_left(), reading(given.ledger) as ledger:
         if given.follow:
-            following = Following(ledger, given.table, wanted, batch_size, full=given.full)
-            following.run(limit, as_json=given.as_lines)
-            return 0
+            _follow(ledger, given, wanted, batch_size)
         # A row more says whether there are more than a table shows.
         most = limit if limit is None or given.as_lines else limit + 1
         with ledger.moment():
-            records = _read(ledger, given.table, wanted, most, batch_size)
-        # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
-        if given.full:
-            write_json(in_full(ledger, given.table, record) for record in records)
-        elif given.as_json:
-            write_json(records)
-        elif not records:
-            note(f"no {given.table} in {ledger.path} fit")
+            records = read_log(ledger, given.table, wanted, most, batch_size)
+        if records or given.as_lines:
+            _show(ledger, given, records if limit is None else records[-limit:])
         else:
-            write(table(COLUMNS[given.table], records if limit is None else records[-limit:]))
-            if limit is not None and len(records) > limit:
-                note(f"earlier {given.table} are left out; --limit N shows more")
+            note(f"no {given.table} in {ledger.path} fit")
+        if limit is not None and len(records) > limit:
+            note(f"earlier {given.table} are left out; --limit N shows more")
     return 0
+
+
+def read_log(
+    rows: Rows, name: Table, wanted: Filter, limit: int | None, batch_size: int
+) -> list[Record]:
+    """Records for `COLUMNS`. `batch_size`: samples of a step, where none was taken yet."""
+    records = read(rows, name, wanted, limit)
+    if name == "turns":
+        add_outcomes(rows, read_run_view(rows, batch_size), records)
+    return records
+
+
+def _show(
+    ledger: Outside, given: LogFlags, records: Sequence[Record], *, heading: bool = True
+) -> None:
+    # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
+    if given.full:
+        write_json(in_full(ledger, given.table, record) for record in records)
+    elif given.as_json:
+        write_json(records)
+    else:
+        write(table(COLUMNS[given.table], records, heading=heading))
+
+
+POLL_S = 0.3
+WATCHED = 500
+"""Rows behind the newest that are watched for changes."""
+
+
+def _follow(ledger: Outside, given: LogFlags, wanted: Filter, batch_size: int) -> NoReturn:
+    """Show the newest rows; then, until interrupted, each that appears, and each again, whole, in
+    which something has changed. What changes far behind the newest rows is not shown."""
+    known, seen = dict[int, Record](), None
+    while True:
+        if (changes := ledger.changes()) != seen:
+            if given.table not in ("steps", "versions"):
+                # What lies far behind is not looked through again with every change.
+                newest = ledger.one("SELECT MAX(id) FROM turns") or 0
+                wanted = replace(wanted, after=max(0, newest - 2 * WATCHED))
+            with ledger.moment():
+                found = read_log(ledger, given.table, wanted, WATCHED, batch_size)
+            by_id = {record.get("id", record.get("turn", 0)): record for record in found}
+            new = [record for key, record in by_id.items() if known.get(key) != record]
+            if seen is None:
+                _show(ledger, given, new[-(given.rows or FIRST_ROWS) :])
+            elif new:
+                _show(ledger, given, new, heading=False)
+            known, seen = by_id, changes
+        time.sleep(POLL_S)
 
 
 def _filter(given: LogFlags) -> Filter:
@@ -161,172 +197,100 @@ def since(text: str, now: float) -> float:
 
 _Record = Mapping[str, Any]
 _LONGEST = 40
+_TAKEN = {"committed": "taken", "intent": "under way"}
 
 
-def _when(record: _Record) -> str:
-    return moment(record["created_at"])
+def _version(name: str, of: str, least: int = 3) -> Column:
+    return Column(name, lambda record: version(record[of]), least=least)
 
 
-def _as_is(name: str) -> Column:
-    return Column(name, lambda record: _text(record[name]))
-
-
-def _text(value: Any) -> str:
-    return "-" if value is None or value == "" else str(value)
-
-
-def _right(name: str, key: str | None = None, least: int = 0) -> Column:
-    return Column(name, lambda record: _text(record[key or name]), right=True, least=least)
-
-
-def _version(name: str, key: str, least: int = 3) -> Column:
-    return Column(name, lambda r: "-" if r[key] is None else f"v{r[key]}", least=least)
-
-
-def _judged(record: _Record) -> str:
-    if not record["judged"]:
-        return "-"
-    return vote(record["verdict"]) + (" hint" if record["hints"] else "")
+def _judged(record: _Record) -> str | None:
+    if record["judged"]:
+        return vote(record["verdict"]) + (" hint" if record["hints"] else "")
+    return None
 
 
 def _by(record: _Record) -> str:
     return f"v{record['policy_version']}" + ("*" if record["fallback"] is not None else "")
 
 
-def _usd(record: _Record) -> str:
-    usd = record["metrics"].get("usd")
-    return "-" if usd is None else f"${usd:.4f}"
-
-
-def _metric(name: str, key: str) -> Column:
-    return Column(name, lambda record: number(record["metrics"].get(key)), right=True, least=5)
+def _metric(name: str, of: str) -> Column:
+    return Column(name, lambda record: number(record["metrics"].get(of)), right=True, least=5)
 
 
 def _losses(record: _Record) -> str:
-    return " ".join(number(loss) for loss in record["metrics"].get("losses", ())) or "-"
+    return " ".join(number(loss) for loss in record["metrics"].get("losses", ()))
 
 
-_WHEN = Column("when", _when, least=8)
-_ID = _right("id", least=4)
-_TURN = _right("turn", least=4)
-_SESSION = _right("session", least=4)
-_USER = Column("user", lambda record: short(record["user"], 14), least=4)
+def _usd(record: _Record) -> str | None:
+    usd = record["metrics"].get("usd")
+    return None if usd is None else f"${usd:.4f}"
+
+
+WHEN = Column("when", lambda record: moment(record["created_at"]), least=8)
+_ID = Column("id", right=True, least=4)
+_OF_TURN = (
+    Column("turn", right=True, least=4),
+    WHEN,
+    Column("user", lambda record: short(record["user"], 14), least=4),
+    Column("session", right=True, least=4),
+)
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
     "turns": (
-        *(_ID, _WHEN, _USER, _SESSION, _right("index"), _as_is("kind")),
-        Column("for", lambda record: short(_text(record["call"]), 16)),
+        _ID,
+        *_OF_TURN[1:],
+        Column("index", right=True),
+        Column("kind"),
+        Column("for", lambda record: short(record["call"], 16)),
         Column("by", _by, least=3),
-        _right("prompt", "prompt_tokens", least=5),
-        _right("reply", "completion_tokens", least=4),
-        Column("next", lambda record: "yes" if record["has_next_state"] else "-"),
+        Column("prompt", "prompt_tokens", right=True, least=5),
+        Column("reply", "completion_tokens", right=True, least=4),
+        Column("next", "next_role", least=4),
         Column("verdict", _judged, least=7),
-        Column("outcome", lambda record: record["outcome"]),
+        Column("outcome", least=20, wraps=True),
     ),
     "verdicts": (
-        *(_TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
+        *_OF_TURN,
+        _version("by", "policy_version"),
         Column("verdict", lambda record: vote(record["verdict"])),
-        Column("votes", lambda record: " ".join(map(vote, record["votes"])) or "-", least=8),
-        _right("hints"),
+        Column("votes", lambda record: " ".join(map(vote, record["votes"])), least=8),
+        Column("hints", right=True),
     ),
     "samples": (
-        *(_ID, _TURN, _WHEN, _USER, _SESSION, _version("by", "policy_version")),
-        Column("reward", lambda r: "-" if r["reward"] is None else vote(r["reward"])),
-        Column("hint", lambda record: "yes" if record["hinted"] else "-"),
-        Column("state", lambda record: record["state"], least=7),
-        _right("step"),
+        _ID,
+        *_OF_TURN,
+        _version("by", "policy_version"),
+        Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
+        Column("hint", "hinted"),
+        Column("state", least=7),
+        Column("step", right=True),
     ),
     "steps": (
-        *(_ID, _WHEN, Column("status", lambda record: record["status"], least=9)),
-        *(_version("from", "parent"), _version("made", "version")),
-        *(_right("samples"), _metric("hinted", "hinted"), Column("losses", _losses, least=12)),
-        *(_metric("gradient", "grad_norm"), _metric("reward", "reward_mean")),
+        _ID,
+        Column(
+            "when", lambda record: moment(record["finished_at"] or record["created_at"]), least=8
+        ),
+        Column("status", lambda record: _TAKEN.get(record["status"], record["status"]), least=9),
+        _version("from", "parent"),
+        _version("made", "version"),
+        Column("samples", right=True),
+        _metric("hinted", "hinted"),
+        Column("losses", _losses, least=12),
+        _metric("gradient", "grad_norm"),
+        _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
         Column("apart", lambda record: apart(record["metrics"]), right=True, least=5),
         Column("cost", _usd),
         Column("error", lambda record: short(record["error"] or "", _LONGEST)),
     ),
     "versions": (
-        *(_version("version", "id"), _WHEN, _version("from", "parent"), _right("step")),
-        Column("saved", lambda record: "yes" if record["saved"] else "-"),
-        *(_right("made by step", "made_by_step"), _right("replies", "main_turns")),
+        _version("version", "id"),
+        WHEN,
+        _version("from", "parent"),
+        Column("step", right=True),
+        Column("saved"),
+        Column("made by step", "made_by_step", right=True),
+        Column("replies", "main_turns", right=True),
     ),
 }
-
-
-# New rows as they come
-
-POLL_S = 0.3
-WATCHED = 500
-"""Rows behind the newest that are watched for changes."""
-
-
-class Following:
-    """Watches a table of a ledger.
-
-    A row is shown when it appears, and again, whole, when something in it has changed; of several
-    lines with one id the last one holds. What changes far behind the newest rows is not shown.
-    """
-
-    def __init__(
-        self, ledger: Outside, name: Table, wanted: Filter, batch_size: int, *, full: bool
-    ) -> None:
-        self._ledger = ledger
-        self._batch_size = batch_size
-        self._name: Table = name
-        self._wanted = wanted
-        self._full = full
-        self._known: dict[int, Record] = {}
-
-    def run(self, first: int | None, *, as_json: bool) -> None:
-        """Show the newest `first` rows, then what comes, until interrupted."""
-        with self._ledger.moment():
-            records = self._read()
-        shown = records if first is None else records[-first:]
-        if as_json:
-            self._show_json(shown)
-        else:
-            write(table(COLUMNS[self._name], shown))
-        self._known = {_id(record): record for record in records}
-        seen = -1
-        while True:
-            changes = self._ledger.changes()
-            if changes != seen:
-                seen = changes
-                with self._ledger.moment():
-                    new = self._new()
-                if as_json:
-                    self._show_json(new)
-                elif new:
-                    write(table(COLUMNS[self._name], new, heading=False))
-            time.sleep(POLL_S)
-
-    def _new(self) -> list[Record]:
-        records = self._read()
-        new = [record for record in records if self._known.get(_id(record)) != record]
-        self._known = {_id(record): record for record in records}
-        return new
-
-    def _read(self) -> list[Record]:
-        # What lies far behind is not looked through again with every change.
-        newest = self._ledger.one("SELECT MAX(id) FROM turns") or 0
-        turns = self._name in ("turns", "verdicts", "samples")
-        after = max(0, newest - 2 * WATCHED) if turns else 0
-        wanted = replace(self._wanted, after=after)
-        return _read(self._ledger, self._name, wanted, WATCHED, self._batch_size)
-
-    def _show_json(self, records: list[Record]) -> None:
-        for record in records:
-            shown = in_full(self._ledger, self._name, record) if self._full else record
-            write_json([shown])
-
-
-def _read(
-    ledger: Outside, name: Table, wanted: Filter, limit: int | None, batch_size: int
-) -> list[Record]:
-    run = read_run_view(ledger, batch_size)
-    return read(ledger, name, wanted, limit, lambda turn: outcome(turn, run).word)
-
-
-def _id(record: Record) -> int:
-    return int(record.get("id", record.get("turn", 0)))

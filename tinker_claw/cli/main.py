@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from inspect import getdoc
 from typing import Annotated, Any, Literal, get_type_hints
@@ -32,54 +31,33 @@ COMMON = (
     *("gateway__port", "training__observe", "spend__budget_usd"),
 )
 """What most starts set; --help shows these, --help-all every flag."""
+_SENTENCE = 1000
+"""More characters than the first sentence of any help."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
 """As the shell tells SIGPIPE."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A command: what it is for, and the function that is it."""
-
-    group: str
-    place: str
-    told: str
-
-    def load(self) -> Callable[[Any], int]:
-        module, _, name = self.place.partition(":")
-        return getattr(import_module(f"tinker_claw.cli.{module}"), name)
-
-
 COMMANDS = {
-    "doctor": Entry(
-        "set up", "doctor:doctor", "whether all is there, and what came of the last requests"
-    ),
-    "openclaw-config": Entry(
-        "set up", "openclaw:openclaw_config", "what to tell OpenClaw of the gateway, or tell it"
-    ),
-    "completion": Entry("set up", "main:completion", "what lets a shell complete commands"),
-    "status": Entry(
-        "look", "status:status", "how the gateway that runs is: what is wrong, what that means"
-    ),
-    "log": Entry(
-        "look", "log:log", "turns, verdicts, samples, steps or versions, also as they come"
-    ),
-    "explain": Entry("look", "explain:explain", "a turn in words: what came of it, and why"),
-    "versions": Entry(
-        "look", "versions:versions", "the policy versions, and which of them are still there"
-    ),
-    "pin": Entry("undo", "versions:pin", "one version answers from now on, whatever is learned"),
-    "unpin": Entry("undo", "versions:unpin", "the newest version answers again"),
-    "rollback": Entry(
-        "undo", "versions:rollback", "an earlier version answers, and learning goes on from it"
-    ),
-    "forget": Entry("undo", "forget:forget", "a session or a turn, out of the ledger for good"),
-    "rejudge": Entry("undo", "rejudge:rejudge", "turns that were set aside, to be judged again"),
-    "export": Entry(
-        "take home", "export:export", "turns, an adapter or a merged model, to take along"
-    ),
+    "doctor": ("set up", "doctor"),
+    "openclaw-config": ("set up", "openclaw"),
+    "completion": ("set up", "main"),
+    "status": ("look", "status"),
+    "log": ("look", "log"),
+    "explain": ("look", "explain"),
+    "versions": ("look", "versions"),
+    "pin": ("undo", "versions"),
+    "unpin": ("undo", "versions"),
+    "rollback": ("undo", "versions"),
+    "forget": ("undo", "forget"),
+    "rejudge": ("undo", "forget"),
+    "export": ("take home", "export"),
 }
+"""Of each its group, and the module whose function of the same name is the command.
+
+It takes its flags, and returns the exit status; or it raises a `ClawError`, which is one sentence.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,7 +170,8 @@ class Command(_Helped):
     """One of COMMANDS."""
 
     def __init__(self, name: str) -> None:
-        self._run = COMMANDS[name].load()
+        module = import_module(f"tinker_claw.cli.{COMMANDS[name][1]}")
+        self._run: Callable[[Any], int] = getattr(module, name.replace("-", "_"))
         self._flags: type[Flags] = get_type_hints(self._run)["given"]
         told = getdoc(self._flags) or ""
         super().__init__(name, parameters(self._flags), help=told, epilog=self._flags.MORE)
@@ -230,27 +209,24 @@ class Program(_Helped, click.Group):
         formatter.write_text(PURPOSE)
         formatter.write_paragraph()
         if self.whole:
-            self._write_commands(formatter, {n: entry.told for n, entry in COMMANDS.items()})
-            self.format_options(ctx, formatter)
-            return
-        with formatter.indentation():
-            shown = {p.name: p for p in self.params}
-            formatter.write_dl([_brief(shown[name], ctx) for name in COMMON])
-        formatter.write_paragraph()
-        groups = dict.fromkeys(entry.group for entry in COMMANDS.values())
-        self._write_commands(
-            formatter,
-            {g: ", ".join(n for n, entry in COMMANDS.items() if entry.group == g) for g in groups},
-        )
-        formatter.write_paragraph()
-        formatter.write_text("--help-all shows every flag, and what each command is for.")
-
-    def _write_commands(self, formatter: click.HelpFormatter, rows: dict[str, str]) -> None:
+            loaded = (Command(name) for name in COMMANDS)
+            rows = [(str(one.name), one.get_short_help_str(_SENTENCE)) for one in loaded]
+        else:
+            with formatter.indentation():
+                shown = {p.name: p for p in self.params}
+                formatter.write_dl([_brief(shown[name], ctx) for name in COMMON])
+            formatter.write_paragraph()
+            groups = dict.fromkeys(group for group, _ in COMMANDS.values())
+            rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
         formatter.write_text(
             "commands (run.py COMMAND --help says more); without one, run.py serves:"
         )
         with formatter.indentation():
-            formatter.write_dl(list(rows.items()))
+            formatter.write_dl(rows)
+        if self.whole:
+            return self.format_options(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text("--help-all shows every flag, and what each command is for.")
 
 
 # Completion

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -20,10 +20,12 @@ from pydantic import Field
 from tinker_claw.cli import openclaw_file
 from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
 from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
-from tinker_claw.config.settings import DEFAULT_USER, DEMO, Settings
+from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
-from tinker_claw.shipped import MODEL_DIR
+
+if TYPE_CHECKING:
+    from tinker_claw.backends.open import Context
 
 SMALLEST_CONTEXT = 16_000
 TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
@@ -33,10 +35,7 @@ class OpenclawFlags(Flags):
     """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
     flags. Nothing is changed without --write."""
 
-    MORE: ClassVar[str] = (
-        "Exit status: 0 done, 2 a flag, a setting or the file is wrong. All flags of run.py can be "
-        "given, too."
-    )
+    MORE: ClassVar[str] = "Exit status: 0 done, 2 a flag, a setting or the file is wrong."
 
     write: Path | None = Field(
         None,
@@ -60,14 +59,12 @@ class OpenclawFlags(Flags):
 
 
 def openclaw_config(given: OpenclawFlags) -> int:
-    """Print the block, or merge it into a file.
-
-    Raises:
-        ConfigError: a setting is wrong, or the file cannot be read, understood or written.
-    """
+    """Print the block, or merge it into a file."""
     settings = given.settings
     url_of(settings)  # the port is known
     key = _key(settings, given.user) if given.show_key else None
+    from tinker_claw.backends.open import context_of  # half a second
+
     context = asyncio.run(context_of(settings))
     _explain(settings, context, key)
     if given.write is not None:
@@ -98,33 +95,30 @@ def _write(
     path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
 ) -> None:
     found = openclaw_file.read(path)
-    data = found.data if found else {}
-    fixed = misfits(data, PROVIDER, settings, context, key)
+    fixed = misfits(found.data, PROVIDER, settings, context, key)
     changes = [change for misfit in fixed for change in misfit.changes]
     if make_primary:
-        changes += primary_change(data, settings)
-    text = set_values(found.text if found else "{}\n", changes)
-    if found is None:
-        openclaw_file.create(path, text)
+        changes += primary_change(found.data, settings)
+    text = set_values(found.text, changes)
+    if found.was is None:
+        openclaw_file.save(found, text)
         write([f"{path}: made, with the provider {PROVIDER}."])
     elif changes:
-        backup = openclaw_file.replace(found, text)
         names = ", ".join(shown(place) for place, _ in changes)
+        backup = openclaw_file.save(found, text)
         write([f"{found.path}: set {names}. As it was before: {backup}"])
     else:
         write([f"{found.path}: nothing to change."])
-    used = primary_of(data)
+    used = primary_of(found.data)
     if make_primary:
-        others = [use for use in uses(parse(text), settings) if use.agent and not use.here]
-        write(f"{use}: it has a model of its own, which was left alone." for use in others)
+        after = parse(text)
+        for name, model in usual_models(after).items():
+            if not is_ours(model, after, settings):
+                write([f"agent {name} has a model of its own, {model}: left alone."])
     elif used != primary(settings):
         left = f"left at {used}" if used else "not set"
-        write(
-            [
-                f"agents.defaults.model.primary is {left}: --primary sets it to "
-                f"{primary(settings)}, so that your agent uses this model."
-            ]
-        )
+        sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
+        write([f"agents.defaults.model.primary is {left}: {sets}."])
 
 
 def _explain(settings: Settings, context: Context, key: str | None) -> None:
@@ -145,73 +139,6 @@ def _explain(settings: Settings, context: Context, key: str | None) -> None:
             f"apiKey is a reference: give OpenClaw the key in the variable {KEY_VARIABLE} (a line "
             "in ~/.openclaw/.env will do), or use --show-key to have the key itself here."
         )
-
-
-# How many tokens the model's context holds, and who says so: cheap sources only, and a guess is
-# called a guess
-
-GUESS: Final = 40_960
-"""That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
-_PATIENCE_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A number and where it comes from."""
-
-    tokens: int
-    source: str
-    """Part of a sentence."""
-    certain: bool = True
-
-
-async def context_of(settings: Settings) -> Context:
-    """The context that the gateway will offer with these settings."""
-    limit = settings.run.context_tokens
-    remote = settings.run.backend == "tinker"
-    found = await _of_the_service(settings) if remote else _of_the_model(settings)
-    if limit is None:
-        return found
-    if found.certain and found.tokens < limit:
-        return Context(found.tokens, f"{found.source}, which is below --context-tokens")
-    return Context(limit, "--context-tokens")
-
-
-async def _of_the_service(settings: Settings) -> Context:
-    from tinker_claw.backends.tinker_sdk import check_sdk
-
-    try:
-        check_sdk()
-        # Here, because its SDK takes a second.
-        from tinker_claw.backends.tinker.trainer import FALLBACK_CONTEXT, offered
-
-        where, served = await offered(settings, within_s=_PATIENCE_S)
-    except ConfigError as error:
-        known = _of_the_model(settings)
-        return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
-    if served.context_tokens is None:
-        return Context(FALLBACK_CONTEXT, f"{where.base_url} does not say; the gateway takes this")
-    return Context(served.context_tokens, f"{where.base_url} says so")
-
-
-def _of_the_model(settings: Settings) -> Context:
-    name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
-    try:
-        text = json.loads(_config_file(name).read_text())
-        found: dict[str, Any] = text.get("text_config", text)
-        return Context(int(found["max_position_embeddings"]), f"the config.json of {name} says so")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Context(GUESS, f"a guess: no config.json of {name} is on this machine yet", False)
-
-
-def _config_file(name: str) -> Path:
-    if name == DEMO:
-        return MODEL_DIR / "config.json"
-    if Path(name).is_dir():
-        return Path(name) / "config.json"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
 # The provider block that points OpenClaw at this gateway
@@ -293,6 +220,22 @@ def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     return next((name for name in names if _place(_url(config, name)) == here), None)
 
 
+_SAID: Final[Mapping[Any, str]] = {
+    "baseUrl": "baseUrl is {now}, not {value}",
+    "api": "api is {now!r}, not {value!r}",
+    "timeoutSeconds": "timeoutSeconds is {now}: with less than {value} a slow reply is given up",
+    "apiKey": "apiKey is no key of this gateway: requests will be refused (HTTP 401)",
+    "contextWindow": "contextWindow is {now}, not the model's {value}: OpenClaw shortens long "
+    "sessions too late, and they are refused",
+    **dict.fromkeys(
+        COMPAT,
+        "compat.{field} does not stand there: with true OpenClaw names the session in every "
+        "request, without it some are told apart by their wording alone",
+    ),
+}
+"""What is wrong where a field is not as the gateway would have it; all others work."""
+
+
 def misfits(
     config: Mapping[str, Any],
     name: str,
@@ -307,8 +250,7 @@ def misfits(
             reference to a variable may not.
     """
     root, wanted = (*PROVIDERS, name), provider(settings, context.tokens, key)
-    told = _at(config, root)
-    if not isinstance(told, dict):
+    if not isinstance(_at(config, root), dict):
         yield Misfit([(root, wanted)])
         return
     (model,) = wanted.pop("models")
@@ -316,55 +258,39 @@ def misfits(
     ids = [_dict(one).get("id") for one in _list(models)]
     fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
     if model["id"] in ids:
-        at = ids.index(model["id"])
-        fields |= {(*root, "models", at, field): value for field, value in model.items()}
+        at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
+        fields |= {(*at, field): value for field, value in model.items()}
+        fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
     for place, value in fields.items():
-        now, changes, said = _at(config, place), [(place, value)], None
-        match place[-1]:
-            case _ if now == value:
-                continue
-            case "baseUrl" if not str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
-                said = f"baseUrl is {now}, not {value}"
-            case "api":
-                said = f"api is {now!r}, not {value!r}"
-            case "timeoutSeconds" if not isinstance(now, int | float) or now < value:
-                said = f"timeoutSeconds is {now}: with less than {value} a slow reply is given up"
+        field, now = place[-1], _at(config, place)
+        if now == value:
+            continue
+        works, own = field not in _SAID, False
+        most = now if isinstance(now, int | float) else None
+        match field:
+            case "baseUrl":
+                works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
+            case "timeoutSeconds":
+                works = most is not None and most > value
             case "apiKey":
-                if _is_wrong(now, keys(settings).values()):
-                    said = "apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-                if key is None and now not in (None, "", ANY_KEY):
-                    changes = []
-            case "name" if now is not None:
-                continue
-            case "contextWindow" if now is None:
-                said = f"contextWindow is not set: OpenClaw guesses; {value} is right"
-            case "contextWindow" if not context.certain:
-                continue
-            case "contextWindow" if isinstance(now, int | float) and now > value:
-                said = (
-                    f"contextWindow is {now}, above the model's {value}: long sessions will be "
-                    "refused before OpenClaw shortens them"
-                )
-            case "compat":
-                # Who has set a switch to false has done so on purpose.
-                unset = [n for n in COMPAT if not isinstance(_dict(now).get(n), bool)]
-                if not unset:
-                    continue
-                if isinstance(now, dict):
-                    changes = [((*place, switch), COMPAT[switch]) for switch in unset]
-                said = (
-                    f"{' and '.join(f'compat.{switch}' for switch in unset)} "
-                    f"{'do' if len(unset) > 1 else 'does'} not stand there: with true OpenClaw "
-                    "names the session in every request, without it some are told apart by their "
-                    "wording alone"
-                )
+                works = not _is_wrong(now, keys(settings).values())
+                own = key is None and now not in (None, "", ANY_KEY)
+            case "name":
+                own = now is not None
+            case "contextWindow":
+                own = now is not None and not context.certain
+                works = own or (most is not None and most < value)
+            case switch if switch in COMPAT:
+                # Who has set it to false has done so on purpose.
+                works = own = now is False
             case _:
                 pass
-        yield Misfit(changes, said and f"its {said}")
+        said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
+        yield Misfit([] if own else [(place, value)], said)
     if model["id"] not in ids:
         change = ((*root, "models"), [model])
         if isinstance(models, list):
-            change = ((*root, "models", len(ids)), model)
+            change = ((*root, "models", -1), model)
         others = ", ".join(str(one) for one in ids if one is not None) or "none"
         yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
 
@@ -377,67 +303,33 @@ def _is_wrong(given: Any, known: Collection[str]) -> bool:
 
 # Which model answers for whom
 
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A model that the configuration names for something."""
-
-    what: str
-    """Part of a sentence: `agent work uses`."""
-    model: str | None
-    """As it stands there; None: nowhere."""
-    place: str
-    """Where it stands."""
-    here: bool
-    """It is this gateway's."""
-    agent: str | None = None
-    """The agent whose usual model it is."""
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.model or 'no model that is named'} ({self.place})"
+_CHANNELS: Final = ("channels", "modelByChannel")
 
 
-_Named = tuple[str | None, str]
-"""A model and where it stands."""
-_PINNED: Final[Mapping[str, Where]] = {
-    "heartbeats{} use": ("heartbeat", "model"),
-    "subagents{} use": ("subagents", "model"),
-    "compaction{} uses": ("compaction", "model"),
-    "memory flushes{} use": ("compaction", "memoryFlush", "model"),
-    "titles and recaps{} use": ("utilityModel",),
-}
-
-
-def uses(config: Mapping[str, Any], settings: Settings) -> list[Use]:
-    """Every model that answers for an agent: its own or the default, fallbacks, and pinned ones.
+def usual_models(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """The model that each agent uses, its own or the default; None: none is named.
 
     Without a list of agents there is one, which has no name here.
     """
-    found: list[Use] = []
+    default = primary_of(config)
+    agents = _agents(config) or {"": DEFAULTS}
+    return {name: _primary(config, path) or default for name, path in agents.items()}
 
-    def add(what: str, named: _Named, agent: str | None = None) -> None:
-        found.append(Use(what, *named, _is_ours(named[0], config, settings), agent))
 
-    default, default_fallbacks = _named(config, (*DEFAULTS, "model"))
-    agents = _agents(config)
-    for name, path in [*agents, ("", DEFAULTS)]:
-        if name or not agents:
-            who, s = (f"agent {name}", "s") if name else ("agents", "")
-            own, fallbacks = _named(config, (*path, "model"))
-            add(f"{who} use{s}", own if own[0] else default, name)
-            # An agent with a model of its own has only the fallbacks that it names.
-            if fallbacks is None and own[0] is None:
-                fallbacks = default_fallbacks
-            for fallback in fallbacks or ():
-                add(f"{who} fall{s} back to", fallback)
-        for what, place in _PINNED.items():
-            pinned, _ = _named(config, (*path, *place))
-            if pinned[0]:
-                add(what.format(f" of agent {name}" if name else ""), pinned)
-    for channel, peers in _dict(_at(config, ("channels", "modelByChannel"))).items():
-        for peer, model in _dict(peers).items():
-            add(f"{channel} {peer} uses", (_text(model), f"channels.modelByChannel.{channel}"))
-    return found
+def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
+    """What answers for agents and is not this gateway: whose it is, the model, where it stands.
+
+    Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
+    """
+    owners = {f"agent {name}": path for name, path in _agents(config).items()}
+    for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
+        for place, model in _texts(_at(config, path), path):
+            *_, field = (key for key in place if isinstance(key, str))
+            names = field.lower().endswith("model") or field in ("primary", "fallbacks")
+            if (names or path == _CHANNELS) and not is_ours(model, config, settings):
+                yield f"{owner}: {model} ({shown(place)})"
+    if None in usual_models(config).values():
+        yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
 
 
 def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
@@ -453,25 +345,16 @@ def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change
 
 def primary_of(config: Mapping[str, Any]) -> str | None:
     """The model that agents use unless told otherwise."""
-    return _named(config, (*DEFAULTS, "model"))[0][0]
+    return _primary(config, DEFAULTS)
 
 
-def _named(config: Any, path: Where) -> tuple[_Named, Sequence[_Named] | None]:
-    """The model at a path and its fallbacks; None: nothing is said of them.
-
-    OpenClaw takes a string, or an object with both.
-    """
-    told = _at(config, path)
-    if text := _text(told):
-        return (text, shown(path)), None
-    fallbacks = _dict(told).get("fallbacks")
-    place = f"{shown(path)}.fallbacks"
-    listed = [(text, place) for one in _list(fallbacks) if (text := _text(one))]
-    main = (_text(_dict(told).get("primary")), f"{shown(path)}.primary")
-    return main, listed if isinstance(fallbacks, list) else None
+def _primary(config: Mapping[str, Any], path: Where) -> str | None:
+    """OpenClaw takes a string, or an object that has fallbacks, too."""
+    told = _at(config, (*path, "model"))
+    return _text(told) or _text(_dict(told).get("primary"))
 
 
-def _agents(config: Mapping[str, Any]) -> list[tuple[str, Where]]:
+def _agents(config: Mapping[str, Any]) -> dict[str, Where]:
     """Names and places, from the list of today's configurations and from that of older ones."""
     found: dict[str, Where] = {
         name: ("agents", "entries", name)
@@ -481,10 +364,10 @@ def _agents(config: Mapping[str, Any]) -> list[tuple[str, Where]]:
     for n, agent in enumerate(_list(_at(config, ("agents", "list")))):
         if isinstance(agent, dict):
             found.setdefault(_text(_dict(agent).get("id")) or str(n), ("agents", "list", n))
-    return list(found.items())
+    return found
 
 
-def _is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
+def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
     """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
     if model is None:
         return False
@@ -515,6 +398,14 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _texts(value: Any, path: Where) -> Iterator[tuple[Where, str]]:
+    """All of them below a place, and where each stands."""
+    if text := _text(value):
+        yield path, text
+    for key, inner in (*_dict(value).items(), *enumerate(_list(value))):
+        yield from _texts(inner, (*path, key))
 
 
 def _text(value: Any) -> str | None:

@@ -23,7 +23,7 @@ import json5
 from tinker_claw.errors import ConfigError
 
 Where = tuple[str | int, ...]
-"""Keys and indices from the root; an index equal to an array's length appends."""
+"""Keys and indices from the root; an index of -1 puts a new value first."""
 Change = tuple[Where, Any]
 """A place and the value that it gets."""
 
@@ -69,21 +69,18 @@ def set_values(text: str, changes: Sequence[Change]) -> str:
 
 def _assign(data: Any, path: Where, value: Any) -> None:
     for at, key in enumerate(path):
-        if not _takes(data, key):
+        fits = isinstance(data, dict if isinstance(key, str) else list)
+        if not fits:
             kind = "an object" if isinstance(key, str) else "a list"
             raise ConfigError(
                 f"{shown(path[:at]) or 'the whole'} is not {kind} there; mend that first"
             )
         if at < len(path) - 1:
             data = data.setdefault(key, {}) if isinstance(key, str) else data[key]
-        elif key == len(data):
-            data.append(value)
+        elif key == -1:
+            data.insert(0, value)
         else:
             data[key] = value
-
-
-def _takes(data: Any, key: str | int) -> bool:
-    return isinstance(data, dict if isinstance(key, str) else list)
 
 
 def shown(path: Where) -> str:
@@ -113,8 +110,6 @@ class _Node:
         default_factory=list["tuple[str | int, int, _Node]"]
     )
     """Of an object or array: key or index, where the member begins, its value."""
-    comma: int | None = None
-    """Where the comma behind the last member ends; None: there is none."""
 
     def find(self, key: str | int) -> _Node | None:
         """The last of that name: it is the one that counts."""
@@ -132,7 +127,6 @@ def _node(tokens: Iterator[re.Match[str]], token: re.Match[str]) -> _Node:
             node.end = token.end()
             break
         if token[0] == ",":
-            node.comma = token.end()
             continue
         key, begin = len(node.members), token.start()
         if closing == "}":
@@ -140,7 +134,6 @@ def _node(tokens: Iterator[re.Match[str]], token: re.Match[str]) -> _Node:
             next(tokens)  # the colon
             token = next(tokens)
         node.members.append((key, begin, _node(tokens, token)))
-        node.comma = None
     return node
 
 
@@ -159,26 +152,19 @@ def _set(text: str, path: Where, value: Any) -> str:
 
 
 def _insert(text: str, node: _Node, key: str | int, value: Any) -> str:
-    """With a new last member, written as the file writes the others."""
+    """With a new first member, written as the file writes the others."""
     label = f"{json.dumps(key)}: " if isinstance(key, str) else ""
-    outer = _indent(text, node.start)
-    indent = outer + _unit(text)
-    if not node.members:
-        before = text[: node.end - 1].rstrip()  # a comment may stand there
-        body = f"{indent}{label}{_written(text, value, indent)}"
-        return f"{before}{_newline(text)}{body}{_newline(text)}{outer}{text[node.end - 1 :]}"
-    _, begin, last = node.members[-1]
-    comments = _COMMENTS_OF_LINE.match(text, node.comma or last.end)
-    place = comments.end() if comments else last.end
-    kept = text[last.end : place] if node.comma else f",{text[last.end : place]}"
+    comma = "," if node.members else ""
     if _is_flat(text, node):
-        body = f" {label}{_written(text, value, None)}"
-    else:
-        if not text[text.rfind("\n", 0, begin) + 1 : begin].strip():
-            indent = _indent(text, begin)
-        body = f"{_newline(text)}{indent}{label}{_written(text, value, indent)}"
-        body += "," if node.comma else ""
-    return f"{text[: last.end]}{kept}{body}{text[place:]}"
+        at = node.members[0][1]
+        return f"{text[:at]}{label}{_written(text, value, None)}, {text[at:]}"
+    outer, newline = _indent(text, node.start), _newline(text)
+    indent = outer + _unit(text)
+    comments = _COMMENTS_OF_LINE.match(text, node.start + 1)
+    at = comments.end() if comments else node.start + 1
+    end = "" if newline in text[at : node.end] else f"{newline}{outer}"
+    body = f"{newline}{indent}{label}{_written(text, value, indent)}{comma}"
+    return f"{text[:at]}{body}{end}{text[at:]}"
 
 
 def _written(text: str, value: Any, indent: str | None) -> str:
@@ -214,13 +200,14 @@ def _indent(text: str, at: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundConfig:
-    """A configuration that was read."""
+    """A configuration that was read, or could be made."""
 
     path: Path
     """Behind links."""
     text: str
     data: dict[str, Any]
-    was: os.stat_result
+    was: os.stat_result | None
+    """None: there is no file yet."""
 
 
 def usual_path() -> Path:
@@ -231,17 +218,18 @@ def usual_path() -> Path:
     return Path(state).expanduser() / "openclaw.json"
 
 
-def read(path: Path) -> FoundConfig | None:
-    """What stands at `path`; None: nothing does.
+def read(path: Path) -> FoundConfig:
+    """What stands at `path`.
 
     Raises:
         ConfigError: it cannot be read, or is no configuration.
     """
+    target = path.expanduser()
     try:
-        target = path.expanduser().resolve()
+        target = target.resolve()
         raw, was = target.read_bytes(), target.stat()
     except FileNotFoundError:
-        return None
+        return FoundConfig(target, "{}\n", {}, None)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", error)
         raise ConfigError(f"{path} cannot be read: {reason}") from error
@@ -255,32 +243,23 @@ def read(path: Path) -> FoundConfig | None:
     return FoundConfig(target, text, data, was)
 
 
-def create(path: Path, text: str) -> None:
-    """Write a file where none is, readable by its user only.
-
-    Raises:
-        ConfigError: its folder does not exist or cannot be written.
-    """
-    target = path.expanduser().resolve()
-    if not target.parent.is_dir():
-        raise ConfigError(f"{path} cannot be made: there is no folder {target.parent}")
-    with _beside(target, text) as temporary:
-        os.link(temporary, target)  # unlike a rename it never replaces a file
-
-
-def replace(found: FoundConfig, text: str) -> Path:
-    """Put a new text in the place of the one that was read; returns the backup of that.
+def save(found: FoundConfig, text: str) -> Path | None:
+    """Put a new text in the place of the one that was read; returns the backup of that, if any.
 
     Raises:
         ConfigError: it cannot be written, belongs to somebody else, or has changed meanwhile.
     """
     target, was = found.path, found.was
-    if os.geteuid() not in (0, was.st_uid):
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target} cannot be made: there is no folder {target.parent}")
+    if was is not None and os.geteuid() not in (0, was.st_uid):
         raise ConfigError(f"{target} belongs to another user: run this as that user")
     with _beside(target, text) as temporary:
-        backup = _private(
-            target, f"{target.name}.bak-{time.strftime('%Y%m%d-%H%M%S')}-", found.text
-        )
+        if was is None:
+            os.link(temporary, target)  # unlike a rename it never replaces a file
+            return None
+        name = f"{target.name}.bak-{time.strftime('%Y%m%d-%H%M%S')}-"
+        backup = _private(target, name, found.text)
         for file in (temporary, backup):
             os.chown(file, was.st_uid, was.st_gid)
         temporary.chmod(was.st_mode & 0o7777)  # the backup stays private: nobody else needs it

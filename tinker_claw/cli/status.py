@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
@@ -40,8 +40,9 @@ from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.figures import Figures, StepFigures, read_figures
-from tinker_claw.ledger.outcome import count_outcomes, moment
+from tinker_claw.ledger.figures import read_figures
+from tinker_claw.ledger.outcome import moment
+from tinker_claw.ledger.views import Record
 from tinker_claw.privacy.marker import NEAR_MISS
 
 EXIT_WELL = 0
@@ -57,52 +58,43 @@ class StatusFlags(Flags):
     ledger how the run goes, and whether it helps."""
 
     MORE: ClassVar[str] = (
-        "Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers (its ledger is "
-        "shown all the same). The data directory is that of --data-dir, else the one that the "
-        "gateway names; without a gateway the one that run.py would use with the same flags, all "
-        "of which can be given."
+        "The gateway is the one at --host and --port. The data directory is that of --data-dir, "
+        "else the one that the gateway names; without a gateway the one that run.py would use with "
+        "the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers "
+        "(its ledger is shown all the same)."
     )
 
-    host: str | None = Field(None, description="its address (default: the setting, 127.0.0.1)")
-    port: int | None = Field(None, description="its port (default: the setting, 30000)")
     as_json: bool = Field(
         False, alias="json", description="what /healthz says, and the ledger, as JSON"
     )
     live: bool = Field(False, description="a view that keeps itself up to date")
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The figures of a data directory."""
+def read_overview(directory: Path, batch_size: int) -> Record:
+    """The figures of a data directory.
 
-    directory: Path
-    figures: Figures
-    batch_size: int
-    untrained: Mapping[str, int]
-    """Why turns were not trained, or not yet, and how many; the most frequent first."""
-
-
-def read_overview(directory: Path, batch_size: int) -> Overview:
-    """The overview of a data directory.
+    Args:
+        batch_size: samples of a step.
 
     Raises:
         LedgerError: it holds no ledger, or one that cannot be read.
     """
     with reading(directory / FILE) as ledger, ledger.moment():
-        untrained = count_outcomes(ledger, read_run_view(ledger, batch_size)).most_common()
-        return Overview(directory, read_figures(ledger, LAST_STEPS), batch_size, dict(untrained))
+        figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
+    return {"data_dir": str(directory), "batch_size": batch_size, **figures}
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What there is to see at one moment."""
 
-    url: str
     health: Mapping[str, Any] | None
     """None: no gateway answers."""
-    overview: Overview | None
+    overview: Record | None
     """None: no ledger was found."""
-    notes: tuple[str, ...]
+    notes: Sequence[str]
+    said: Sequence[str]
+    """Of the gateway."""
 
     @property
     def exit_status(self) -> int:
@@ -111,23 +103,15 @@ class _Look:
         return EXIT_WELL if self.health["status"] == "ok" else EXIT_WRONG
 
     @property
-    def said(self) -> list[str]:
-        return [] if self.health is None else describe(self.health, self.url, time.time())
-
-    @property
     def figures(self) -> list[str]:
         return [] if self.overview is None else board(self.overview)
 
 
 def status(given: StatusFlags) -> int:
     """Print how the gateway is, and what its ledger tells; the exit status says whether all is
-    well.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    well."""
     settings = given.settings
-    url = url_of(settings, given.host, given.port)
+    url = url_of(settings)
     if given.live:
         _watch(lambda: _look(url, settings))
         return EXIT_WELL
@@ -135,7 +119,7 @@ def status(given: StatusFlags) -> int:
     with until_left():
         if given.as_json:
             health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
-            write_json([{**health, "ledger": as_json(look.overview) if look.overview else None}])
+            write_json([{**health, "ledger": look.overview}])
         else:
             for told in look.notes:
                 note(told)
@@ -168,7 +152,8 @@ def _look(url: str, settings: Settings) -> _Look:
                     f"The gateway keeps its records in {its_own}; the figures are those of "
                     f"{directory}."
                 )
-    return _Look(url, health, overview, tuple(notes))
+    said = [] if health is None else describe(health, url, time.time())
+    return _Look(health, overview, notes, said)
 
 
 def _watch(look: Callable[[], _Look]) -> None:
@@ -194,16 +179,6 @@ def _watch(look: Callable[[], _Look]) -> None:
 
 
 # What /healthz says
-
-_FINE = {
-    "backend": ("ok",),
-    "learner": ("waiting", "training", "observing", "finished", "paused"),
-    "judge": ("ok", "paused"),
-    "agreement": ("ok",),
-    "servers": ("ok",),
-    "upkeep": ("ok",),
-}
-"""States in which nothing is said of a part; why spending is paused has a line of its own."""
 
 
 def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
@@ -237,9 +212,9 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         at = health[f"{part}_since"]
         return f"since {moment(at, now)} ({span(max(0, now - at))} ago)"
 
-    for part, fine in _FINE.items():
-        state = health.get(part, fine[0])
-        if state in fine:
+    for part in health.get("wrong", ()):
+        state = health[part]
+        if state == "paused":  # which has a line of its own
             continue
         line = f"  {part}: {state} {since(part)}"
         wait_s = health.get(f"{part}_next_try_s")
@@ -270,57 +245,53 @@ DEFINED = (
     "whose verdict is not -1. In brackets the 95 % interval. Versions that a rollback has left "
     "behind do not count. What you ask changes over time as well: this is a record, no experiment."
 )
-_TAKEN = {"committed": "taken", "intent": "under way"}
 _LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
 _STEPS = (
-    Column("step", lambda step: str(step["id"]), right=True),
+    Column("step", "id", right=True),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 
 
-def board(overview: Overview) -> list[str]:
+def board(seen: Record) -> list[str]:
     """All of it."""
-    steps = [_step(step) for step in overview.figures.steps]
     sections = {
-        "last steps": table(_STEPS, steps),
-        "not trained, or not yet": _reasons(overview.untrained),
-        "does it help?": _helps(overview.figures),
+        "last steps": table(_STEPS, seen["steps"]),
+        "not trained, or not yet": _reasons(seen["not_trained"]),
+        "does it help?": _helps(seen["helps"]),
     }
-    lines = [f"{label:<10} {printable(told)}" for label, told in _facts(overview)]
+    lines = [f"{label:<10} {printable(told)}" for label, told in _facts(seen)]
     for heading, told in sections.items():
         lines += ["", heading, *(f"  {line}".rstrip() for line in told)]
     return lines
 
 
-def _facts(overview: Overview) -> Iterator[tuple[str, str]]:
+def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     """What fits into a line each."""
-    figures, verdicts = overview.figures, overview.figures.verdicts
-    model, method, backend = (figures.run.get(k, "?") for k in ("model", "method", "backend"))
-    here, directory = Path.cwd(), overview.directory
+    model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
+    here, directory = Path.cwd(), Path(seen["data_dir"])
     near = directory.relative_to(here) if directory.is_relative_to(here) else directory
     yield "records", f"{near}: {method} on {model}, backend {backend}"
-    if figures.version is None:
+    if seen["policy_version"] is None:
         yield "policy", "no version yet: the run has not begun"
     else:
-        pin = "" if figures.pinned is None else f"; v{figures.pinned} answers, which is pinned"
-        yield "policy", f"v{figures.version}, {plural(figures.step, 'step')} from the base{pin}"
-    queued, whole = figures.queued, overview.batch_size
+        pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
+        steps = plural(seen["step"], "step")
+        yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
+    queued, whole = seen["samples_waiting"], seen["batch_size"]
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
-    private = f", {figures.private} of them private now" if figures.private else ""
-    turns = f"{figures.main} main and {figures.side} side turns"
-    yield "turns", f"{turns} in {figures.sessions} sessions{private}"
-    votes = ", ".join(f"{verdicts[name]} {name}" for name in ("good", "neutral", "bad"))
-    none = f"{verdicts['none']} without a valid vote"
-    yield "verdicts", f"{votes}, {none}; {figures.hints} hints"
-    if figures.lost:
-        yield "lost", lost(figures.lost)
-    yield (
-        "samples",
-        ", ".join(f"{n} {state}" for state, n in sorted(figures.samples.items())) or ("none"),
-    )
-    if usd := figures.usd:
+    private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
+    turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
+    yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
+    votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
+    none = f"{seen['verdicts']['none']} without a valid vote"
+    yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    if seen["lost_next_states"]:
+        yield "lost", lost(seen["lost_next_states"])
+    samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
+    yield "samples", samples or "none"
+    if usd := seen["usd"]:
         told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
-        unpriced = f"; {figures.unpriced} bills without a price" if figures.unpriced else ""
+        unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
         yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
 
 
@@ -336,13 +307,6 @@ def _bar(part: float, whole: float) -> str:
     return "#" * filled + "." * (BAR - filled)
 
 
-def _step(step: StepFigures) -> dict[str, Any]:
-    return asdict(step) | {
-        "created_at": step.finished_at or step.created_at,
-        "status": _TAKEN.get(step.status, step.status),
-    }
-
-
 def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
     """The histogram of why turns were not trained."""
     if not untrained:
@@ -355,56 +319,13 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
         yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"
 
 
-def _helps(figures: Figures) -> Iterator[str]:
+def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
     """Shares by versions, and what they mean."""
-    for measure in figures.measures:
-        yield from wrapped(f"{measure.name}: {measure.meaning}")
-        for share in measure.shares:
-            low, high = share.interval
+    for name, measure in measures.items():
+        yield from wrapped(f"{name.replace('_', ' ')}: {measure['meaning']}")
+        for share in measure["by_versions"]:
             yield (
-                f"  {share.versions:<14} {_bar(share.value, 1)} {share.value:4.0%} "
-                f"[{low:4.0%} to {high:4.0%}] of {share.of}"
+                f"  {share['versions']:<14} {_bar(share['share'], 1)} {share['share']:4.0%} "
+                f"[{share['low']:4.0%} to {share['high']:4.0%}] of {share['of']}"
             )
     yield from wrapped(DEFINED)
-
-
-def as_json(overview: Overview) -> dict[str, Any]:
-    """The same for scripts."""
-    figures = overview.figures
-    return {
-        "data_dir": str(overview.directory),
-        "run": figures.run,
-        "policy_version": figures.version,
-        "pinned": figures.pinned,
-        "step": figures.step,
-        "samples_waiting": figures.queued,
-        "batch_size": overview.batch_size,
-        "sessions": figures.sessions,
-        "private_sessions": figures.private,
-        "turns": {"main": figures.main, "side": figures.side},
-        "verdicts": figures.verdicts,
-        "hints": figures.hints,
-        "samples": figures.samples,
-        "steps": [
-            asdict(step) | {"metrics": {k: v for k, v in step.metrics.items() if k != "rule"}}
-            for step in figures.steps
-        ],
-        "not_trained": overview.untrained,
-        "lost_next_states": figures.lost,
-        "usd": figures.usd,
-        "bills_without_price": figures.unpriced,
-        "helps": {
-            measure.name.replace(" ", "_"): {
-                "meaning": measure.meaning,
-                "by_versions": [
-                    {
-                        **asdict(share),
-                        **dict(zip(("low", "high"), share.interval, strict=True)),
-                        "share": share.value,
-                    }
-                    for share in measure.shares
-                ],
-            }
-            for measure in figures.measures
-        },
-    }

@@ -5,112 +5,82 @@ Rule: what lies on this machine is looked at; of what lies at a service nothing 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
     LedgerFlags,
-    is_running,
+    carry_out,
     table,
-    tell,
     until_left,
+    version,
     write,
     write_json,
 )
+from tinker_claw.cli.log import WHEN
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import moment
-from tinker_claw.ledger.versions import VersionRecord, read_versions
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A version, and what is left of it."""
-
-    record: VersionRecord
-    state: bool | None
-    """Learning can go on from it. None: it was saved, and the service knows whether it still is."""
-    sampler: bool | None
-    """It can answer. None: the service knows."""
-
-    @property
-    def id(self) -> int:
-        return self.record.version.id
-
-    @property
-    def name(self) -> str:
-        return f"v{self.id}"
+from tinker_claw.ledger.versions import read_versions
+from tinker_claw.ledger.views import Record
 
 
 def backend_of(rows: Rows) -> str | None:
     return rows.one("SELECT value FROM meta WHERE key = 'backend'")
 
 
-def read_kept(rows: Rows) -> list[Kept]:
-    """All versions of the ledger, oldest first."""
-    local, directory = backend_of(rows) == "local", rows.path.parent
-    return [_kept(record, directory, local=local) for record in read_versions(rows)]
+def read_kept(rows: Rows) -> list[Record]:
+    """All versions of the ledger, oldest first, and what is left of each.
+
+    `state`: learning can go on from it; `sampler`: it can answer. None: the service knows.
+    """
+    records, directory = read_versions(rows), rows.path.parent
+    local = backend_of(rows) == "local"
+    for one in records:
+        saved = one["state_ref"] is not None
+        there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
+        sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
+        one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
+    return records
 
 
-def _kept(record: VersionRecord, directory: Path, *, local: bool) -> Kept:
-    state, sampler = record.version.state_ref, record.version.sampler_ref
-    if not local:
-        return Kept(record, False if state is None else None, None)
-    return Kept(
-        record,
-        state is not None and (directory / "states" / state).is_dir(),
-        (directory / "adapters" / sampler).is_dir(),
-    )
+def usable(one: Record, *, with_state: bool = False) -> bool:
+    """Whether its weights (and its state) are there, as far as one can see."""
+    return one["sampler"] is not False and (one["state"] is not False or not with_state)
 
 
-def number(text: str) -> int:
-    """A version's number: 3 or v3.
+AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
+"""A version's number may be written as it is shown: v3."""
+
+
+def named(kept: Sequence[Record], version: int, *, with_state: bool = False) -> Record:
+    """The version of that number, which has to be usable.
 
     Raises:
-        UndoError: it is neither.
+        UndoError: it is not; names the versions that are.
     """
-    found = re.fullmatch(r"v?(\d{1,18})", text)
-    if found is None:
-        raise UndoError(f"{text!r} is no version; give one as `python run.py versions` shows it")
-    return int(found[1])
-
-
-def named(kept: Sequence[Kept], version: int, *, with_state: bool = False) -> Kept:
-    """The version of that number, whose weights (and state) are there as far as one can see.
-
-    Raises:
-        UndoError: they are not; names the versions that are possible.
-    """
-    possible = [one for one in kept if _usable(one, with_state=with_state)]
-    known = ", ".join(one.name for one in possible[-40:]) or "none"
-    found = next((one for one in kept if one.id == version), None)
+    possible = [one for one in kept if usable(one, with_state=with_state)]
+    known = ", ".join(f"v{one['id']}" for one in possible[-40:]) or "none"
+    found = next((one for one in kept if one["id"] == version), None)
     if found is None:
         raise UndoError(f"there is no v{version}; possible: {known}")
     if found not in possible:
-        if found.sampler is False:
+        why = "its state is not there any more"
+        if found["sampler"] is False:
             why = "its weights are not there any more"
-        elif found.record.version.state_ref is None:
+        elif not found["saved"]:
             why = "its state was not saved (--save-interval)"
-        else:
-            why = "its state is not there any more"
         raise UndoError(
             f"v{version} cannot be used: {why}; possible: {known} "
             "(the newest 8 states and 32 samplers are kept)"
         )
     return found
-
-
-def _usable(one: Kept, *, with_state: bool) -> bool:
-    return one.sampler is not False and (one.state is not False or not with_state)
 
 
 # `run.py versions`
@@ -128,41 +98,15 @@ class VersionsFlags(LedgerFlags):
 
 
 def versions(given: VersionsFlags) -> int:
-    """Print the versions.
-
-    Raises:
-        ConfigError: a flag or setting is wrong.
-        LedgerError: there is no ledger, or it cannot be read.
-    """
+    """Print the versions."""
     with until_left(), reading(given.ledger) as ledger:
         with ledger.moment():
-            records = [_record(kept) for kept in read_kept(ledger)]
-        if given.as_json:
-            write_json(records)
-        else:
-            write(table(_COLUMNS, records))
+            records = read_kept(ledger)
+        write_json(records) if given.as_json else write(table(_COLUMNS, records))
     return 0
 
 
-def _record(kept: Kept) -> dict[str, Any]:
-    record, version = kept.record, kept.record.version
-    return {
-        "id": version.id,
-        "parent": version.parent,
-        "step": version.step,
-        "created_at": record.created_at,
-        "made_by_step": record.made_by_step,
-        "samples": record.samples,
-        "saved": version.state_ref is not None,
-        "state": kept.state,
-        "sampler": kept.sampler,
-        "live": record.live,
-        "pinned": record.pinned,
-        "serving": record.serving,
-    }
-
-
-def _state(record: Mapping[str, Any]) -> str:
+def _state(record: Record) -> str:
     return _there(record["state"]) if record["saved"] else "not saved"
 
 
@@ -170,20 +114,20 @@ def _there(there: bool | None) -> str:
     return "at the service" if there is None else "there" if there else "deleted"
 
 
-def _mark(record: Mapping[str, Any]) -> str:
+def _mark(record: Record) -> str:
     marks = [name for name in ("pinned", "serving") if record[name]]
     return ", ".join(marks if record["live"] else [*marks, "left behind"])
 
 
 _COLUMNS = (
-    Column("version", lambda r: f"v{r['id']}"),
-    Column("parent", lambda r: "-" if r["parent"] is None else f"v{r['parent']}"),
-    Column("step", lambda r: str(r["step"]), right=True),
-    Column("made", lambda r: moment(r["created_at"])),
-    Column("samples", lambda r: str(r["samples"] or "-"), right=True),
+    Column("version", lambda record: version(record["id"])),
+    Column("parent", lambda record: version(record["parent"])),
+    Column("step", right=True),
+    Column("made", WHEN.of),
+    Column("samples", lambda record: record["samples"] or None, right=True),
     Column("state", _state),
-    Column("sampler", lambda r: _there(r["sampler"])),
-    Column("", _mark),
+    Column("sampler", lambda record: _there(record["sampler"])),
+    Column("", _mark, empty=""),
 )
 
 
@@ -207,7 +151,9 @@ class PinFlags(VersionFlags):
     too.
     """
 
-    version: Annotated[str, WORD] = Field(description="v3, say; `run.py versions` lists them")
+    version: Annotated[int, AS_SHOWN, WORD] = Field(
+        description="v3, say; `run.py versions` lists them"
+    )
 
 
 class UnpinFlags(VersionFlags):
@@ -223,75 +169,59 @@ class RollbackFlags(VersionFlags):
     they have trained on is not trained again. A pin ends.
     """
 
-    version: Annotated[str, WORD] = Field(
+    version: Annotated[int, AS_SHOWN, WORD] = Field(
         description="v3, say; `run.py versions` says which have their state"
     )
 
 
 def pin(given: PinFlags) -> int:
-    """Let one version answer.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
-    version = _named(given.ledger, given.version).id
-    if is_running(given.directory):
-        tell(given.directory, {"do": "pin", "version": version})
-        write([f"v{version} answers from now on; learning goes on."])
-        return 0
-    with closing(Ledger(given.directory)) as ledger:
-        ledger.pin.to(version)
-    write([f"v{version} will answer when the gateway is started; learning will go on."])
+    """Let one version answer."""
+    pinned: int = _named(given.ledger, given.version)["id"]
+    order = {"do": "pin", "version": pinned}
+    _, now = carry_out(given.directory, order, lambda ledger: ledger.pin.to(pinned))
+    write([f"v{pinned} {_answers(now)}; learning goes on."])
     return 0
 
 
 def unpin(given: UnpinFlags) -> int:
-    """Let the newest version answer again.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
-    if given.ledger and is_running(given.directory):
-        version = tell(given.directory, {"do": "unpin"})
-        write([f"v{version}, the newest, answers from now on."])
-        return 0
-    with closing(Ledger(given.directory)) as ledger:
-        ledger.pin.end()
-    write(["The newest version will answer when the gateway is started."])
+    """Let the newest version answer again."""
+    carried = carry_out(given.ledger.parent, {"do": "unpin"}, lambda ledger: ledger.pin.end())
+    newest, now = carried
+    write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
     return 0
 
 
 def rollback(given: RollbackFlags) -> int:
-    """Go back to a version, and learn on from there.
-
-    Raises:
-        ClawError: it cannot; the sentence says why.
-    """
+    """Go back to a version, and learn on from there."""
     kept = _named(given.ledger, given.version, with_state=True)
-    if is_running(given.directory):
-        made = int(tell(given.directory, {"do": "rollback", "version": kept.id})["id"])
-        answers = "answers from now on"
-    else:
-        with closing(Ledger(given.directory)) as ledger:
-            if kept.state is None:
-                raise UndoError(
-                    "its state lies at the service, which only the gateway asks; start it, and "
-                    "give the command again while it runs"
-                )
-            ledger.steps.void_unfinished()
-            made = ledger.steps.roll_back(kept.record.version).id
-        answers = "will answer when the gateway is started"
+
+    def offline(ledger: Ledger) -> dict[str, Any]:
+        to = ledger.steps.version(kept["id"])
+        if kept["state"] is None or to is None:
+            raise UndoError(
+                "its state lies at the service, which only the gateway asks; start it, and give "
+                "the command again while it runs"
+            )
+        ledger.steps.void_unfinished()
+        return asdict(ledger.steps.roll_back(to))
+
+    made, now = carry_out(given.directory, {"do": "rollback", "version": kept["id"]}, offline)
     write(
         [
-            f"v{made}, with the weights of {kept.name}, {answers}, and learning goes on from its "
-            "state. What was sampled by versions since then, and not trained on, has expired."
+            f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning goes "
+            "on from its state. What was sampled by versions since then, and not trained on, has "
+            "expired."
         ]
     )
     return 0
 
 
-def _named(file: Path, text: str, *, with_state: bool = False) -> Kept:
+def _answers(now: bool) -> str:
+    return "answers from now on" if now else "will answer when the gateway is started"
+
+
+def _named(file: Path, version: int, *, with_state: bool = False) -> Record:
     with reading(file) as ledger, ledger.moment():
         if backend_of(ledger) is None:
             raise UndoError(f"{ledger.path} holds no run")
-        return named(read_kept(ledger), number(text), with_state=with_state)
+        return named(read_kept(ledger), version, with_state=with_state)

@@ -27,7 +27,7 @@ from tinker_claw.conversation.openclaw import (
     words,
 )
 from tinker_claw.formats.base import Joined
-from tinker_claw.types import Message, NextState, Reply
+from tinker_claw.types import Message, NextState, Reply, noted
 
 _TOOL = "tool "
 """Before the digest of a tool's result."""
@@ -90,7 +90,7 @@ class Conversation:
     def of(cls, messages: Sequence[Message]) -> Conversation:
         """What the messages of a request come to; see `exchanged`."""
         kept = exchanged(messages)
-        return cls(kept, tuple(map(digest, kept)))
+        return cls(kept, tuple([noted(digest, message) for message in kept]))
 
     @property
     def reply_at(self) -> int | None:
@@ -116,7 +116,7 @@ def exchanged(messages: Sequence[Message]) -> list[Message]:
                 continue
             if prompted is not None and _unseen(kept[prompted:]):
                 del kept[prompted:]
-            prompted = len(kept) if _meaning(message).automatic else None
+            prompted = len(kept) if noted(_is_automatic, message) else None
         kept.append(message)
         before = message
     return kept
@@ -177,7 +177,7 @@ def next_state(new_messages: Sequence[Message], replied: Message | None = None) 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.
     """
-    users = [m for m in new_messages if m["role"] == "user" and not _meaning(m).automatic]
+    users = [m for m in new_messages if m["role"] == "user" and not _is_automatic(m)]
     said = [words(m["content"]) for m in users]
     if text := "\n\n".join(part for part in said if part):
         return NextState("user", text)
@@ -212,6 +212,10 @@ def _unseen(exchange: Sequence[Message]) -> bool:
     """An automatic prompt, and nothing that a user gets to see."""
     last = exchange[-1]
     return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
+
+
+def _is_automatic(message: Message) -> bool:
+    return _meaning(message).automatic
 
 
 def _meaning(message: Message) -> _Meaning:

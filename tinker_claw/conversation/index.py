@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.conversation.openclaw import last_user_index, queued, summary_index
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Kind, Lost, Message
+from tinker_claw.types import Kind, Lost, Message, Tool, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -38,7 +38,8 @@ not close it, a night does."""
 PAGES = 40_000
 """Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
-"""Ids kept of the newest turns, to go on from: up to 60 MB, or fifty turns of 30,000 tokens."""
+"""Ids kept of the newest turns, to go on from: fifty turns of 30,000 tokens, some 15 MB, as equal
+ids are one number."""
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096
@@ -163,7 +164,7 @@ class ConversationIndex:
         stream: Stream | None,
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
-        for page in _pages(session_id, (*history, reply)):
+        for page in dict.fromkeys(_pages(session_id, (*history, reply))):
             self._drop(page)
             self._pages[page] = (turn_id, session_id)
             if session_id in self._open:
@@ -270,10 +271,15 @@ def _size(stream: Stream) -> int:
     return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
-def _pages(session_id: int, chain: Sequence[str]) -> Iterable[bytes]:
-    """Names for a conversation, the strictest first; one, where no tool was called."""
-    texts = (f"{session_id} {' '.join(reading)}" for reading in readings(chain))
-    return dict.fromkeys(hashlib.sha256(text.encode()).digest()[:16] for text in texts)
+def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
+    """Names for a conversation, the strictest first, which nearly always is the one; where no tool
+    was called they are the same."""
+
+    def name(reading: Sequence[str]) -> bytes:
+        return hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]
+
+    yield name(chain)
+    yield from map(name, readings(chain)[1:])
 
 
 def exact_digest(
@@ -282,5 +288,16 @@ def exact_digest(
     switches: Sequence[tuple[str, Any]],
 ) -> str:
     """Of everything that a prompt is rendered from, to the letter."""
-    meant = json.dumps([list(messages), list(tools), list(switches)])
-    return hashlib.sha256(meant.encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
+    for message in messages:
+        digest.update(noted(_written, message))
+    digest.update(noted(_written_tools, tools))
+    return digest.hexdigest()
+
+
+def _written(message: Message) -> bytes:
+    return hashlib.sha256(json.dumps(message).encode()).digest()
+
+
+def _written_tools(tools: Sequence[Tool]) -> bytes:
+    return hashlib.sha256(json.dumps(list(tools)).encode()).digest()

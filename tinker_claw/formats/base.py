@@ -81,8 +81,8 @@ class GenerationRequest:
     """What these two come to with the model's chat template, once that was asked."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field where it stands; None: the body has none."""
-    own: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the format itself needs again for its reply; nobody else reads it."""
+    own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    """What the format itself needs again later; nobody else reads it."""
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -205,6 +205,12 @@ class Format(ABC):
         Raises:
             RequestError: names the first field that is malformed or cannot be honoured.
         """
+
+    def remember(self, request: GenerationRequest, user: str) -> None:  # noqa: B027 - optional
+        """What this user may send again; called of requests of which something may be kept."""
+
+    def forget(self) -> None:  # noqa: B027 - optional
+        """Remember nothing of earlier requests."""
 
     @abstractmethod
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any, NoReturn, cast
+
+import msgspec
 
 from tinker_claw.errors import RequestError
 
@@ -27,9 +30,7 @@ def load_body(body: bytes) -> dict[str, Any]:
         RequestError: it is none, holds text that is no text, or says something twice.
     """
     try:
-        fields = json.loads(
-            body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object
-        )
+        fields = _loaded(body)
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except ValueError as error:
@@ -41,6 +42,117 @@ def load_body(body: bytes) -> dict[str, Any]:
         _refuse_lone_surrogates(fields)
     # null means absent, everywhere in this API.
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _loaded(text: bytes) -> Any:
+    return json.loads(text.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+class Unread(Exception):
+    """Not to be read piece by piece: whoever reads the whole body says what is wrong, if anything
+    is."""
+
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def pieces_of(body: bytes) -> dict[str, bytes]:
+    """The non-null members of an object that is written without blanks, as their bytes. That they
+    are JSON is not known of each: whoever reads one finds out.
+
+    Raises:
+        Unread: it is something else, or says something twice.
+    """
+    try:
+        found = _MEMBERS.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Unread from error
+    told: list[Any] = []
+    for name, value in found.items():
+        told += [b",", msgspec.json.encode(name), b":", value]
+    if b"".join([b"{", *told[1:], b"}"]) != body:
+        raise Unread
+    return {name: piece for name, value in found.items() if (piece := bytes(value)) != b"null"}
+
+
+def items_of(piece: bytes) -> list[bytes]:
+    """The items of a list, as their bytes.
+
+    Raises:
+        Unread: it is no list.
+    """
+    try:
+        return list(map(bytes, _ITEMS.decode(piece)))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Unread from error
+
+
+def load_piece(piece: bytes) -> Any:
+    """The value in a piece.
+
+    Raises:
+        Unread: it is not what a body may hold.
+    """
+    try:
+        value = _loaded(piece)
+        if _SURROGATE.search(piece):
+            _refuse_lone_surrogates({"": value})
+    except (RecursionError, ValueError, RequestError) as error:
+        raise Unread from error
+    return value
+
+
+_MEMORY = 64_000_000
+"""For what was made of pieces, in bytes: some hundred long sessions."""
+_ENTRY = 1000
+"""What a piece takes beside its bytes, its text, and what was found out about it; bytes."""
+
+
+class KnownPieces:
+    """What was made of pieces of earlier requests, by their bytes. A session sends its history
+    again with every request. Nobody learns by the time that it takes what others have said: to
+    every user only their own are known.
+
+    Once half of the room is full, what is not asked for until the other half is full is forgotten.
+    To count which one was asked for last would cost more than all that is done of a known message.
+    """
+
+    def __init__(self, room: int = _MEMORY) -> None:
+        """`room`: bytes."""
+        self._half = room // 2
+        self._new: dict[str, dict[bytes, Any]] = {}
+        self._old: dict[str, dict[bytes, Any]] = {}
+        self._size = 0
+        self._lock = Lock()  # large bodies are read in a thread
+
+    def of(self, user: str, pieces: Sequence[bytes]) -> dict[bytes, Any]:
+        """What was made of those that are known."""
+        with self._lock:
+            new, old = self._new.get(user, {}), self._old.get(user, {})
+            found = {piece: new[piece] for piece in pieces if piece in new}
+            if old and len(found) < len(pieces):
+                again = {p: old[p] for p in pieces if p in old and p not in found}
+                self._add(user, again)
+                found |= again
+            return found
+
+    def learn(self, user: str, made: Mapping[bytes, Any]) -> None:
+        with self._lock:
+            self._add(user, made)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._new, self._old, self._size = {}, {}, 0
+
+    def _add(self, user: str, made: Mapping[bytes, Any]) -> None:
+        for piece, value in made.items():
+            size = _ENTRY + 4 * len(piece)
+            if self._size + size > self._half:
+                self._old, self._new, self._size = self._new, {}, 0
+            if size <= self._half:
+                self._new.setdefault(user, {})[piece] = value
+                self._size += size
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -7,7 +7,7 @@ each refusal says why. What depends on the model's chat template is read here an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,17 +25,22 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
+    KnownPieces,
+    Unread,
     flag,
     integer,
     items,
+    items_of,
     load_body,
+    load_piece,
     members,
     number,
+    pieces_of,
     shown,
     string,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
-from tinker_claw.types import Message, Tool
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 HONOURED = frozenset(
     {
@@ -141,8 +146,43 @@ class Chat(Format):
         Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
     )
 
+    def __init__(self) -> None:
+        self._known = KnownPieces()
+
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        return parse_chat(body)
+        try:
+            return self._parse_new(body, user)
+        except (Unread, RequestError):  # read as a whole, it is told what is wrong with it
+            return parse_chat(body)
+
+    def _parse_new(self, body: bytes, user: str) -> GenerationRequest:
+        """Of messages and tools, only those are read that this user has not sent before.
+
+        Raises:
+            Unread, RequestError: something in it is not as it usually is.
+        """
+        pieces = pieces_of(body)
+        said, offered = items_of(pieces.pop("messages", b"")), pieces.pop("tools", None)
+        if not said:
+            raise Unread
+        made = self._known.of(user, said if offered is None else [*said, offered])
+        new: dict[bytes, Any] = {}
+        for at, piece in enumerate(said):
+            if piece not in made:
+                message = _message(load_piece(piece), f"messages[{at}]")
+                made[piece] = new[piece] = KnownMessage(message)
+        if offered is not None and offered not in made:
+            made[offered] = new[offered] = KnownTools(parse_tools(load_piece(offered)))
+        fields = {name: load_piece(piece) for name, piece in pieces.items()}
+        messages = tuple(made[piece] for piece in said)
+        tools = () if offered is None else made[offered]
+        return _request(fields, lambda: messages, lambda: tools, new)
+
+    def remember(self, request: GenerationRequest, user: str) -> None:
+        self._known.learn(user, request.own)
+
+    def forget(self) -> None:
+        self._known.clear()
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         return ChatReply(request, head)
@@ -164,12 +204,30 @@ def parse_chat(body: bytes) -> GenerationRequest:
         RequestError: names the first field that is malformed or cannot be honoured.
     """
     fields = load_body(body)
+    return _request(
+        fields,
+        lambda: parse_messages(fields.get("messages")),
+        lambda: parse_tools(fields.get("tools")),
+        {},
+    )
+
+
+def _request(
+    fields: Mapping[str, Any],
+    messages: Callable[[], tuple[Message, ...]],
+    tools: Callable[[], tuple[Tool, ...]],
+    new: Mapping[bytes, Any],
+) -> GenerationRequest:
+    """
+    Args:
+        new: what was made of those pieces of the body that are worth remembering.
+    """
     _refuse_unknown(fields)
-    tools, may_call = _tools(fields)
+    offered, may_call = _tools(fields, tools)
     return GenerationRequest(
         model=_model(fields),
-        messages=parse_messages(fields.get("messages")),
-        tools=tools,
+        messages=messages(),
+        tools=offered,
         may_call=may_call,
         one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
         stream=flag(fields.get("stream"), "stream"),
@@ -183,6 +241,7 @@ def parse_chat(body: bytes) -> GenerationRequest:
         template=_template(fields),
         reasoning_effort=_effort(fields),
         session=_session(fields),
+        own=new,
     )
 
 
@@ -213,9 +272,11 @@ def _model(fields: Mapping[str, Any]) -> str:
     return model
 
 
-def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool]:
+def _tools(
+    fields: Mapping[str, Any], read: Callable[[], tuple[Tool, ...]]
+) -> tuple[tuple[Tool, ...], bool]:
     """The tools to show, and whether the reply may call any."""
-    tools = parse_tools(fields.get("tools"))
+    tools = read()
     choice = fields.get("tool_choice", "auto")
     if choice == "none":
         return (), False

@@ -31,6 +31,7 @@ _FINISH: Mapping[Finish, str] = {
     "calls": "tool_calls",
 }
 
+_string = json.encoder.encode_basestring  # what _json() comes to for a text
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -104,7 +105,7 @@ class ChatReply:
             self._calls += 1
             return _json({"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]})
         name = "reasoning_content" if delta.kind == "reasoning" else "content"
-        return f'{{"{name}":{_json(delta.text)}}}'
+        return f'{{"{name}":{_string(delta.text)}}}'
 
     def _chunk(self, delta: str, finish_reason: str = "null") -> bytes:
         return (self._start + delta + ',"finish_reason":' + finish_reason + "}]}\n\n").encode()

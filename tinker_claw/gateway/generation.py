@@ -176,8 +176,11 @@ class Generation:
         forgotten = self._deps.index.has_forgotten(job.session_id, job.started)
         if forgotten or job.privacy is Privacy.PRIVATE:
             return None
-        # As it was sampled: thinking, and what a stop string cut off, is in no reply.
-        text = self._deps.renderer.decode(completion.tokens)
+        # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
+        # mark at its end, most are the reply itself, which is then searched once.
+        stops, sampled = job.params.stop_tokens, completion.tokens
+        ended = sampled[-1:] and sampled[-1] in stops
+        text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
         self._reply_holds = self._deps.privacy.holds_text(text)
         return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
 

@@ -21,7 +21,7 @@ from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.telemetry import log
-from tinker_claw.types import Kind, Message
+from tinker_claw.types import Kind, Message, Tool, noted
 
 TRACES = 4096
 TEXTS = 28_000
@@ -81,7 +81,7 @@ class SessionPrivacy:
 
     async def look_at(self, request: GenerationRequest) -> None:
         """Search what is long and new in a thread; from then on it is known what it holds."""
-        texts = [text for message in request.messages for text in _texts(message)]
+        texts = [text for message in request.messages for text in noted(_long_texts, message)]
         await self._search([*texts, last_user_words(request.messages)])
 
     async def redact_any(self, text: str) -> str:
@@ -108,21 +108,25 @@ class SessionPrivacy:
     def holds(self, request: GenerationRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
         for message in request.messages:
-            for text in _texts(message):
-                if held := self._holds(_key(text), text):
-                    return held
+            if held := noted(self._held_by, message):
+                return held
         if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
             return held
         if not request.tools:
             return None
+        return noted(self._held_by_tools, request.tools)
+
+    def _held_by(self, message: Message) -> str | None:
+        return next(filter(None, (self._holds(_key(text), text) for text in _texts(message))), None)
+
+    def _held_by_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
-        tools = [dict(tool) for tool in request.tools]
-        packed = marshal.dumps(tools, 2)
+        packed = marshal.dumps([dict(tool) for tool in tools], 2)
         return self._holds((hash(packed), len(packed)), tools)
 
     def holds_text(self, text: str) -> str | None:
-        """The same of a text that comes once."""
-        return self._redactor.holds(text)
+        """The same of a text."""
+        return self._holds(_key(text), text)
 
     def redact(self, text: str) -> str:
         """A text as it may be kept."""
@@ -186,9 +190,19 @@ def _texts(message: Message) -> Iterator[str]:
         yield call["function"]["arguments"]
 
 
+def _long_texts(message: Message) -> list[str]:
+    return [text for text in _texts(message) if len(text) >= _LONG]
+
+
 def _said(messages: Sequence[Message]) -> Iterator[str]:
-    users = (m["content"] for m in messages if m["role"] == "user" and may_mark(m["content"]))
-    return (said for text in users for said in sayings(text))
+    """What may be a marker."""
+    users = [noted(_marking, message) for message in messages if message["role"] == "user"]
+    return (said for marking in users for said in marking)
+
+
+def _marking(message: Message) -> list[str]:
+    text: str = message["content"]
+    return sayings(text) if may_mark(text) else []
 
 
 def _strings(value: Any) -> Iterator[str]:

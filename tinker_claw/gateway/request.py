@@ -149,6 +149,8 @@ async def admit(
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
     if privacy is not Privacy.PRIVATE:
+        if privacy is Privacy.OPEN:
+            wire.remember(request, caller.user)
         await deps.privacy.look_at(request)
         await deps.compute.own_round()
         holds = deps.privacy.holds(request)

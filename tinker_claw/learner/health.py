@@ -92,11 +92,19 @@ class Health:
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """The JSON of /healthz. `status` is about serving and learning together."""
         away = self.backend.away
-        well = self.learner.state in ("waiting", "training", "observing", "finished")
-        others = (self.judge, self.agreement, self.servers, self.upkeep)
-        well = well and all(part.state == "ok" for part in others) and not away
+        parts = {
+            "learner": self.learner,
+            "judge": self.judge,
+            "agreement": self.agreement,
+            "servers": self.servers,
+            "upkeep": self.upkeep,
+        }
+        fine = ("ok", "waiting", "training", "observing", "finished")
+        wrong = [name for name, part in parts.items() if part.state not in fine]
+        wrong = ["backend", *wrong] if away else wrong
         shown: dict[str, Any] = {
-            "status": "ok" if well else "degraded",
+            "status": "degraded" if wrong else "ok",
+            "wrong": wrong,
             "meaning": meaning(
                 version=version,
                 waiting=waiting,
@@ -114,8 +122,7 @@ class Health:
             "backend_since": self.backend.since,
             "backend_error": self.backend.error,
         }
-        for name in ("learner", "judge", "agreement", "servers", "upkeep"):
-            part: PartHealth = getattr(self, name)
+        for name, part in parts.items():
             shown |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
             if name in ("learner", "judge", "upkeep"):
                 shown[f"{name}_next_try_s"] = part.next_try_s

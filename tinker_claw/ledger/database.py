@@ -33,6 +33,7 @@ _LARGE_BYTES = 200_000_000
 """Of a ledger whose check at the start takes long enough to say so."""
 _STATEMENTS = 256
 """Prepared statements that a connection keeps; a turn's way has about thirty."""
+_LOCK: Final = "lock"
 _DISK: Final = {
     sqlite3.SQLITE_FULL: "make room on its disk",
     sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
@@ -267,7 +268,7 @@ def _lock(directory: Path) -> int:
     """Take the directory's lock; the operating system drops it when the process ends, however."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # it will hold conversations
-        handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise LedgerError(
             f"the data directory {directory} cannot be written ({error.strerror}); "
@@ -282,6 +283,26 @@ def _lock(directory: Path) -> int:
             "stop that one or choose another with --data-dir"
         ) from error
     return handle
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a process has the lock of this data directory, which is as good as: a gateway runs.
+
+    Raises:
+        LedgerError: the directory cannot be used.
+    """
+    try:
+        with (directory / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise LedgerError(
+            f"the data directory {directory} cannot be used: {error.strerror}"
+        ) from error
+    return False
 
 
 async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:

@@ -8,50 +8,23 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.outcome import run_of
+from tinker_claw.ledger.outcome import RunView, count_outcomes
 from tinker_claw.ledger.versions import pinned, read_line
+from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import Vote
 
 
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """One step."""
-
-    id: int
-    status: str
-    """intent, committed or void"""
-    parent: int
-    """The version that it began with."""
-    version: int | None
-    created_at: float
-    finished_at: float | None
-    metrics: Mapping[str, Any]
-    error: str | None
-
-
-def newest_steps(rows: Rows, count: int) -> tuple[StepFigures, ...]:
-    """So many, oldest first."""
-    newest = rows.rows("SELECT * FROM steps ORDER BY id DESC LIMIT ?", count)
-    return tuple(_step_figures(row) for row in reversed(newest))
-
-
-def read_step(rows: Rows, step_id: int) -> StepFigures | None:
-    """None: there is no such step."""
-    row = rows.row("SELECT * FROM steps WHERE id = ?", step_id)
-    return None if row is None else _step_figures(row)
-
-
-def _step_figures(row: sqlite3.Row) -> StepFigures:
-    known: dict[str, Any] = {name: row[name] for name in StepFigures.__slots__}
-    known["metrics"] = json.loads(row["metrics"]) if row["metrics"] else {}
-    return StepFigures(**known)
+def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
+    """The version that a step began with, and its metrics, by whose rule it trained included; None:
+    there is no such step."""
+    row = rows.row("SELECT parent, metrics FROM steps WHERE id = ?", step_id)
+    return None if row is None else (row["parent"], json.loads(row["metrics"] or "{}"))
 
 
 def rewards_of(rows: Rows, step_id: int) -> tuple[Vote | None, ...]:
@@ -93,89 +66,58 @@ class VersionFigures:
     """Those of them whose verdict is not -1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A ledger in sums."""
-
-    run: Mapping[str, str]
-    """Model, method, backend."""
-    version: int | None
-    """The newest; None: the run has not begun."""
-    step: int
-    """Optimizer steps that the newest version is away from the base."""
-    sessions: int
-    private: int
-    """Of them, those of which nothing is recorded now."""
-    main: int
-    side: int
-    versions: tuple[VersionFigures, ...]
-    """Of those with judged turns, by id."""
-    first_versions: frozenset[int]
-    """Versions before any optimizer step."""
-    live: frozenset[int]
-    """The newest version, and all that it descends from; a rollback leaves the others behind."""
-    pinned: int | None
-    """The version that answers whatever is learned; None: the newest does."""
-    hints: int
-    """Turns with a hint."""
-    samples: Mapping[str, int]
-    """By state."""
-    lost: Mapping[str, int]
-    """Requests that could not be tied to the turn that they answer, by cause."""
-    usd: Mapping[str, float]
-    """By purpose, as far as prices were known; empty: nothing was billed."""
-    unpriced: int
-    """Bills without a price."""
-    steps: tuple[StepFigures, ...]
-    """The newest, oldest first."""
-
-    @property
-    def verdicts(self) -> dict[str, int]:
-        """Judged turns by what was said of them; `none`: no vote was valid."""
-        good, bad = sum(v.good for v in self.versions), sum(v.bad for v in self.versions)
-        voted, judged = sum(v.voted for v in self.versions), sum(v.judged for v in self.versions)
-        return {"good": good, "neutral": voted - good - bad, "bad": bad, "none": judged - voted}
-
-    @property
-    def queued(self) -> int:
-        return self.samples.get("queued", 0)
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """Of the versions that a rollback has not left behind."""
-        return measures([v for v in self.versions if v.version in self.live], self.first_versions)
-
-
-def read_figures(rows: Rows, steps: int) -> Figures:
-    """The sums, and the newest `steps` steps."""
-    newest = rows.row("SELECT id, step FROM versions ORDER BY id DESC LIMIT 1")
+def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
+    """The sums, and the newest `steps` steps, as `status --json` has them."""
+    newest = rows.row("SELECT id FROM versions ORDER BY id DESC LIMIT 1")
     spend = rows.rows(
         "SELECT purpose, TOTAL(usd) AS usd, COUNT(*) - COUNT(usd) AS unpriced FROM spend "
         "GROUP BY purpose"
     )
-    first = rows.rows(
+    untrained = rows.rows(
         "SELECT id FROM versions WHERE step = 0 AND id < "
         "(SELECT COALESCE(MIN(id), 1e18) FROM versions WHERE step > 0)"
     )
-    return Figures(
-        run=run_of(rows),
-        version=newest["id"] if newest else None,
-        step=newest["step"] if newest else 0,
-        sessions=rows.one("SELECT COUNT(*) FROM sessions"),
-        private=rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
-        main=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'"),
-        side=rows.one("SELECT COUNT(*) FROM turns WHERE kind = 'side'"),
-        versions=tuple(VersionFigures(**dict(row)) for row in rows.rows(_BY_VERSION)),
-        first_versions=frozenset(row["id"] for row in first),
-        live=read_line(rows).live,
-        pinned=pinned(rows),
-        hints=rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
-        samples=_counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
-        lost=lost_of(rows),
-        usd={row["purpose"]: row["usd"] for row in spend},
-        unpriced=sum(row["unpriced"] for row in spend),
-        steps=newest_steps(rows, steps),
+    versions = [VersionFigures(**dict(row)) for row in rows.rows(_BY_VERSION)]
+    live = read_line(rows).live
+    compared = measures(
+        [version for version in versions if version.version in live],
+        frozenset(row["id"] for row in untrained),
     )
+    return {
+        "run": run.names,
+        # The newest; None: the run has not begun.
+        "policy_version": newest["id"] if newest else None,
+        # The version that answers whatever is learned; None: the newest does.
+        "pinned": pinned(rows),
+        # Optimizer steps that the newest version is away from the base.
+        "step": run.step,
+        "samples_waiting": run.queued,
+        "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
+        # Of them, those of which nothing is recorded now.
+        "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
+        "turns": {
+            kind: rows.one("SELECT COUNT(*) FROM turns WHERE kind = ?", kind)
+            for kind in ("main", "side")
+        },
+        "verdicts": _verdicts(versions),
+        # Turns with a hint.
+        "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
+        "samples": _counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
+        "steps": read(rows, "steps", Filter(), steps),
+        "not_trained": dict(count_outcomes(rows, run).most_common()),
+        "lost_next_states": lost_of(rows),
+        # By purpose, as far as prices were known; empty: nothing was billed.
+        "usd": {row["purpose"]: row["usd"] for row in spend},
+        "bills_without_price": sum(row["unpriced"] for row in spend),
+        "helps": {measure.name: measure.record for measure in compared},
+    }
+
+
+def _verdicts(versions: Sequence[VersionFigures]) -> dict[str, int]:
+    """Judged turns by what was said of them; `none`: no vote was valid."""
+    good, bad = sum(v.good for v in versions), sum(v.bad for v in versions)
+    voted, judged = sum(v.voted for v in versions), sum(v.judged for v in versions)
+    return {"good": good, "neutral": voted - good - bad, "bad": bad, "none": judged - voted}
 
 
 def lost_of(rows: Rows) -> dict[str, int]:
@@ -233,6 +175,12 @@ class Share:
     def versions(self) -> str:
         return f"v{self.first}" if self.first == self.last else f"v{self.first} to v{self.last}"
 
+    @property
+    def record(self) -> Record:
+        low, high = self.interval
+        counted = {"versions": self.versions, **asdict(self)}
+        return {**counted, "low": low, "high": high, "share": self.value}
+
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.value:.0%} ({low:.0%} to {high:.0%}) by {self.versions}"
@@ -260,6 +208,10 @@ class Measure:
             return f"worse than at first: {told}"
         return f"not enough turns to tell: {told}, and the intervals overlap"
 
+    @property
+    def record(self) -> Record:
+        return {"meaning": self.meaning, "by_versions": [share.record for share in self.shares]}
+
 
 def measures(
     versions: Sequence[VersionFigures], untrained: AbstractSet[int]
@@ -271,9 +223,9 @@ def measures(
         untrained: ids of versions that no step has made.
     """
     return (
-        Measure("good verdicts", groups(versions, untrained, lambda v: (v.good, v.voted))),
+        Measure("good_verdicts", groups(versions, untrained, lambda v: (v.good, v.voted))),
         Measure(
-            "accepted first replies", groups(versions, untrained, lambda v: (v.accepted, v.firsts))
+            "accepted_first_replies", groups(versions, untrained, lambda v: (v.accepted, v.firsts))
         ),
     )
 

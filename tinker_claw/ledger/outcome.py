@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.turns import TRIES
-from tinker_claw.ledger.views import SampleView, TurnView, turns_where
+from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
 
 LOST = {
@@ -103,6 +103,29 @@ def outcome(turn: TurnView, run: RunView) -> Outcome:
     return Outcome(_QUEUE, f"It was judged, and {_QUEUE} as a sample, which takes a moment.")
 
 
+def add_outcomes(rows: Rows, run: RunView, turns: Sequence[Record]) -> None:
+    """The word for it, as `outcome`, to records of turns."""
+    for turn in turns:
+        turn["outcome"] = _closed(turn)
+    # The others are few, however long a ledger is.
+    still_open = {turn["id"]: turn for turn in turns if turn["outcome"] is None}
+    which = "WHERE turns.id IN (SELECT value FROM json_each(?))"
+    for turn in turns_where(rows, which, json.dumps([*still_open])):
+        still_open[turn.id]["outcome"] = outcome(turn, run).word
+
+
+def _closed(turn: Record) -> str | None:
+    if turn["sample"] is not None:
+        return _trained_in(turn["trained_in_step"]) if turn["sample"] == "trained" else None
+    if turn["kind"] == Kind.SIDE:
+        return _SIDE
+    return None if turn["untrained_because"] is None else _word(turn["untrained_because"])
+
+
+def _trained_in(step: int | None) -> str:
+    return f"trained in step {step}"
+
+
 def _reason(turn: TurnView) -> str:
     return (turn.untrained_because or "").rstrip(".")
 
@@ -164,7 +187,7 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> Outcome:
 
 
 def _trained(sample: SampleView) -> Outcome:
-    word, others = f"trained in step {sample.step}", sample.together - 1
+    word, others = _trained_in(sample.step), sample.together - 1
     company = f"with {others} other {'sample' if others == 1 else 'samples'}" if others else "alone"
     at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
     behind = " A rollback has left that version behind." if sample.left_behind else ""
@@ -198,6 +221,76 @@ def moment(at: float, now: float | None = None) -> str:
     then = datetime.fromtimestamp(at)
     today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
     return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+# What some turns mean together
+
+_MOST = 0.75
+_FEWEST = 3
+"""Fewer turns are no pattern."""
+
+
+def advice(turns: Sequence[TurnView]) -> Iterator[str]:
+    """Sentences on these turns, oldest first; none where learning goes its way."""
+    main = [turn for turn in turns if turn.kind is Kind.MAIN]
+    followed = [turn for turn in main if turn.next_role is not None]
+    yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
+    if len(main) >= _FEWEST and not followed:
+        why = (
+            "although sessions go on. The replies do not come back in the client's history as they "
+            "were sent: something between rewrites or drops them."
+        )
+        if len({turn.session_id for turn in main}) == len(main):
+            why = (
+                "so there is nothing to judge: every one stands alone in its session. Go on in the "
+                "same conversation; if you did, the client sends neither its earlier messages back "
+                "nor a name for the session (X-Session-Id)."
+            )
+        yield f"None of the {len(main)} main turns has a next state, {why}"
+    if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
+        yield (
+            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
+            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
+            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
+            "takes them up again."
+        )
+    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
+    if _most(waiting, followed):
+        yield (
+            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
+            "fails, waits for the service, or is paused by the budget."
+        )
+    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
+    if _most(unfit, main):
+        yield (
+            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
+            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
+            "out of its settings for this model."
+        )
+    if count := sum(turn.fallback is not None for turn in turns):
+        yield (
+            f"{count} of {len(turns)} replies (marked *) came from another version than the "
+            "current one, because that one failed; --reasons says why."
+        )
+
+
+def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Iterator[str]:
+    if not _most(side, turns):
+        return
+    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+    yield (
+        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
+        f"of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
+        "meant to be side turns. If these were your own messages, the client sends something that "
+        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
+        "proxy in between; --reasons shows the reason of each."
+    )
+    if len(side) == len(turns):
+        yield "There is no main turn among them: nothing can be learned from these requests."
+
+
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
+    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
 
 
 # All turns of a ledger, counted

@@ -74,42 +74,28 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRecord:
-    """A version, and what it is to the run."""
+def read_versions(rows: Rows) -> list[dict[str, Any]]:
+    """All versions of a run, oldest first, and what each is to the run.
 
-    version: PolicyVersion
-    created_at: float
-    made_by_step: int | None
-    """None: by a start, or by a rollback."""
-    samples: int
-    """That this step trained on."""
-    live: bool
-    """The newest version descends from it, or is it."""
-    pinned: bool
-    serving: bool
-    """It answers, or will when the gateway runs."""
-
-
-def read_versions(rows: Rows) -> list[VersionRecord]:
-    """All versions of a run, oldest first."""
+    `samples`: that the step trained on which made it; `made_by_step` is None where a start or a
+    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, or
+    will when the gateway runs.
+    """
     found = rows.rows(
-        "SELECT versions.*, steps.id AS made_by_step, (SELECT COUNT(*) FROM step_samples "
-        "WHERE step_id = steps.id) AS samples "
-        "FROM versions LEFT JOIN steps ON steps.version = versions.id ORDER BY versions.id"
+        "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
+        "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, state_ref, "
+        "sampler_ref FROM versions LEFT JOIN steps ON steps.version = versions.id "
+        "ORDER BY versions.id"
     )
-    line, pin = read_line(rows), pinned(rows)
-    serving = max(line.live, default=None) if pin is None else pin
+    live, pin = read_line(rows).live, pinned(rows)
+    serving = max(live, default=None) if pin is None else pin
     return [
-        VersionRecord(
-            version=_version(row),
-            created_at=row["created_at"],
-            made_by_step=row["made_by_step"],
-            samples=row["samples"],
-            live=row["id"] in line.live,
-            pinned=row["id"] == pin,
-            serving=row["id"] == serving,
-        )
+        {
+            **dict(row),
+            "live": row["id"] in live,
+            "pinned": row["id"] == pin,
+            "serving": row["id"] == serving,
+        }
         for row in found
     ]
 

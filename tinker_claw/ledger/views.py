@@ -8,7 +8,6 @@ read, are only in what is asked for in full: `Contents`.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -162,32 +161,36 @@ def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
     return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
 
 
-def read_turns(rows: Rows, limit: int | None, wanted: Filter | None = None) -> list[TurnView]:
-    """The newest `limit` turns that are wanted, oldest first."""
-    return _listed(rows, "turns", wanted or Filter(), limit)
+def read_turns(rows: Rows, limit: int | None) -> list[TurnView]:
+    """The newest `limit` turns, oldest first."""
+    newest = "(SELECT id FROM turns ORDER BY id DESC LIMIT ?)"
+    return turns_where(
+        rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", -1 if limit is None else limit
+    )
 
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
     """`which`: the end of the query."""
     found = rows.rows(f"{_TURN} {which}", *values)
     line = read_line(rows) if found else None
-    return [_turn(row, line) for row in found if line]
+    return [_turn(dict(zip(row.keys(), row, strict=True)), line) for row in found if line]
 
 
-def _turn(row: sqlite3.Row, line: Line) -> TurnView:
-    values: Record = {name: row[name] for name in _AS_IT_IS}
-    values |= {name: bool(row[name]) for name in _FLAGS}
-    values |= {name: row[name] and Lost(row[name]) for name in ("lost", "passed_lost")}
+def _turn(row: Record, line: Line) -> TurnView:
+    known = {name: row[name] for name in _AS_IT_IS}
+    known |= {name: bool(row[name]) for name in _FLAGS}
     return TurnView(
-        **values,
+        **known,
         kind=Kind(row["kind"]),
+        lost=row["lost"] and Lost(row["lost"]),
+        passed_lost=row["passed_lost"] and Lost(row["passed_lost"]),
         votes=tuple(json.loads(row["votes"])) if row["judged_at"] else (),
         sample=None if row["sample_id"] is None else _sample(row, line),
         left_behind=not line.leads_on(row["policy_version"]),
     )
 
 
-def _sample(row: sqlite3.Row, line: Line) -> SampleView:
+def _sample(row: Record, line: Line) -> SampleView:
     version = row["step_version"]
     return SampleView(
         id=row["sample_id"],
@@ -331,61 +334,66 @@ class Filter:
     since: float | None = None
     """Seconds since 1970."""
     after: int = 0
-    """Only rows of higher turns (of steps and versions: only higher ids)."""
+    """Only rows of higher turns."""
 
 
-_ORDER: Mapping[Table, tuple[str, str]] = {
-    "turns": ("turns.created_at", "turns.id"),
-    "verdicts": ("verdicts.created_at", "verdicts.created_at {0}, verdicts.turn_id"),
-    "samples": ("samples.created_at", "samples.id"),
-    "steps": ("created_at", "id"),
-    "versions": ("created_at", "id"),
-}
-"""When a row was written, and how rows follow one another ({0}: in which direction)."""
-_OTHERS: Mapping[Table, str] = {
-    "steps": "SELECT steps.id, status, parent, version, created_at, finished_at, "
+_OF_TURN = "turns.id AS turn, session_id AS session, user, policy_version"
+_HINTS = "(SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints"
+_FIELDS: Mapping[Table, str] = {
+    "turns": 'turns.id, session_id AS session, user, idx AS "index", turns.kind, '
+    "kind_reason AS reason, call, policy_version, fallback, misfit, prompt_tokens, "
+    "completion_tokens, turns.created_at, role AS next_role, "
+    f"verdicts.turn_id IS NOT NULL AS judged, value AS verdict, {_HINTS}, state AS sample, "
+    "CASE state WHEN 'trained' THEN step_id END AS trained_in_step, untrained_because",
+    "verdicts": f"{_OF_TURN}, verdicts.created_at, value AS verdict, "
+    "(SELECT json_group_array(value) FROM (SELECT value FROM votes WHERE votes.turn_id = turns.id "
+    f"AND about = 'verdict' ORDER BY n)) AS votes, {_HINTS}",
+    "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, "
+    "hint IS NOT NULL AS hinted, step_id AS step",
+    "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-    "metrics, error, outage FROM steps",
-    "versions": "SELECT versions.id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
+    "metrics, error, outage",
+    "versions": "id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
     "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
     "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
-    "AS main_turns FROM versions",
+    "AS main_turns",
+}
+"""The fields of a record, in their order. A turn's outcome is added to them by `outcome.py`."""
+_READ_AS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("judged", "hinted", "outage", "saved"), bool),
+    "votes": json.loads,
+    "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k != "rule"},
+}
+"""Fields that SQLite knows only as numbers and texts."""
+_TURNS = (
+    "turns JOIN sessions ON sessions.id = session_id "
+    "LEFT JOIN next_states ON next_states.turn_id = turns.id "
+    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
+    "LEFT JOIN samples ON samples.turn_id = turns.id"
+)
+_ORDER: Mapping[Table, str] = {
+    "turns": "turns.id DESC",
+    "verdicts": "verdicts.created_at DESC, verdicts.turn_id DESC",
+    "samples": "samples.id DESC",
+    "steps": "id DESC",
+    "versions": "id DESC",
 }
 
 
-def read(
-    rows: Rows,
-    table: Table,
-    wanted: Filter,
-    limit: int | None,
-    word: Callable[[TurnView], str],
-) -> list[Record]:
-    """The newest `limit` rows that are wanted, oldest first. `word`: for a turn's outcome."""
-    if table in _OTHERS:
-        where, values = _where(table, wanted)
-        order = _ORDER[table][1]
-        query = f"{_OTHERS[table]} {where} ORDER BY {order} DESC LIMIT ?"
-        found = rows.rows(query, *values, -1 if limit is None else limit)
-        return [_step(row) if table == "steps" else _version(row) for row in reversed(found)]
-    turns = _listed(rows, table, wanted, limit)
-    if table == "turns":
-        return [_turn_record(turn, word(turn)) for turn in turns]
-    return [_verdict(turn) if table == "verdicts" else _sample_record(turn) for turn in turns]
-
-
-def _listed(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[TurnView]:
+def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
+    """The newest `limit` rows that are wanted, oldest first."""
     where, values = _where(table, wanted)
-    order = _ORDER[table][1]
-    return turns_where(
-        rows,
-        # The subquery sorts numbers, not turns.
-        "WHERE turns.id IN (SELECT turns.id FROM turns "
-        "JOIN sessions ON sessions.id = turns.session_id "
-        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
-        f"LEFT JOIN samples ON samples.turn_id = turns.id {where} "
-        f"ORDER BY {order.format('DESC')} DESC LIMIT ?) ORDER BY {order.format('')}",
+    found = rows.rows(
+        f"SELECT {_FIELDS[table]} FROM {table if table in ('steps', 'versions') else _TURNS} "
+        f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
         *(*values, -1 if limit is None else limit),
     )
+    names = found[0].keys() if found else []
+    records = [dict(zip(names, row, strict=True)) for row in reversed(found)]
+    for name in _READ_AS.keys() & set(names):
+        for record in records:
+            record[name] = _READ_AS[name](record[name])
+    return records
 
 
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
@@ -410,53 +418,10 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     if wanted.trained is not None:
         demand(f"samples.state IS {'' if wanted.trained else 'NOT '}'trained'")
     if wanted.since is not None:
-        demand(f"{_ORDER[table][0]} >= ?", wanted.since)
+        demand(f"{table}.created_at >= ?", wanted.since)
     if wanted.after:
-        demand(f"{table if table in _OTHERS else 'turns'}.id > ?", wanted.after)
+        demand("turns.id > ?", wanted.after)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
-
-
-def _turn_record(turn: TurnView, word: str) -> Record:
-    same = ("call", "policy_version", "fallback", "misfit", "prompt_tokens", "completion_tokens")
-    return {
-        **{"id": turn.id, "session": turn.session_id, "user": turn.user, "index": turn.index},
-        **{"kind": turn.kind, "reason": turn.kind_reason},
-        **{name: getattr(turn, name) for name in (*same, "created_at")},
-        **{"has_next_state": turn.next_role is not None, "judged": turn.judged},
-        **{"verdict": turn.verdict, "hints": turn.hints},
-        "sample": turn.sample.state if turn.sample else None,
-        "trained_in_step": turn.trained_in_step,
-        "untrained_because": turn.untrained_because,
-        "outcome": word,
-    }
-
-
-def _of_turn(turn: TurnView, created_at: float | None) -> Record:
-    of = {"turn": turn.id, "session": turn.session_id, "user": turn.user}
-    return {**of, "policy_version": turn.policy_version, "created_at": created_at}
-
-
-def _verdict(turn: TurnView) -> Record:
-    judged = {"verdict": turn.verdict, "votes": list(turn.votes), "hints": turn.hints}
-    return _of_turn(turn, turn.judged_at) | judged
-
-
-def _sample_record(turn: TurnView) -> Record:
-    sample = turn.sample
-    if sample is None:
-        raise AssertionError("turns with samples were asked for")
-    now = {"state": sample.state, "reward": sample.reward, "hinted": sample.hinted}
-    return {"id": sample.id, **_of_turn(turn, sample.created_at), **now, "step": sample.step}
-
-
-def _step(row: sqlite3.Row) -> Record:
-    metrics: Mapping[str, Any] = json.loads(row["metrics"]) if row["metrics"] else {}
-    shown = {name: value for name, value in metrics.items() if name != "rule"}
-    return {**dict(row), "metrics": shown, "outage": bool(row["outage"])}
-
-
-def _version(row: sqlite3.Row) -> Record:
-    return {**dict(row), "saved": bool(row["saved"])}
 
 
 def in_full(ledger: Outside, table: Table, record: Record) -> Record:

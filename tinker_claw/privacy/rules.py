@@ -111,8 +111,8 @@ def _mixed(text: str) -> bool:
     return digits > 1 and digits < len(text)
 
 
-LONG = re.compile(r"(?<![A-Za-z0-9_.%+/=-])[A-Za-z0-9](?=[A-Za-z0-9_.%+/=-]{13})")
-"""Where something begins that may be a token, and not in the middle of something longer."""
+LONG = re.compile(r"[^A-Za-z0-9_.%+/=-][A-Za-z0-9][A-Za-z0-9_.%+/=-]{13}")
+"""What is before something that may be a token, and how that begins."""
 
 
 def _token(name: str, *prefixes: str, body: str = "[A-Za-z0-9_-]{16,250}") -> Rule:

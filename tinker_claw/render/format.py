@@ -14,7 +14,7 @@ import hashlib
 import marshal
 import os
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
 from typing import Any, TypeAlias, cast
 
 import renderers
@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
-from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.outside_text import CutTokenizer, Guard, written_tools
 from tinker_claw.render.prompt_cache import (
     Encoder,
     History,
@@ -34,7 +34,7 @@ from tinker_claw.render.prompt_cache import (
     TextPiece,
     UnknownPlaceholder,
 )
-from tinker_claw.types import Message, Tokens
+from tinker_claw.types import Message, Tokens, noted
 
 Switches: TypeAlias = tuple[tuple[str, Any], ...]
 """Names and values, in the order of the names; () leaves all to the template."""
@@ -127,6 +127,10 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
     },
 }
+_STAND_IN = {
+    "type": "function",
+    "function": {"name": "stand", "description": "", "parameters": {"type": "object"}},
+}
 _CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
 _SYSTEM = {"role": "system", "content": "Be brief."}
 _ASKED = {"role": "user", "content": " Look there,\nand here. "}
@@ -190,6 +194,7 @@ class Format:
         self._typesetter = PlaceholderTokenizer(tokenizer, encoder)
         self._laying: renderers.Renderer | None = None
         self._divides: frozenset[tuple[str, str]] = frozenset()
+        self._stands_in = False
         self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
@@ -200,6 +205,7 @@ class Format:
             )
             if self._tried_out():
                 self._divides = self._tried_to_divide()
+                self._stands_in = self._tried_stand_ins()
             else:
                 self._laying = None
 
@@ -262,16 +268,23 @@ class Format:
     ) -> PromptLayout | None:
         """None: only the plain way can tell.
 
-        Where the ids of the messages up to a place are remembered, only the system message and
-        what is behind that place are rendered.
+        Where the ids of the messages up to a place are remembered, only what is behind that place
+        is rendered, and something short in place of system messages and tools that are known.
         """
         laying = self._laying
         if laying is None:
             return None
-        head = _head(messages)
-        places = self._places(messages, tools, head)
+        head, kinds = _head(messages), _kinds(messages)
+        first = messages[:head]
+        digest = self._salted.copy()
+        digest.update(noted(_digest_of_tools, tools or ()) + _digests(first) + b"|")
+        front, front_digest = None, digest.digest()
+        has_front = self._stands_in and _may_stand_in(kinds, head, hint)
+        if has_front and (front := self._encoder.history(front_digest)) is not None:
+            first, tools = _stand_ins(first, tools)
+        places = self._places(messages, kinds, digest, head)
         start, known, history = self._remembered(places, head, hint)
-        said, offered = self._guarded([*messages[:head], *messages[start:]], tools)
+        said, offered = self._guarded([*first, *messages[start:]], tools)
         left_out = start - head
         inside = hint is not None and head <= hint < start  # the history tells where it goes
         told = None if hint is None or inside else hint - left_out if hint >= head else hint
@@ -279,21 +292,29 @@ class Format:
             rendered = laying.render(
                 cast("Any", said), add_generation_prompt=True, tools=cast("Any", offered)
             )
+            before = [] if front is None else [self._typesetter.known(front.ids)]
             parts = [] if history is None else [*map(self._typesetter.known, history.parts())]
         if told is not None and _mixed(rendered, told, pieces):
             return None
-        begin = _first_of(rendered.message_indices, head)
-        ids = [*rendered.token_ids[:begin], *parts, *rendered.token_ids[begin:]]
+        cut = _first_of(rendered.message_indices, head)
+        if front is None:
+            before = rendered.token_ids[:cut]
+        begin = len(before)
+        ids = [*before, *parts, *rendered.token_ids[cut:]]
+        moved = begin + len(parts) - cut
         hint_at = content_end(rendered, told)
         if history is not None and inside:
             hint_at = None if history.hint_at is None else begin + 1
-        elif hint_at is not None and hint_at > begin:
-            hint_at += len(parts)
-        keep = None
+        elif hint_at is not None and hint_at > cut:
+            hint_at += moved
+        keep: list[Keep] = []
+        if has_front and front is None:
+            keep.append(Keep(front_digest, 0, begin, None, None))
         if places and places[-1][0] > start:
-            until, digest = places[-1]
-            end = _first_of(rendered.message_indices, until - left_out) + len(parts)
-            keep = Keep(digest, begin, end, hint if hint in range(head, until) else None, known)
+            until, name = places[-1]
+            end = _first_of(rendered.message_indices, until - left_out) + moved
+            asked = hint if hint in range(head, until) else None
+            keep.append(Keep(name, begin, end, asked, known))
         try:
             return PromptLayout(self._encoder, ids, pieces, hint_at, keep)
         except UnknownPlaceholder:
@@ -313,22 +334,23 @@ class Format:
         return head, None, None
 
     def _places(
-        self, messages: Sequence[Message], tools: Tools | None, head: int
+        self, messages: Sequence[Message], kinds: Sequence[str], digest: Any, head: int
     ) -> list[tuple[int, bytes]]:
         """Where the conversation may be divided, and digests of all that is before.
 
         Not behind the last question: before it formats leave out what the model thought.
+
+        Args:
+            digest: of what is in front of the conversation.
         """
-        last, kinds = _last_question(messages), _kinds(messages)
+        last = _last_question(messages)
         if not self._divides or last is None or _SYSTEM["role"] in kinds[head:]:
             return []
         ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
-        digest = self._salted.copy()
-        digest.update(marshal.dumps(list(tools or ()), 2) + _written(messages[:head]) + b"|")
         places: list[tuple[int, bytes]] = []
         done = head
         for end in sorted(islice(ends, _BACK)):
-            digest.update(_written(messages[done:end]))
+            digest.update(_digests(messages[done:end]))
             places.append((end, digest.digest()))
             done = end
         return places
@@ -388,6 +410,31 @@ class Format:
                 (good if same else bad).add((kinds[at - 1], kinds[at]))
         return frozenset(good - bad)
 
+    def _tried_stand_ins(self) -> bool:
+        """Whether system messages and tools change nothing behind them but by being there, and
+        nothing behind changes them."""
+
+        def cut(head: Sequence[Message], said: Sequence[Message], tools: Tools | None) -> list[Any]:
+            found = self._attributed([*head, *said], tools or [], range(len(head) + len(said)))
+            at = _first_of([place for place, *_ in found], len(head))
+            return [found[:at], found[at:]]
+
+        heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
+        tried = 0
+        for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
+            try:
+                front, behind = cut(head, said, tools)
+            except _UNFIT:
+                continue
+            try:
+                short, few = _stand_ins(head, tools)
+                if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
+                    return False
+            except _UNFIT:
+                return False
+            tried += 1
+        return tried > 0
+
     def _attributed(
         self, messages: Sequence[Message], tools: Tools, places: Sequence[int]
     ) -> list[tuple[int, int | Piece, bool]]:
@@ -408,16 +455,33 @@ class Format:
         ]
 
 
-def _written(messages: Sequence[Message]) -> bytes:
-    """All that the messages say, one after the other: parts in a row are what the whole is."""
-    # A content may be a str that knows its parts, which marshal does not write.
-    plain = [
-        {**message, "content": str(said)}
-        if isinstance(said := message.get("content"), str) and type(said) is not str
-        else message
-        for message in messages
-    ]
-    return marshal.dumps(plain, 2)[5:]  # behind the list's length
+def _digests(messages: Sequence[Message]) -> bytes:
+    """Of all that the messages say, one after the other: parts in a row are what the whole is."""
+    return b"".join([noted(_digest, message) for message in messages])
+
+
+def _digest(message: Message) -> bytes:
+    said = message.get("content")
+    # It may be a str that knows its parts, which marshal does not write.
+    plain = {**message, "content": str(said)} if isinstance(said, str) else dict(message)
+    return hashlib.sha256(marshal.dumps(plain, 2)).digest()
+
+
+def _digest_of_tools(tools: Tools) -> bytes:
+    return hashlib.sha256(noted(written_tools, tools)).digest()
+
+
+def _may_stand_in(kinds: Sequence[str], head: int, hint: int | None) -> bool:
+    """Whether what is in front of a conversation stands there alone."""
+    return head < len(kinds) and "system" not in kinds[head:] and hint not in range(head)
+
+
+def _stand_ins(
+    head: Sequence[Message], tools: Tools | None
+) -> tuple[Sequence[Message], Tools | None]:
+    """Short ones in place of system messages and of tools, where there are any."""
+    short = [{**said, "content": "So."} if said["content"].strip() else said for said in head]
+    return short, [_STAND_IN] if tools else tools
 
 
 def _head(messages: Sequence[Message]) -> int:

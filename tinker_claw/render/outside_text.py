@@ -18,6 +18,7 @@ from typing import Any, cast
 from cachetools import LRUCache
 
 from tinker_claw.render.tokenizer import load_fast
+from tinker_claw.types import Tool, noted
 
 CUT = "\udc00"
 """Half a surrogate pair: the one sign that no text from outside can hold. Formats carry it through,
@@ -87,7 +88,7 @@ class Guard:
         An agent sends the same schemas with every request: the last sets are remembered, and what
         is returned must not be changed.
         """
-        key = marshal.dumps(list(tools), 2)
+        key = noted(written_tools, tools)
         guarded = self._tools.get(key)
         if guarded is None:
             guarded = self._tools[key] = [self._value(tool) for tool in tools]
@@ -127,6 +128,11 @@ class Guard:
             entries = cast("dict[str, Any]", read)
             return any(map(self._is_cut_short, [*entries, *entries.values()]))
         return isinstance(read, list) and any(map(self._is_cut_short, cast("list[Any]", read)))
+
+
+def written_tools(tools: Sequence[Tool]) -> bytes:
+    """All that the tools say."""
+    return marshal.dumps(list(tools), 2)
 
 
 def _shortest_of(words: Iterable[str]) -> str:

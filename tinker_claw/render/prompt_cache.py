@@ -19,12 +19,12 @@ import sys
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 
@@ -50,19 +50,60 @@ class TextPiece:
     """Content and frame are in it, and it is not known where the one ends."""
 
 
-Piece: TypeAlias = TextPiece | bytes
-"""What a placeholder stands for; bytes are packed ids."""
+class Ids(NamedTuple):
+    """Ids as the ledger takes them, and as samplers do. Made from one another for every prompt they
+    would cost more than the layout; an id is one number, however often it is kept."""
+
+    packed: bytes
+    """As little-endian int32."""
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> Ids:
+        packed = array("i", ids)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        return cls(packed.tobytes(), tuple(map(_NUMBERS.__getitem__, ids)))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Ids]) -> Ids:
+        packed, tokens = list[bytes](), list[int]()
+        for part in parts:
+            packed.append(part.packed)
+            tokens.extend(part.tokens)
+        return cls(b"".join(packed), tuple(tokens))
+
+    def cut(self, start: int, end: int | None = None) -> Ids:
+        last = None if end is None else 4 * end
+        return Ids(self.packed[4 * start : last], self.tokens[start:end])
+
+    @property
+    def held(self) -> int:
+        """What they take, in bytes."""
+        return 12 * len(self.tokens)
 
 
-class _Single(dict[int, bytes]):
-    """One id, packed; made when it is first asked for."""
-
-    def __missing__(self, token: int) -> bytes:
-        packed = self[token] = token.to_bytes(4, "little")
-        return packed
+class _Numbers(dict[int, int]):
+    def __missing__(self, token: int) -> int:
+        self[token] = token
+        return token
 
 
+class _Single(dict[int, Ids]):
+    def __missing__(self, token: int) -> Ids:
+        ids = self[token] = Ids.of([token])
+        return ids
+
+
+_NUMBERS = _Numbers()
+"""Every id that was met."""
 _ONE = _Single()
+"""Those among them that formats write by themselves, alone."""
+
+_NOTHING = Ids.of([])
+
+Piece: TypeAlias = TextPiece | Ids
+"""What a placeholder stands for."""
 
 
 class PlaceholderTokenizer:
@@ -99,9 +140,9 @@ class PlaceholderTokenizer:
             return self._tokenizer.encode(text, *args, **options)
         return [self._placeholder(TextPiece(text))] if text else []
 
-    def known(self, packed: bytes) -> int:
+    def known(self, ids: Ids) -> int:
         """A placeholder for ids that are at hand."""
-        return self._placeholder(packed)
+        return self._placeholder(ids)
 
     def __call__(self, text: str, *args: Any, **options: Any) -> Any:
         if self._open is None or not options.get("return_offsets_mapping"):
@@ -151,22 +192,22 @@ class Prompt:
 class History:
     """The ids of the messages between the system message and one of the user's."""
 
-    packed: bytes
+    ids: Ids
     hint: int | None
     """Index of the message at whose end a hint would go; None: it is not among these."""
     hint_at: int | None
     """Index behind the content of that message in these ids; None: not known."""
 
-    def parts(self) -> list[bytes]:
+    def parts(self) -> list[Ids]:
         """Up to the place for a hint, and what is behind it."""
         if self.hint_at is None:
-            return [self.packed]
-        return [self.packed[: 4 * self.hint_at], self.packed[4 * self.hint_at :]]
+            return [self.ids]
+        return [self.ids.cut(0, self.hint_at), self.ids.cut(self.hint_at)]
 
     @property
     def held(self) -> int:
         """What it takes, in bytes."""
-        return _ENTRY + len(self.packed)
+        return _ENTRY + self.ids.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +234,7 @@ class PromptLayout:
         ids: Sequence[int],
         pieces: Mapping[int, Piece],
         hint_at: int | None,
-        keep: Keep | None = None,
+        keep: Sequence[Keep] = (),
     ) -> None:
         """
         Args:
@@ -203,14 +244,15 @@ class PromptLayout:
         Raises:
             UnknownPlaceholder: not every placeholder has its piece.
         """
-        self._encoder = encoder
-        self._ids = ids
-        self._pieces = pieces
-        self._hint_at = hint_at
-        self._keep = keep
-        self._ready: Mapping[str, Encoded] = {}
         if not all(entry >= 0 or entry in pieces for entry in ids):
             raise UnknownPlaceholder
+        self._encoder = encoder
+        self._ids = ids
+        self._hint_at = hint_at
+        self._keep = keep
+        places = {hint_at, *(place for it in keep for place in (it.start, it.end))}
+        self._parts = _uncut(ids, pieces, places) if pieces else []
+        self._ready: Mapping[str, Encoded] = {}
 
     async def prepare(self) -> None:
         """Encode what is new and long without holding up the event loop."""
@@ -221,7 +263,7 @@ class PromptLayout:
     @contextmanager
     def forgetting(self) -> Generator[None]:
         """What is encoded for the first time inside is not remembered."""
-        self._keep = None
+        self._keep = ()
         new = self._encoder.unknown(piece.text for piece in self._texts())
         try:
             yield
@@ -230,55 +272,74 @@ class PromptLayout:
 
     def prompt(self) -> Prompt:
         """Put the ids in."""
-        if not self._pieces:
+        if not self._parts:
             return Prompt(tuple(self._ids), self._hint_at)
-        parts = [
-            _ONE[entry] if entry >= 0 else self._part(self._pieces[entry]) for entry in self._ids
-        ]
+        parts = [self._encoded(part) for part in self._parts]
         hint_at = None if self._hint_at is None else _count(parts[: self._hint_at])
-        if self._keep is not None:
-            self._remember(self._keep, parts, hint_at)
-        packed = b"".join(parts)
-        return Prompt(unpack(packed), hint_at, packed)
+        for keep in self._keep:
+            self._remember(keep, parts, hint_at)
+        ids = Ids.joined(parts)
+        return Prompt(ids.tokens, hint_at, ids.packed)
 
-    def _remember(self, keep: Keep, parts: Sequence[bytes], hint_at: int | None) -> None:
-        packed = b"".join(parts[keep.start : keep.end])
+    def _remember(self, keep: Keep, parts: Sequence[Ids], hint_at: int | None) -> None:
+        ids = Ids.joined(parts[keep.start : keep.end])
         if keep.hint is None or hint_at is None:
-            history = History(packed, keep.hint, None)
+            history = History(ids, keep.hint, None)
         else:
-            history = History(packed, keep.hint, hint_at - _count(parts[: keep.start]))
+            history = History(ids, keep.hint, hint_at - _count(parts[: keep.start]))
         self._encoder.remember(keep.digest, history, keep.instead_of)
 
     def _texts(self) -> list[TextPiece]:
-        return [piece for piece in self._pieces.values() if isinstance(piece, TextPiece)]
+        return [piece for piece in self._parts if isinstance(piece, TextPiece)]
 
-    def _part(self, piece: Piece) -> bytes:
-        """The packed ids of a piece."""
-        if isinstance(piece, bytes):
+    def _encoded(self, piece: Piece) -> Ids:
+        if isinstance(piece, Ids):
             return piece
+        known = self._ready.get(piece.text)
         if piece.end is None:
-            known = self._ready.get(piece.text)
-            return (known or self._encoder.encode(piece.text)).packed
-        known = self._encoded(piece)
+            return (known or self._encoder.encode(piece.text)).ids
+        if known is None or known.starts is None:
+            known = self._encoder.encode(piece.text, starts=True)
         # A cut at the very end takes ids that begin behind it, too: bytes of a last character.
         return known.between(piece.start, piece.end if piece.end < len(piece.text) else 2**62)
 
-    def _encoded(self, piece: TextPiece) -> Encoded:
-        """With where its ids begin."""
-        ready = self._ready.get(piece.text)
-        if ready is not None and ready.starts is not None:
-            return ready
-        return self._encoder.encode(piece.text, starts=True)
+
+def _uncut(ids: Sequence[int], pieces: Mapping[int, Piece], places: Set[int | None]) -> list[Piece]:
+    """What stands for each of the ids. A text that was cut where nobody has to know is whole again,
+    and nothing stands for the rest of it: where ids begin costs far more to find than the ids.
+
+    Args:
+        places: indexes of ids between which and the one before it has to be known.
+    """
+    found: list[Piece] = []
+    first, behind = 0, None
+    for at, entry in enumerate(ids):
+        piece = _ONE[entry] if entry >= 0 else pieces[entry]
+        found.append(piece)
+        if not isinstance(piece, TextPiece) or piece.end is None:
+            behind = None
+            continue
+        if piece.start == 0:
+            first = at
+        elif behind != (piece.text, piece.start):
+            first = len(ids)  # not all of it is here
+        behind = piece.text, piece.end
+        if (
+            piece.end == len(piece.text)
+            and first <= at
+            and places.isdisjoint(range(first + 1, at + 1))
+        ):
+            found[first:] = [TextPiece(piece.text), *[_NOTHING] * (at - first)]
+    return found
 
 
-def _count(parts: Iterable[bytes]) -> int:
-    """Ids in packed parts."""
-    return sum(map(len, parts)) // 4
+def _count(parts: Iterable[Ids]) -> int:
+    return sum(len(part.tokens) for part in parts)
 
 
-CAPACITY = 96_000_000
-"""Bytes that are kept: three quarters for texts and their ids, some four hundred system prompts of
-an agent; one for histories, some four hundred of 15,000 ids.
+CAPACITY = 144_000_000
+"""Bytes that are kept: three quarters for texts and their ids, some five hundred system prompts of
+an agent; one for histories and what is in front of them, some two hundred of 15,000 ids.
 """
 _ENTRY = 300
 """Bytes of what holds a text and its ids together."""
@@ -291,37 +352,20 @@ class Encoded:
     """A text and its ids."""
 
     text: str
-    packed: bytes
-    """As little-endian int32: as a tuple they take ten times the room."""
+    ids: Ids
     starts: array[int] | None = None
     """Index in the text of each id's first character; None: it was not asked for."""
 
-    def between(self, start: int, end: int) -> bytes:
-        """The packed ids whose first character lies in text[start:end]."""
+    def between(self, start: int, end: int) -> Ids:
+        """Those whose first character lies in text[start:end]."""
         assert self.starts is not None
-        return self.packed[4 * bisect_left(self.starts, start) : 4 * bisect_left(self.starts, end)]
+        return self.ids.cut(bisect_left(self.starts, start), bisect_left(self.starts, end))
 
     @property
     def held(self) -> int:
         """What it takes, in bytes."""
         starts = 0 if self.starts is None else 4 * len(self.starts)
-        return _ENTRY + sys.getsizeof(self.text) + len(self.packed) + starts
-
-
-def unpack(packed: bytes) -> tuple[int, ...]:
-    """Ids of little-endian int32."""
-    ids = array("i", packed)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return tuple(ids)
-
-
-def pack(ids: Iterable[int]) -> bytes:
-    """The reverse of `unpack`."""
-    packed = array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        return _ENTRY + sys.getsizeof(self.text) + self.ids.held + starts
 
 
 class Encoder:
@@ -435,7 +479,7 @@ class Encoder:
 
     def _encode(self, text: str, with_starts: bool = False) -> Encoded:
         ids, starts = self._tokenizer.encoded(text, with_starts=with_starts)
-        return Encoded(text, pack(ids), starts)
+        return Encoded(text, Ids.of(ids), starts)
 
 
 def _after_the_event_loop() -> None:

@@ -82,6 +82,9 @@ class Renderer:
         self.family: str = self.config.name
         self.stop_tokens = tuple(self._base.get_stop_token_ids())
         self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
+        self._alone: dict[int, str] = {}
+        """Texts of single ids: samplers that stream give one at a time. No more than there are ids,
+        some 10 MB."""
         self._words_a_token: int | None = None
         self._markers = self._find_markers() if self.family in _MARKED else None
 
@@ -229,7 +232,13 @@ class Renderer:
 
     def decode(self, tokens: Tokens) -> str:
         """Text of ids, control tokens spelled out."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        if len(tokens) != 1:
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        text = self._alone.get(tokens[0])
+        if text is None:
+            text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+            self._alone[tokens[0]] = text
+        return text
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
