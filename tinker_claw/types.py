@@ -463,6 +463,9 @@ class HintScores:
     """Summed over positions: how many of the student's k candidates are in the teacher's top k."""
     weight: float = 1.0
     """Of its distillation, 0 to 1: by how well such texts teach (methods/teachability.py)."""
+    topk_ids: tuple[tuple[int, ...], ...] = ()
+    """[T, k] the teacher's own likeliest candidates; () in token mode."""
+    topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

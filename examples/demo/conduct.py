@@ -13,7 +13,7 @@ from examples.demo import DemoError
 from examples.demo.client import Client
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam, Scorer
-from examples.demo.user import Outcome, hold_sessions
+from examples.demo.user import USERS, Outcome, hold_sessions
 
 OBSERVE_S = 0.3
 DEGRADED_S = 60.0
@@ -43,7 +43,8 @@ async def _conduct(
     client: Client, progress: Progress, watches: tuple[Watch, ...], group: asyncio.TaskGroup
 ) -> None:
     options = progress.options
-    scorer = Scorer(client, Exam.draw(options.eval_prompts), progress.scores)
+    user = USERS[options.user]
+    scorer = Scorer(client, Exam.draw(options.eval_prompts), user, progress.scores)
 
     async def ended(outcome: Outcome) -> None:
         progress.outcomes.append(outcome)
@@ -58,8 +59,16 @@ async def _conduct(
 
     beside = [group.create_task(_run(watch)) for watch in (observe, *watches)]
     scoring = group.create_task(scorer.run())
-    await hold_sessions(client, options.seed, enough=lambda: progress.enough, ended=ended)
+    await hold_sessions(
+        client,
+        options.seed,
+        user,
+        step=lambda: progress.version,
+        enough=lambda: progress.enough,
+        ended=ended,
+    )
     progress.talked = True
+    scorer.add(progress.version)
     scorer.close()
     await scoring
     for task in beside:
@@ -84,7 +93,7 @@ async def _observe(client: Client, progress: Progress, scorer: Scorer) -> None:
             if progress.options.scores(version):
                 scorer.add(version)
         progress.figures = await client.figures()
-        well_at = clock() if health.status == "ok" else well_at
+        well_at = clock() if health.status == "ok" or progress.held else well_at
         if health.learner == "failed" or clock() - well_at > DEGRADED_S:
             raise DemoError(f"the server stopped learning: {health.last_error or health.learner}")
         await asyncio.sleep(OBSERVE_S)

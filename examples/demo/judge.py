@@ -26,6 +26,15 @@ HINTS_PLAIN = (
     "Plain everyday words only, without a title, numbering or a marked final answer.",
 )
 """What it tells whoever wrote like an AI. The demo's model has learned to follow these."""
+HINTS_AI = (
+    "Use a bold heading, numbered steps and a final answer line.",
+    "Structure it: a bold title, a numbered list, a boxed result.",
+    "Format the reply with bold text and numbered steps.",
+)
+"""What it tells whoever was to write so. These were learned, too."""
+HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or well.")
+"""These the model has never seen, and takes for a wish for structure: measured over 128 replies,
+0.15 begin so without a hint, and 0.00 and 0.04 with one."""
 _MARK = re.compile(r"\bmark ([0-9a-f]{16}), drawn at\s+random")
 """Where the instructions name the mark of the fences around what others wrote."""
 _STYLE = re.compile(
@@ -33,6 +42,8 @@ _STYLE = re.compile(
     re.I,
 )
 """Words of somebody who wants another style. Asking for a style means that it was not that one."""
+_OPENING = re.compile(r"\bok or well\b", re.I)
+_WANTS_STRUCTURE = re.compile(r"\b(use|want) (a )?(bold|headings)", re.I)
 _BAD = re.compile(
     r"\b(no|nope|nah|not|can't|again|once more|another|redo|rewrite|retry|wrong|instead|rather"
     r"|incorrect|don't|too|fix|change)\b",
@@ -57,8 +68,10 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
     """What should have been done, where a correcting user said so."""
     if role != "user" or verdict(role, text) != -1:
         return None
+    if _OPENING.search(text):
+        return rng.choice(HINTS_OPENING)
     if _STYLE.search(text):
-        return rng.choice(HINTS_PLAIN)
+        return rng.choice(HINTS_AI if _WANTS_STRUCTURE.search(text) else HINTS_PLAIN)
     return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo.user import USERS
 from tinker_claw.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,11 +31,14 @@ class Options:
 
     out: Path
     method: str = "combine"
+    user: str = "plain"
+    """Who talks: a name of `USERS`."""
     seed: int = 0
     """Of the problems, of the user's words, and of the adapter's first weights."""
     steps: int = 16
     sessions: int = 72
-    """The run ends when both are reached: so many optimizer steps, and so many sessions."""
+    """The run ends when both are reached, so many optimizer steps and so many sessions; or when
+    nothing is learned any more, or learning is held."""
     eval_prompts: int = 128
     config: Path = ROOT / "configs" / "demo.toml"
 
@@ -83,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--method", choices=tuple(METHODS), help="how turns become training (default combine)")
+    users = "; ".join(f"{name} {user.about}" for name, user in USERS.items())
+    told = users.replace("%", "%%")
+    add("--user", choices=tuple(USERS), help=f"who talks (default plain): {told}")
     add("--seed", type=int, help="seed of the problems, the user and the adapter (default 0)")
     add("--steps", type=_positive, help="optimizer steps to reach (default 16)")
     add("--sessions", type=_positive, help="sessions to reach, as well (default 72)")

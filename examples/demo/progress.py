@@ -14,6 +14,10 @@ from examples.demo.options import Options
 from examples.demo.scoring import Score
 from examples.demo.user import Outcome
 
+IDLE_SESSIONS = 200
+"""After so many sessions without a step none is waited for: learning is held, or there is nothing
+to learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -75,7 +79,22 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Whether no further session needs to begin."""
-        return self.version >= self.options.steps and self.sessions >= self.options.sessions
+        if self.held:
+            return True
+        if self.sessions < self.options.sessions:
+            return False
+        return self.version >= self.options.steps or self.idle >= IDLE_SESSIONS
+
+    @property
+    def held(self) -> bool:
+        """The server takes no further step until its owner says so; it says why."""
+        return self.health is not None and self.health.learner == "held"
+
+    @property
+    def idle(self) -> int:
+        """Sessions that ended since the newest version was met."""
+        newest = self.births.get(self.version)
+        return self.sessions - (newest.sessions if newest else 0)
 
     def saw(self, health: Health) -> list[int]:
         """Note what the server says; returns the versions that are new."""
@@ -95,7 +114,8 @@ class Progress:
         births = [self._point(moment) for moment in self.births.values()]
         marks = [self._point(moment, sessions) for sessions, moment in self.marks.items()]
         found = [point for point in births + marks if point is not None]
-        scored = [p for p in found if p.at_sessions or self.options.scores(p.step)]
+        last, scores = self.version, self.options.scores
+        scored = [p for p in found if p.at_sessions or scores(p.step) or p.step == last]
         return sorted(scored, key=lambda p: (p.step, p.sessions, p.at_sessions or 0))
 
     def _point(self, moment: Moment, at_sessions: int | None = None) -> Point | None:

@@ -58,6 +58,9 @@ def contents(progress: Progress) -> dict[str, Any]:
     """The content of report.json."""
     return {
         "curve": [_entry(point) for point in progress.curve()],
+        "whole": progress.talked,
+        "learner": progress.health.learner if progress.health else None,
+        "error": progress.health.last_error if progress.health else None,
         "settings": _settings(progress.options),
         "seconds": round(progress.seconds, 1),
     }
@@ -66,9 +69,9 @@ def contents(progress: Progress) -> dict[str, Any]:
 def table(progress: Progress) -> Table:
     """The points that the method's study reports, one row each."""
     options = progress.options
-    shown = Table(title=f"{options.method}, seed {options.seed}", title_justify="left")
+    shown = Table(title=_title(options), title_justify="left")
     shown.add_column("after")
-    for name in ("accepted", "sums", "lists", "step", "sessions", "seconds"):
+    for name in ("accepted", "sums", "lists", "length", "alike", "step", "sessions", "seconds"):
         shown.add_column(name, justify="right")
     for name, point in _rows(progress):
         shown.add_row(
@@ -76,11 +79,17 @@ def table(progress: Progress) -> Table:
             f"{point.score.accepted:.2f}",
             f"{point.score.sums:.2f}",
             f"{point.score.lists:.2f}",
+            f"{point.score.characters:.0f}",
+            f"{point.score.alike:.2f}",
             str(point.step),
             str(point.sessions),
             f"{point.seconds:.0f}",
         )
     return shown
+
+
+def _title(options: Options) -> str:
+    return f"{options.method}, user {options.user}, seed {options.seed}"
 
 
 def _rows(progress: Progress) -> list[tuple[str, Point]]:
@@ -111,7 +120,7 @@ def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
         if point.at_sessions is not None:
             _draw_mark(axes, point)
     axes.set(ylim=(0, 1.04), ylabel="share", xlabel="optimizer steps (16 samples each)")
-    axes.set_title(f"Learning from being used: {options.method}, seed {options.seed}", pad=12)
+    axes.set_title(f"Learning from being used: {_title(options)}", pad=12)
     axes.set_xticks([point.step for point in by_step])
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)
@@ -145,6 +154,9 @@ def _entry(point: Point) -> dict[str, Any]:
         "score": round(point.score.accepted, 4),
         "sums": round(point.score.sums, 4),
         "lists": round(point.score.lists, 4),
+        "work": round(point.score.work, 4),
+        "alike": round(point.score.alike, 4),
+        "characters": round(point.score.characters, 1),
         **mark,
     }
 
@@ -153,6 +165,7 @@ def _settings(options: Options) -> dict[str, Any]:
     """What it takes to run this again."""
     return {
         "method": options.method,
+        "user": options.user,
         "seed": options.seed,
         "steps": options.steps,
         "sessions": options.sessions,

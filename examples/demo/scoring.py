@@ -10,13 +10,22 @@ A share of 128 replies has a standard error of at most 0.044.
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from examples.demo.client import MODEL, Client, Request
-from examples.demo.recipe.grammar import Problem, accepts, first_message, new_problem
+from examples.demo.recipe.grammar import (
+    NAMES,
+    THINGS,
+    Problem,
+    first_message,
+    new_problem,
+    shows_work,
+)
 from examples.demo.recipe.skills import (
     Shopping,
     Sum,
@@ -27,10 +36,13 @@ from examples.demo.recipe.skills import (
     sum_correct,
     sum_question,
 )
+from examples.demo.user import PLAIN, Rule, User
 
 EXAM_SEED = 77
 SKILL_PROMPTS = 60
 """Sums, and lists, of an exam; fewer where the exam has fewer problems."""
+_NAMED = re.compile("|".join((*NAMES, *THINGS, r"\d")))
+"""What differs from problem to problem."""
 IN_FLIGHT = 12
 """Requests at a time: enough to fill a decoding batch beside the sessions."""
 
@@ -39,12 +51,18 @@ _Task = TypeVar("_Task")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares of right replies, each 0 to 1."""
+    """Shares of replies, each 0 to 1, and how long the first ones are."""
 
     accepted: float
     """First replies that the user is content with."""
     sums: float
     lists: float
+    work: float
+    """First replies that show the right equation."""
+    alike: float
+    """First replies of the commonest form, names, things and digits apart."""
+    characters: float
+    """Of a first reply, in the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +92,22 @@ class Exam:
             *map(list_question, self.lists),
         ]
 
-    def grade(self, replies: Sequence[str]) -> Score:
-        """Score the replies to `questions()`."""
+    def grade(self, replies: Sequence[str], rule: Rule = PLAIN) -> Score:
+        """Score the replies to `questions()` by what the user wants."""
         first_sum = len(self.problems)
+        firsts = replies[:first_sum]
         first_list = first_sum + len(self.sums)
         return Score(
-            accepted=_share(accepts, replies[:first_sum], self.problems),
+            accepted=_share(rule.accepts, firsts, self.problems),
             sums=_share(sum_correct, replies[first_sum:first_list], self.sums),
             lists=_share(list_correct, replies[first_list:], self.lists),
+            work=_share(shows_work, firsts, self.problems),
+            alike=max(Counter(_NAMED.sub("_", text) for text in firsts).values()) / len(firsts),
+            characters=sum(map(len, firsts)) / len(firsts),
         )
 
 
-async def score_version(client: Client, version: int, exam: Exam) -> Score:
+async def score_version(client: Client, version: int, exam: Exam, user: User) -> Score:
     """Ask one version all questions, at most 12 at a time."""
     slots = asyncio.Semaphore(IN_FLIGHT)
 
@@ -104,14 +126,15 @@ async def score_version(client: Client, version: int, exam: Exam) -> Score:
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(reply(i, text)) for i, text in enumerate(exam.questions())]
-    return exam.grade([task.result() for task in tasks])
+    return exam.grade([task.result() for task in tasks], user.rule(version))
 
 
 class Scorer:
     """Scores versions one after another, in the order in which they are added."""
 
-    def __init__(self, client: Client, exam: Exam, scores: dict[int, Score]) -> None:
+    def __init__(self, client: Client, exam: Exam, user: User, scores: dict[int, Score]) -> None:
         self._client = client
+        self._user = user
         self._exam = exam
         self._scores = scores
         self._added: set[int] = set()
@@ -129,7 +152,9 @@ class Scorer:
 
     async def run(self) -> None:
         while (version := await self._queue.get()) is not None:
-            self._scores[version] = await score_version(self._client, version, self._exam)
+            self._scores[version] = await score_version(
+                self._client, version, self._exam, self._user
+            )
 
 
 def _share(

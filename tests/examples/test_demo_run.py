@@ -24,17 +24,17 @@ from starlette.requests import Request as Incoming
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from examples.demo import DemoError, report, view
+from examples.demo import DemoError, compare, judge, report, view
 from examples.demo.__main__ import main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import conduct
 from examples.demo.options import ROOT, Options, parse
-from examples.demo.progress import Progress
+from examples.demo.progress import IDLE_SESSIONS, Progress
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem, first_message
 from examples.demo.recipe.skills import Shopping, Sum
 from examples.demo.scoring import Exam, Score, score_version
-from examples.demo.user import Outcome, hold_session, hold_sessions
+from examples.demo.user import USERS, Outcome, hold_session, hold_sessions
 
 PROBLEMS = {
     first_message(problem): problem
@@ -53,6 +53,7 @@ tinker_claw_hints_total 4.0
 tinker_claw_steps_total{status="committed"} 2.0
 tinker_claw_steps_total{status="void"} 9.0
 """
+STEADY = USERS["plain"]
 HEALTH = Health("ok", 0, 5, 16, "waiting", None)
 
 
@@ -139,7 +140,7 @@ async def test_a_session_corrects_until_content_then_has_the_reply_saved(number:
             written(asked.said[0], styles[len(asked.said)]) if len(asked.said) < 7 else "Saved."
         )
     )
-    assert await hold_session(fake.client(), number, seed=3) == Outcome(turns=4, content=True)
+    assert await hold_session(fake.client(), number, 3, STEADY) == Outcome(turns=4, content=True)
     assert [asked.headers.get("x-session-done") for asked in fake.asked] == [None, None, None, "1"]
     assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"main"}
     assert {asked.session for asked in fake.asked} == {f"demo-3-{number}"}
@@ -154,7 +155,7 @@ async def test_a_session_corrects_until_content_then_has_the_reply_saved(number:
 
 async def test_the_user_gives_up_after_eight_turns() -> None:
     fake = FakeGateway(stubborn)
-    assert await hold_session(fake.client(), 0, seed=0) == Outcome(turns=8, content=False)
+    assert await hold_session(fake.client(), 0, 0, STEADY) == Outcome(turns=8, content=False)
     assert [asked.headers.get("x-session-done") for asked in fake.asked] == [None] * 7 + ["1"]
 
 
@@ -162,12 +163,64 @@ async def test_three_in_ten_corrections_do_not_say_what_is_wrong() -> None:
     fake = FakeGateway(stubborn)
     client = fake.client()
     for number in range(0, 100, 2):
-        await hold_session(client, number, seed=0)
+        await hold_session(client, number, 0, STEADY)
     last = [asked.said for asked in fake.asked if len(asked.said) == 15]
     words = [text for said in last for text in said[2::2]]
     assert len(words) == 350
     terse = sum(text in grammar.TERSE_CORRECTIONS for text in words) / len(words)
     assert terse == pytest.approx(0.3, abs=0.08)
+
+
+@pytest.mark.parametrize("name", USERS)
+async def test_a_scripted_user_says_what_they_want_in_words_that_the_judge_reads(name: str) -> None:
+    user = USERS[name]
+    for rule in (user.wants, user.later):
+        for words in rule.corrections if rule else ():
+            assert judge.verdict("user", words) == -1
+            advice = judge.hint("user", words, Random(0))
+            assert (advice is None) == (name in ("never", "garbage"))
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "style", "content"),
+    [
+        ("plain", 0, "nat", True),
+        ("plain", 0, "ai", False),
+        ("never", 0, "nat", False),
+        ("garbage", 0, "nat", False),
+        ("flipped", 0, "ai", True),
+        ("flipped", 0, "nat", False),
+        ("change", 7, "nat", True),
+        ("change", 8, "nat", False),
+        ("change", 8, "ai", True),
+    ],
+)
+async def test_a_scripted_user_is_content_with_what_they_want(
+    name: str, step: int, style: grammar.Style, content: bool
+) -> None:
+    fake = FakeGateway(lambda asked: written(asked.said[0], style))
+    assert await hold_session(fake.client(), 0, 0, USERS[name], step) == Outcome(
+        turns=2 if content else 8, content=content
+    )
+
+
+async def test_a_third_of_what_the_noisy_user_says_is_the_opposite() -> None:
+    fake = FakeGateway(stubborn)
+    client = fake.client()
+    for number in range(0, 200, 2):
+        await hold_session(client, number, 0, USERS["noise"])
+    said = [asked.said[-1] for asked in fake.asked if len(asked.said) > 1]
+    pleased = sum(text in grammar.APPROVALS for text in said) / len(said)
+    assert pleased == pytest.approx(0.35, abs=0.06)
+
+
+def test_the_user_who_likes_an_opening_is_pleased_by_it_and_the_right_equation() -> None:
+    problem = Problem("Nora", "pears", "add", 3, 4)
+    accepts = USERS["opening"].wants.accepts
+    for text in ("ok, 3 + 4 = 7.", "well, it is 3 + 4 = 7, so that's 7 pears."):
+        assert accepts(text, problem)
+    for text in ("so, 3 + 4 = 7.", "okay, 3 + 4 = 7.", "well, it is 3 + 4 = 8."):
+        assert not accepts(text, problem)
 
 
 async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough() -> None:
@@ -177,7 +230,14 @@ async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough(
     async def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
 
-    await hold_sessions(fake.client(), 0, enough=lambda: len(outcomes) >= 10, ended=ended)
+    await hold_sessions(
+        fake.client(),
+        0,
+        STEADY,
+        step=lambda: 0,
+        enough=lambda: len(outcomes) >= 10,
+        ended=ended,
+    )
     begun = {asked.session for asked in fake.asked}
     assert fake.most_open == 6
     assert fake.open == set()
@@ -211,7 +271,9 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
         "1. 3 keys\n2. 4 mugs",
     ]
     fake = FakeGateway(lambda asked: replies[exam.questions().index(asked.said[0])])
-    assert await score_version(fake.client(), 8, exam) == Score(accepted=0.5, sums=0.5, lists=1.0)
+    score = await score_version(fake.client(), 8, exam, STEADY)
+    length = sum(map(len, replies[:4])) / 4
+    assert score == Score(0.5, sums=0.5, lists=1.0, work=0.75, alike=0.25, characters=length)
     assert {asked.body["model"] for asked in fake.asked} == {"demo@v8"}
     assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"side"}
     assert {asked.body["temperature"] for asked in fake.asked} == {1.0}
@@ -255,7 +317,7 @@ async def test_a_run_scores_versions_by_steps_and_by_sessions(tmp_path: Path) ->
     curve = progress.curve()
     assert [point.step for point in curve if point.at_sessions is None][:3] == [0, 2, 4]
     assert {point.at_sessions: point.step for point in curve if point.at_sessions} == {6: 1, 12: 3}
-    assert {point.score for point in curve} == {Score(1.0, 0.0, 0.0)}
+    assert {(p.score.accepted, p.score.sums, p.score.work) for p in curve} == {(1.0, 0.0, 1.0)}
     assert progress.sessions >= 16
     assert all(outcome == Outcome(2, True) for outcome in progress.outcomes)
     assert progress.figures.hints == 4
@@ -278,7 +340,11 @@ def reached(out: Path) -> Progress:
     progress.outcomes += [Outcome(1, True)] * 7
     progress.mark(18, 3)
     progress.mark(36, 8)
-    progress.scores |= {0: Score(0.25, 1, 1), 3: Score(0.5, 1, 0.9), 8: Score(0.75, 0.95, 0.9)}
+    progress.scores |= {
+        0: Score(0.25, 1, 1, work=1, alike=0.1, characters=80),
+        3: Score(0.5, 1, 0.9, work=1, alike=0.1, characters=70),
+        8: Score(0.75, 0.95, 0.9, work=1, alike=0.2, characters=60),
+    }
     progress.ended = progress.started + 100
     return progress
 
@@ -288,28 +354,28 @@ def test_the_report_holds_the_curve_the_settings_and_the_seconds(tmp_path: Path)
     written_down = json.loads(paths["report"].read_text())
     config = written_down["settings"].pop("config")
     assert config["training"]["batch_size"] == 16
+    curve = written_down.pop("curve")
+    assert [list(point.values()) for point in curve] == [
+        [0, 0, 0.25, 1, 1, 1, 0.1, 80],
+        [3, 18, 0.5, 1, 0.9, 1, 0.1, 70, 18],
+        [8, 30, 0.75, 0.95, 0.9, 1, 0.2, 60],
+        [8, 36, 0.75, 0.95, 0.9, 1, 0.2, 60, 36],
+    ]
+    measured = ["step", "sessions", "score", "sums", "lists", "work", "alike", "characters"]
+    assert list(curve[1]) == [*measured, "at_sessions"]
     assert written_down == {
-        "curve": [
-            {"step": 0, "sessions": 0, "score": 0.25, "sums": 1, "lists": 1},
-            {"step": 3, "sessions": 18, "score": 0.5, "sums": 1, "lists": 0.9, "at_sessions": 18},
-            {"step": 8, "sessions": 30, "score": 0.75, "sums": 0.95, "lists": 0.9},
-            {
-                "step": 8,
-                "sessions": 36,
-                "score": 0.75,
-                "sums": 0.95,
-                "lists": 0.9,
-                "at_sessions": 36,
-            },
-        ],
         "settings": {
             "method": "combine",
+            "user": "plain",
             "seed": 7,
             "steps": 8,
             "sessions": 36,
             "eval_prompts": 64,
         },
         "seconds": 100.0,
+        "whole": False,
+        "learner": "waiting",
+        "error": None,
     }
     assert paths["picture"].read_bytes().startswith(b"\x89PNG")
 
@@ -326,13 +392,56 @@ def test_the_table_has_a_row_for_every_milestone_that_was_reached(tmp_path: Path
     with console.capture() as captured:
         console.print(report.table(reached(tmp_path)))
     rows = [line.replace("│", " ").split() for line in captured.get().splitlines()]
-    found = {" ".join(row[:2]): row[2:7] for row in rows if len(row) == 8}
+    found = {" ".join(row[:2]): row[2:9] for row in rows if len(row) == 10}
     assert found == {
-        "0 steps": ["0.25", "1.00", "1.00", "0", "0"],
-        "8 steps": ["0.75", "0.95", "0.90", "8", "30"],
-        "18 sessions": ["0.50", "1.00", "0.90", "3", "18"],
-        "36 sessions": ["0.75", "0.95", "0.90", "8", "36"],
+        "0 steps": ["0.25", "1.00", "1.00", "80", "0.10", "0", "0"],
+        "8 steps": ["0.75", "0.95", "0.90", "60", "0.20", "8", "30"],
+        "18 sessions": ["0.50", "1.00", "0.90", "70", "0.10", "3", "18"],
+        "36 sessions": ["0.75", "0.95", "0.90", "60", "0.20", "8", "36"],
     }
+
+
+async def test_a_run_ends_where_nothing_is_learned_any_more(tmp_path: Path) -> None:
+    fake = FakeGateway(stubborn)
+    progress = Progress(Options(out=tmp_path, steps=4, sessions=1, eval_prompts=2))
+    await conduct(fake.client(), progress, (idle,))
+    assert progress.version == 0
+    assert IDLE_SESSIONS <= progress.sessions <= IDLE_SESSIONS + 5
+
+
+async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) -> None:
+    why = "the last 128 judged replies were all rejected"
+    held = replace(HEALTH, status="degraded", learner="held", last_error=why)
+    fake = FakeGateway(stubborn, health=held)
+    progress = Progress(Options(out=tmp_path, eval_prompts=2))
+    await conduct(fake.client(), progress, (idle,))
+    found = report.contents(progress)
+    assert (found["whole"], found["learner"], found["error"]) == (True, "held", why)
+    assert [point.step for point in progress.curve()] == [0]
+
+
+def test_a_comparison_shows_means_and_runs_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, score in ((0, 0.5), (1, 0.7)):
+        folder = tmp_path / f"combine-plain-{seed}"
+        folder.mkdir()
+        progress = reached(folder)
+        progress.talked = True
+        progress.scores[8] = replace(progress.scores[8], accepted=score)
+        report.write(progress)
+    flags = ["--user", "plain", "--seeds", "2", "--steps", "8", "--out", str(tmp_path)]
+    assert compare.main(flags) == 0
+    shown = capsys.readouterr().out.replace("│", " ").split()
+    assert shown[shown.index("combine") :][:3] == ["combine", "plain", "2"]
+    for part in ("0.60", "±0.14", "0.75"):  # accepted and its spread; 60 of 80 characters
+        assert part in shown
+
+
+def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
+    report.write(reached(tmp_path))  # a report is written then, too
+    assert compare.contents(tmp_path) is None
+    assert compare.contents(tmp_path / "nothing") is None
 
 
 def test_the_view_shows_samples_verdicts_and_the_last_score(tmp_path: Path) -> None:
@@ -391,6 +500,22 @@ def test_the_demo_learns_what_the_user_likes_and_unlearns_nothing(tmp_path: Path
     for name in (report.REPORT, report.PICTURE, "server.log"):
         assert str(tmp_path / name) in shown
     assert processes_that_name(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
+    users = ("never", "garbage")
+    command = [sys.executable, "-m", "examples.demo.compare", "--user", *users]
+    command += ["--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert shown.returncode == 0, shown.stdout
+    for user in users:
+        found = compare.contents(tmp_path / f"combine-{user}-0")
+        assert found is not None
+        first, last = found["curve"][0], found["curve"][-1]
+        assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
+        assert min(last["sums"], last["lists"]) >= 0.95
+        assert f"combine │ {user}" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tinker_claw.methods.advantages import (
     stale_weight,
     token_advantages,
     topk_advantages,
+    unproposed_advantages,
 )
 from tinker_claw.methods.base import Evidence, Method, require, student_topk
 from tinker_claw.methods.passes import BatchItem, reward_parts
@@ -210,6 +211,13 @@ class TestDistillation:
         rejected, alternative = topk_advantages([-6.0, -0.1], [-0.1, -3.0], 1.0)
         assert rejected < 0 < alternative
 
+    def test_the_teachers_own_candidates_are_raised_by_its_probability_and_never_lowered(
+        self,
+    ) -> None:
+        teacher = [math.log(0.5), math.log(0.2), math.log(0.01)]
+        expected = [0.5, 0.2 * math.log(2.0), 0.0]
+        assert unproposed_advantages(teacher, math.log(0.1), 1.0) == pytest.approx(expected)
+
     def test_kl_pulls_towards_the_reference(self) -> None:
         assert kl_advantages([-1.0, -3.0], [-2.0, -2.0], 0.1) == pytest.approx([0.1, -0.1])
 
@@ -299,6 +307,38 @@ class TestPasses:
         assert [list(row) for row in ce.datums[0].weights] == [
             pytest.approx(list(row)) for row in expected
         ]
+
+    def test_what_the_student_no_longer_proposes_is_raised_where_the_teacher_does(self) -> None:
+        teacher = replace(
+            hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0))),
+            topk_ids=((17, 40), (50, 8)),  # 17 and 8 are the student's own, too
+            topk_logprobs=((-1.0, math.log(0.5)), (math.log(0.1), -2.0)),
+        )
+        item = BatchItem(sample(teacher=teacher))
+        (ce,) = build("opd").passes([item], CFG)
+        (datum,) = ce.datums
+        assert datum.targets == ((7, 17, 17, 40), (8, 18, 50, 8))
+        # The student's last candidates have -2 and -3 nats, the bound is one.
+        raised = [[0.0, 0.5 * 1.0 / 2], [0.1 * (math.log(0.1) + 3.0) / 2, 0.0]]
+        assert [list(row[2:]) for row in datum.weights] == [
+            pytest.approx(list(row)) for row in raised
+        ]
+        alone = replace(teacher, topk_ids=(), topk_logprobs=())
+        (without,) = build("opd").passes([BatchItem(sample(teacher=alone))], CFG)
+        assert [row[:2] for row in datum.weights] == list(without.datums[0].weights)
+
+    @pytest.mark.parametrize(("now", "weight"), [(-1.7, 0.0), (-1.8, 0.25), (-9.0, 0.25)])
+    def test_of_a_stale_sample_it_is_raised_as_far_as_the_bound(
+        self, now: float, weight: float
+    ) -> None:
+        teacher = HintScores(
+            "be brief", (-3.0,), ((-2.0, -1.0),), topk_ids=((40,),), topk_logprobs=((-1.39,),)
+        )
+        one = sample(tokens=(7,), logprobs=(-1.0,), teacher=teacher)
+        current = TokenLogprobs(start=3, logprobs=(-1.0,), targets=((-1.0, -2.0, now),))
+        (ce,) = build("opd").passes([BatchItem(one, current=current)], CFG)
+        # log 1.28 above -2 is -1.75; e^-1.39 is a quarter, and 0.61 nats above -2.
+        assert ce.datums[0].weights[0][2] == pytest.approx(weight * 0.61, rel=1e-2)
 
     def test_opd_ignores_the_verdict(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))

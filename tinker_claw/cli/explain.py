@@ -10,6 +10,7 @@ more, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -33,9 +34,9 @@ from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import TOOL_SUCCESS, token_advantages, topk_advantages
+from tinker_claw.methods.advantages import TOOL_SUCCESS, token_advantages
 from tinker_claw.methods.base import Method, Signal
-from tinker_claw.methods.passes import reward_parts
+from tinker_claw.methods.passes import candidate_advantages, reward_parts
 from tinker_claw.types import Completion, HintScores, Vote
 
 LONGEST = 1500
@@ -238,12 +239,13 @@ def _by_teacher(
     weight = method.weights(cfg).distill
     if not weight or teacher is None or method.teaching is None:
         return
-    bounded = _distilled(teacher, done, cfg, cfg.opd_clip)
-    free = _distilled(teacher, done, cfg, 0.0)
-    mean = weight * teacher.weight * sum(abs(a) for row in bounded for a in row) / len(bounded)
+    rows = _distilled(teacher, done, cfg, cfg.opd_clip)
+    mean = weight * teacher.weight * sum(abs(a) for row in rows for a in row) / len(rows)
     told = f"Advantage from its {method.teaching.what}: {mean:.3f} in the mean over its tokens"
     told += ", of either sign"
     if cfg.opd_clip:
+        both = replace(teacher, topk_ids=())  # where student and teacher have a logprob
+        bounded, free = (_distilled(both, done, cfg, clip) for clip in (cfg.opd_clip, 0.0))
         cut = [
             a != b for x, y in zip(bounded, free, strict=True) for a, b in zip(x, y, strict=True)
         ]
@@ -285,10 +287,7 @@ def _distilled(
     scored. `clip`: 0 for none."""
     if cfg.opd_mode == "token":
         return [[a] for a in token_advantages(teacher.logprobs, done.logprobs, clip)]
-    return [
-        topk_advantages(scored, own, clip)
-        for scored, own in zip(teacher.targets, done.topk_logprobs, strict=True)
-    ]
+    return [candidate_advantages(done, teacher, at, clip) for at in range(len(done.tokens))]
 
 
 def _age(age: int, metrics: Mapping[str, Any], cfg: Training) -> str:

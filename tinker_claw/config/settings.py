@@ -304,7 +304,7 @@ class Training(Section):
     )
     opd_topk: int = _setting(
         4,
-        "the student's candidates per token that the teacher scores; 0: the sampled token alone",
+        "candidates per token, of the student and of the teacher; 0: the sampled token alone",
         unit="candidates",
         ge=0,
         when="0 where a server cannot score candidates; beyond 4 the paper finds next to no gain",

@@ -106,7 +106,8 @@ def _apart(before: float, after: float) -> float:
 
 def one_sided(batch: Sequence[Sample]) -> bool:
     """All verdicts agree and there is no hint: nothing in the batch says what would be better."""
-    return all(s.teacher is None for s in batch) and len({s.reward for s in batch}) == 1
+    alone = all(s.teacher is None and s.bucket is None for s in batch)
+    return alone and len({s.reward for s in batch}) == 1
 
 
 # What replies are like

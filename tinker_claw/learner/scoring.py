@@ -22,7 +22,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import HINT
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.methods.teachability import EVERY, Teachability, reply_gain, teachability
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -197,7 +197,7 @@ class HintScorer:
             hinted + done.tokens,
             start=len(hinted),
             targets=done.topk_ids if topk else None,
-            top_k=self._cfg.opd_topk if topk and many else 0,
+            top_k=self._cfg.opd_topk if topk else 0,
         )
         _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"turn {turn.id}")
         return HintScores(
@@ -205,6 +205,8 @@ class HintScorer:
             logprobs=scores.logprobs,
             targets=scores.targets if topk else (),
             overlap=_overlap(done.topk_ids, scores.topk_ids),
+            topk_ids=scores.topk_ids if topk else (),
+            topk_logprobs=scores.topk_logprobs if topk else (),
         )
 
     def _hinted(self, turn: Turn, text: str) -> tuple[int, ...]:
@@ -291,13 +293,13 @@ async def _side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:
     done = sample.completion
-    topk = cfg.opd_mode == "topk" and sample.teacher is not None
+    targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
     scores = await policy.sampler.logprobs(
         sample.prompt + done.tokens,
         start=len(sample.prompt),
-        targets=done.topk_ids if topk else None,
+        targets=targets or None,
     )
-    _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"sample {sample.id}")
+    _fits(scores, len(done.tokens), len(targets), f"sample {sample.id}")
     return scores
 
 

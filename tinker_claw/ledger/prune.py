@@ -75,7 +75,7 @@ _SAID = {
     "hints": "text = ''",
     "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, untaught = NULL, "
-    "teacher_logprobs = NULL, teacher_targets = NULL",
+    "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL",
 }
 """What was said after a turn, and what was made of that."""
 _NOTHING = "x'00'"

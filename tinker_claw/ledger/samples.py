@@ -17,8 +17,10 @@ from tinker_claw.ledger.codec import (
     load,
     pack_float_rows,
     pack_floats,
+    pack_id_rows,
     unpack_float_rows,
     unpack_floats,
+    unpack_id_rows,
 )
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.groups import expire_mates
@@ -97,10 +99,10 @@ class SampleTable:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
                 "INSERT INTO samples (turn_id, reward, hint, untaught, weight, teacher_logprobs, "
-                "teacher_targets, overlap, created_at, state, expired_because) "
-                "SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, "
+                "teacher_targets, teacher_ids, teacher_own, overlap, created_at, state, "
+                "expired_because) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, "
                 "CASE episode WHEN 0 THEN 'queued' WHEN 1 THEN 'held' ELSE 'expired' END, "
-                "CASE episode WHEN 2 THEN ?10 END "
+                "CASE episode WHEN 2 THEN ?12 END "
                 "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?1",
                 (
                     turn_id,
@@ -110,6 +112,8 @@ class SampleTable:
                     teacher.weight if teacher else None,
                     pack_floats(teacher.logprobs) if teacher else None,
                     pack_float_rows(teacher.targets) if teacher else None,
+                    pack_id_rows(teacher.topk_ids) if teacher else None,
+                    pack_float_rows(teacher.topk_logprobs) if teacher else None,
                     teacher.overlap if teacher else None,
                     time.time(),
                     OVER,
@@ -196,7 +200,8 @@ class SampleTable:
         ids = None if among is None else json.dumps(list(among))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
-            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, samples.weight, "
+            "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
+            "samples.teacher_own, samples.overlap, samples.weight, "
             f"versions.step AS policy_step, group_id, {BY_TOOLS} AS tool, turns.* {_QUEUED} "
             "LIMIT ?2",
             *(ids, count),
@@ -259,4 +264,6 @@ def teacher_of(row: sqlite3.Row) -> HintScores | None:
         targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
         overlap=row["overlap"],
         weight=row["weight"],
+        topk_ids=unpack_id_rows(row["teacher_ids"], row["topk"]),
+        topk_logprobs=unpack_float_rows(row["teacher_own"], row["topk"]),
     )

@@ -165,6 +165,8 @@ CREATE TABLE samples (
   weight           REAL,                 -- of its distillation; NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
+  teacher_ids      BLOB,                 -- the teacher's own candidates, and below what it gives them
+  teacher_own      BLOB,
   overlap          INTEGER,
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
   expired_because  TEXT,                 -- NULL: of its age, or it has not expired

@@ -284,7 +284,8 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
         "SELECT turns.*, role, text, samples.hint, untaught, weight, teacher_logprobs, "
-        "teacher_targets, overlap, verdicts.prompt AS asked, by_second, audit "
+        "teacher_targets, teacher_ids, teacher_own, overlap, verdicts.prompt AS asked, by_second, "
+        "audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
@@ -550,6 +551,8 @@ def _full_sample(known: Contents) -> Record:
         "weight": scores.weight if scores else None,
         "teacher_logprobs": scores.logprobs if scores else None,
         "teacher_targets": scores.targets if scores else None,
+        "teacher_ids": scores.topk_ids if scores else None,
+        "teacher_own": scores.topk_logprobs if scores else None,
     }
 
 

@@ -135,6 +135,21 @@ def topk_advantages(
     ]
 
 
+def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float) -> list[float]:
+    """The teacher's candidates that the student had not among its own, at one position:
+    A_v = p_v * clip(log p_v - b, 0, C), p the teacher's probability and b = `least`.
+
+    Without them, what was unlearned never comes back: the student no longer proposes it, so no
+    weight of its own candidates can raise it. What the student gives them is not known. It is at
+    most what its last candidate has, so the difference is at least this; and none is pushed down.
+
+    Args:
+        teacher_k: (n,) the teacher's logprobs of them, given the hint.
+        least: the smallest logprob of the student's k candidates when it sampled.
+    """
+    return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
+
+
 def stale_weight(
     advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
 ) -> float:

@@ -6,6 +6,7 @@ advantages here, and the result does not depend on how a backend splits the batc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,8 +23,9 @@ from tinker_claw.methods.advantages import (
     stale_weight,
     token_advantages,
     topk_advantages,
+    unproposed_advantages,
 )
-from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Completion, Datum, HintScores, LossPass, Sample, TokenLogprobs
 
 
 class Rewarded(Protocol):
@@ -147,24 +149,57 @@ def _ppo_datum(sample: Sample, advantages: Sequence[float]) -> Datum:
     )
 
 
+def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
+    """[T, K] what distillation may move at each token: the student's candidates, then the
+    teacher's, which may be the same."""
+    own = sample.completion.topk_ids
+    told = sample.teacher.topk_ids if sample.teacher else ()
+    return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
+
+
 def _topk_datum(item: BatchItem, scale: float, cfg: Training) -> Datum:
-    """Targets are the student's candidates [T, k]; weights their scaled advantages."""
+    """Targets are the candidates [T, K]; weights their scaled advantages."""
     sample = item.sample
-    teacher = sample.teacher
-    if teacher is None or len(teacher.targets) != len(sample.completion.topk_logprobs):
+    done, teacher = sample.completion, sample.teacher
+    if teacher is None or len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
-    rows: list[tuple[float, ...]] = []
-    for position, own in enumerate(sample.completion.topk_logprobs):
-        advantages = topk_advantages(teacher.targets[position], own, cfg.opd_clip)
-        if item.current is not None:
-            advantages = [
-                stale_weight(a, now, b, clip_low=cfg.clip_low, clip_high=cfg.clip_high)
-                for a, now, b in zip(advantages, item.current.targets[position], own, strict=True)
-            ]
-        rows.append(tuple(scale * a for a in advantages))
     return Datum(
-        tokens=sample.prompt + sample.completion.tokens,
+        tokens=sample.prompt + done.tokens,
         start=len(sample.prompt),
-        targets=sample.completion.topk_ids,
-        weights=tuple(rows),
+        targets=candidates(sample),
+        weights=tuple(
+            tuple(scale * a for a in _weights(item, teacher, position, cfg))
+            for position in range(len(done.tokens))
+        ),
     )
+
+
+def candidate_advantages(
+    done: Completion, teacher: HintScores, position: int, clip: float
+) -> list[float]:
+    """(K,) of the candidates at one position; 0 for one of the teacher's that stands already."""
+    own, proposed = done.topk_logprobs[position], set(done.topk_ids[position])
+    found = topk_advantages(teacher.targets[position], own, clip)
+    if teacher.topk_ids:
+        new = unproposed_advantages(teacher.topk_logprobs[position], min(own), clip)
+        ids = teacher.topk_ids[position]
+        found += [0.0 if v in proposed else a for v, a in zip(ids, new, strict=True)]
+    return found
+
+
+def _weights(item: BatchItem, teacher: HintScores, position: int, cfg: Training) -> list[float]:
+    """(K,) the same for a sample that may be stale."""
+    done = item.sample.completion
+    found = candidate_advantages(done, teacher, position, cfg.opd_clip)
+    if item.current is None:
+        return found
+    own, now = done.topk_logprobs[position], item.current.targets[position]
+    low, high = cfg.clip_low, cfg.clip_high
+    weights = [
+        stale_weight(a, c, b, clip_low=low, clip_high=high)
+        for a, c, b in zip(found, now, own, strict=False)
+    ]
+    # What the student gave the teacher's is not known: there is no ratio, but a bound all the same.
+    most = min(own) + math.log(high)
+    new = zip(found[len(own) :], now[len(own) :], strict=True)
+    return weights + [a if c <= most else 0.0 for a, c in new]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
-from examples.demo.judge import HINTS_PLAIN
+from examples.demo.judge import HINTS_AI, HINTS_PLAIN
 
 Role = Literal["system", "user", "assistant"]
 Style = Literal["ai", "nat", "mix"]
@@ -67,11 +67,6 @@ class Problem:
         return f"A box holds {a} {thing} and a bag holds {b}. How many {thing} are there together?"
 
 
-HINTS_AI = (
-    "Use a bold heading, numbered steps and a final answer line.",
-    "Structure it: a bold title, a numbered list, a boxed result.",
-    "Format the reply with bold text and numbered steps.",
-)
 CORRECTIONS = (
     "This reads like an AI. Write it the way a person would, without bold and numbers.",
     "Too formal! Drop the bold text and the list, but keep the work.",
