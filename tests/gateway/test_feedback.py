@@ -319,14 +319,14 @@ async def test_forgetting_takes_what_was_said_and_the_names_with_it(
         step = world.ledger.steps.begin(0, [sample])
         parent = world.policy.current.version
         world.ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
-        await give(world, turn=1, score=-1, text="quetzalcoatl", key="quetzalcoatl 1")
-        await give(world, turn=1, score=1, final=True, task="quetzalcoatl")
+        await give(world, turn=1, score=-1, text="xochiquetzal", key="xochiquetzal 1")
+        await give(world, turn=1, score=1, final=True, task="xochiquetzal")
         world.ledger.forget(from_turn(1))
         assert rows(world) == []
         assert world.column("response_id") == [None]
         assert world.ledger.feedback.outcome(1) is None
         assert (await give(world, turn=1, score=1)).status_code == 404, "though its row stays"
-        assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
+        assert b"xochiquetzal" not in world.ledger.path.read_bytes()
 
 
 async def test_forgetting_a_message_takes_the_reason_that_it_gave(
@@ -334,13 +334,13 @@ async def test_forgetting_a_message_takes_the_reason_that_it_gave(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi")
-        await world.ask("hi", "fine", "/bad quetzalcoatl")
-        assert world.ledger.judgements.hints(1) == ("quetzalcoatl",)
+        await world.ask("hi", "fine", "/bad xochiquetzal")
+        assert world.ledger.judgements.hints(1) == ("xochiquetzal",)
         world.ledger.forget(from_turn(2))
         (row,) = rows(world)
         assert (row["turn_id"], row["score"], row["text"], row["key"]) == (1, -1, "", None)
         assert world.ledger.turns.judgeable() == []
-        assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
+        assert b"xochiquetzal" not in world.ledger.path.read_bytes()
 
 
 async def test_dropping_takes_the_words_and_leaves_the_score(
@@ -348,7 +348,7 @@ async def test_dropping_takes_the_words_and_leaves_the_score(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", temperature=0.5)
-        await give(world, turn=1, score=-1, text="quetzalcoatl", key="quetzalcoatl 1")
+        await give(world, turn=1, score=-1, text="xochiquetzal", key="xochiquetzal 1")
         assert await world.ledger.trim(before=1e12, most_bytes=None) == 1
         (row,) = rows(world)
         assert (row["score"], row["text"], row["key"]) == (-1, "", None)
