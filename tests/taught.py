@@ -146,7 +146,7 @@ class Course:
         (done,) = await policy.sampler.sample(prompt.tokens, params)
         text = self.renderer.parse(done.tokens, prompt.tokens).text
         self.turns += 1
-        self.when.setdefault(self.scorer.known("me").weight, self.turns)
+        self.when.setdefault(self.scorer.weight(self.scorer.known("me")), self.turns)
         turn = NewTurn(
             session_id=session,
             kind=Kind.MAIN,

@@ -87,7 +87,17 @@ def test_the_weight_follows_the_interval(
 ) -> None:
     found = teachability(accepted, rejected)
     assert found.teaches is teaches
-    assert found.weight == weight
+    assert found.weight(rewards=True) == weight
+    assert found.weight(rewards=False) == weight
+
+
+@pytest.mark.parametrize(("accepted", "alone"), [(-0.1, 0.0), (0.1, UNKNOWN_WEIGHT)])
+def test_alone_what_rather_pulls_away_counts_for_nothing(accepted: float, alone: float) -> None:
+    found = teachability((accepted,), (0.0, 0.01, 0.0))
+    assert found.teaches is None
+    assert found.difference == pytest.approx(accepted)
+    assert found.weight(rewards=True) == UNKNOWN_WEIGHT, "rewards keep it small"
+    assert found.weight(rewards=False) == alone
 
 
 @given(accepted=GAINS, rejected=GAINS, shift=st.floats(-5, 5))
@@ -122,6 +132,9 @@ def test_measuring_goes_on_until_it_would_hardly_change_anything() -> None:
 def test_it_is_told_in_words() -> None:
     assert str(Teachability(1, 9, None, None)) == (
         "not known yet, of 1 accepted and 9 rejected replies"
+    )
+    assert str(teachability((-0.1,), (0.1,))) == (
+        "not known yet: -0.200 nats per token, of 1 accepted and 1 rejected replies"
     )
     assert str(teachability((-0.1, -0.3, -0.2), (0.3, 0.1, 0.2))) == (
         "they teach nothing: -0.400 nats per token (-0.600 to -0.200), of 3 accepted and 3 "

@@ -44,6 +44,7 @@ from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.gains import read_gains
 from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.views import Record
+from tinker_claw.methods import METHODS
 from tinker_claw.methods.teachability import teachability
 from tinker_claw.privacy.marker import NEAR_MISS
 
@@ -84,9 +85,14 @@ def read_overview(directory: Path, batch_size: int) -> Record:
     with reading(directory / FILE) as ledger, ledger.moment():
         figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
         gains = sorted(read_gains(ledger).items())
+    method = METHODS.get(figures["run"].get("method", ""))
+    rewards = method is None or method.reward > 0
     known = {user: teachability(found.accepted, found.rejected) for user, found in gains}
     taught = {
-        user: {**asdict(one), "teaches": one.teaches, "weight": one.weight, "meaning": str(one)}
+        user: {
+            **{**asdict(one), "teaches": one.teaches, "weight": one.weight(rewards=rewards)},
+            "meaning": str(one),
+        }
         for user, one in known.items()
     }
     return {

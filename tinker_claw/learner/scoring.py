@@ -103,7 +103,7 @@ class HintScorer:
             own = rejected and gains.opening(turn.id) == turn.id
             own = own and (many or known.rejected <= 2 * known.accepted + _AHEAD)
             found = gains.accepted(user, again=many)
-        if known.weight == 0 and not own and found is None:
+        if self.weight(known) == 0 and not own and found is None:
             return TEACHES_NOTHING
         if found is None or found.turn_id in self._in_hand:
             return Lesson(turn, user, texts, own, None, None, self._sampled_by_base(turn))
@@ -118,6 +118,10 @@ class HintScorer:
         """How well what is told of a user's turns teaches."""
         gains = self._parts.ledger.gains.of(user)
         return teachability(gains.accepted, gains.rejected)
+
+    def weight(self, known: Teachability) -> float:
+        """Of distillation, by this run's method."""
+        return known.weight(rewards=self._parts.method.reward > 0)
 
     async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
         """Scores under the text that teaches best, as far as that is measured; None: such texts
@@ -145,11 +149,12 @@ class HintScorer:
         if gains:
             self._parts.ledger.gains.add(lesson.user, gains)
         after = self.known(lesson.user)
-        if after.weight != before.weight:
-            log.info("teachability", user=lesson.user, weight=after.weight, known=str(after))
+        weight = self.weight(after)
+        if weight != self.weight(before):
+            log.info("teachability", user=lesson.user, weight=weight, known=str(after))
             rewards = self._parts.method.reward > 0
-            self._parts.ledger.samples.weigh(lesson.user, after.weight, rewards_count=rewards)
-        return replace(scored[best], weight=after.weight) if after.weight else None
+            self._parts.ledger.samples.weigh(lesson.user, weight, rewards_count=rewards)
+        return replace(scored[best], weight=weight) if weight else None
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
         """Scores of a reply under each text."""

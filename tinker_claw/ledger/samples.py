@@ -28,7 +28,7 @@ from tinker_claw.ledger.turns import OVER, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
-TEACHES_NOTHING = "what its teacher would be told was found to teach nothing"
+TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is known"
 """Stands as the reason why a sample is not taught, or its turn not trained."""
 
 
