@@ -12,6 +12,7 @@ from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.advantages import (
     kl_advantages,
     reward_advantages,
+    spread_reward,
     stale_weight,
     token_advantages,
     topk_advantages,
@@ -78,6 +79,12 @@ class TestRewards:
 
     def test_without_baseline_it_is_reinforce(self) -> None:
         assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
+
+    def test_a_rejection_spares_what_was_nearly_certain(self) -> None:
+        own = [math.log(0.5), math.log(0.96), math.log(0.94), 0.0]
+        assert spread_reward(-0.5, own) == [-0.5, 0.0, -0.5, 0.0]
+        assert spread_reward(0.5, own) == [0.5] * 4
+        assert spread_reward(-0.5, [0.0, -0.01]) == [-0.5, -0.5]  # nothing else to blame
 
 
 class TestDistillation:

@@ -182,9 +182,10 @@ def _by_verdict(
         # Samples of one batch with equal rewards have equal advantages.
         advantage = weight * reward_advantages(rewards, cfg.baseline)[rewards.index(reward)]
         given = [one for one in rewards if one is not None]
+        spared = " that was not nearly certain" if advantage < 0 else ""
         of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
         yield from wrapped(
-            f"Advantage from its verdict: {advantage:+.3f} on every token ({of}; "
+            f"Advantage from its verdict: {advantage:+.3f} on every token{spared} ({of}; "
             f"--baseline {cfg.baseline})."
         )
     elif reward is None and method.reward:

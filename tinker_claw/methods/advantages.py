@@ -16,6 +16,9 @@ from tinker_claw.types import Vote
 
 UNANIMOUS_SCALE = 0.25
 """Where all verdicts of a batch agree a mean baseline leaves nothing; this much of r is kept."""
+CERTAIN = 0.95
+"""What was sampled with a higher probability was hardly chosen, so a rejection says nothing of it.
+To push it down all the same damages what every reply needs: above all the token that ends it."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
@@ -40,6 +43,17 @@ def reward_advantages(
         return [UNANIMOUS_SCALE * r if r is not None else 0.0 for r in rewards]
     mean = sum(given) / len(given)
     return [r - mean if r is not None else 0.0 for r in rewards]
+
+
+def spread_reward(advantage: float, behaviour_T: Sequence[float]) -> list[float]:
+    """(T,) the advantage of a reply on each of its tokens; 0 where it is negative and the token was
+    nearly certain, unless all were.
+
+    Args:
+        behaviour_T: (T,) the sampler's logprobs of the tokens.
+    """
+    chosen = [advantage >= 0 or q <= math.log(CERTAIN) for q in behaviour_T]
+    return [advantage if one or not any(chosen) else 0.0 for one in chosen]
 
 
 def token_advantages(
