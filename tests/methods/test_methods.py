@@ -16,6 +16,7 @@ from tinker_claw.methods.advantages import (
     group_advantages,
     kl_advantages,
     reward_advantages,
+    spread_reward,
     stale_weight,
     token_advantages,
     topk_advantages,
@@ -88,6 +89,12 @@ class TestRewards:
 
     def test_without_baseline_it_is_reinforce(self) -> None:
         assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
+
+    def test_a_rejection_spares_what_was_nearly_certain(self) -> None:
+        own = [math.log(0.5), math.log(0.96), math.log(0.94), 0.0]
+        assert spread_reward(-0.5, own) == [-0.5, 0.0, -0.5, 0.0]
+        assert spread_reward(0.5, own) == [0.5] * 4
+        assert spread_reward(-0.5, [0.0, -0.01]) == [-0.5, -0.5]  # nothing else to blame
 
     def test_success_of_a_tool_counts_half_in_the_mean_and_in_its_push(self) -> None:
         # mean = (0.5 + 1 - 1) / 2.5 = 0.2

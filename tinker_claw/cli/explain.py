@@ -277,7 +277,8 @@ def _compared(
         of += f"; a tool's success counts {TOOL_SUCCESS:g}"
     if own.cut:
         of += "; cut by its token limit, it is never reinforced"
-    return f"Advantage from its {what}: {advantage:+.3f} on every token ({of})."
+    spared = " that was not nearly certain" if advantage < 0 else ""
+    return f"Advantage from its {what}: {advantage:+.3f} on every token{spared} ({of})."
 
 
 def _distilled(

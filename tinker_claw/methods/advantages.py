@@ -21,6 +21,9 @@ EQUAL = 1e-6
 TOOL_SUCCESS = 0.5
 """Weight of a +1 that the results of tools have brought: a call that does not fail says less than a
 user who is content, and an agent makes ten calls for each message of theirs."""
+CERTAIN = 0.95
+"""What was sampled with a higher probability was hardly chosen, so a rejection says nothing of it.
+To push it down all the same damages what every reply needs: above all the token that ends it."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
@@ -96,6 +99,17 @@ def may_push(reward: float, *, cut: bool) -> bool:
     """Whether a reward, or an advantage, may move its reply. One that was cut by its token limit
     ends nowhere: to reinforce it teaches text without a stop, so it is only ever pushed down."""
     return reward < 0 or not cut
+
+
+def spread_reward(advantage: float, behaviour_T: Sequence[float]) -> list[float]:
+    """(T,) the advantage of a reply on each of its tokens; 0 where it is negative and the token was
+    nearly certain, unless all were.
+
+    Args:
+        behaviour_T: (T,) the sampler's logprobs of the tokens.
+    """
+    chosen = [advantage >= 0 or q <= math.log(CERTAIN) for q in behaviour_T]
+    return [advantage if one or not any(chosen) else 0.0 for one in chosen]
 
 
 def token_advantages(

@@ -20,6 +20,7 @@ from tinker_claw.methods.advantages import (
     kl_advantages,
     may_push,
     reward_advantages,
+    spread_reward,
     stale_weight,
     token_advantages,
     topk_advantages,
@@ -125,7 +126,7 @@ def _summed(item: BatchItem, reward: float, distill: float, cfg: Training) -> li
     """(T,) advantages of the ppo pass, before normalisation."""
     sample = item.sample
     own = sample.completion.logprobs
-    total = [reward] * len(own)
+    total = spread_reward(reward, own)
     if distill and sample.teacher is not None:
         hinted = token_advantages(sample.teacher.logprobs, own, cfg.opd_clip)
         weight = distill * sample.teacher.weight
