@@ -11,19 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import ssl
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from email.message import Message
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
 from pathlib import Path
 from typing import ClassVar, Literal
-from urllib.error import HTTPError
 
+import httpx
 from pydantic import Field
 
 from tinker_claw.app.server import listen
@@ -92,7 +87,6 @@ class CheckContext:
     """The settings, and what earlier checks have found."""
 
     settings: Settings
-    stack: AsyncExitStack
     source: Source | None = None
     offers: Context | None = None
     """How many tokens."""
@@ -146,19 +140,18 @@ def doctor(given: DoctorFlags) -> int:
 
 
 async def _examine(settings: Settings) -> bool:
-    async with AsyncExitStack() as stack:
-        seen = CheckContext(settings, stack)
-        for name, function, needs in _CHECKS:
-            if missing := [other for other in needs if other in seen.failed]:
+    seen = CheckContext(settings)
+    for name, function, needs in _CHECKS:
+        if missing := [other for other in needs if other in seen.failed]:
+            seen.failed.append(name)
+            found = Finding(f"not looked at: first mend {missing[0]}", "-")
+        else:
+            try:
+                found = await function(seen)
+            except ClawError as error:
                 seen.failed.append(name)
-                found = Finding(f"not looked at: first mend {missing[0]}", "-")
-            else:
-                try:
-                    found = await function(seen)
-                except ClawError as error:
-                    seen.failed.append(name)
-                    found = Finding(str(error), "FAIL")
-            found.show(name)
+                found = Finding(str(error), "FAIL")
+        found.show(name)
     return not seen.failed
 
 
@@ -259,14 +252,14 @@ async def method(seen: CheckContext) -> Finding:
     if not seen.remote:
         return Finding(f"the local backend can do all of {method.name}")
     assert seen.source is not None
-    trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
-    has = await trainer.capabilities()
-    require(method, settings.training, has)
-    seen.offers = Context(has.context_tokens, "the service says so")
-    from tinker_claw.backends.tinker.trainer import TinkerTrainer
+    from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
 
-    assert isinstance(trainer, TinkerTrainer)
-    left = await trainer.rehearse(student_topk(method, settings.training))
+    async with open_trainer(settings, seen.source.weights) as trainer:
+        has = await trainer.capabilities()
+        require(method, settings.training, has)
+        seen.offers = Context(has.context_tokens, "the service says so")
+        assert isinstance(trainer, TinkerTrainer)
+        left = await trainer.rehearse(student_topk(method, settings.training))
     told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
     if left:
         return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
@@ -403,8 +396,7 @@ async def clock(seen: CheckContext) -> Finding:
     service = seen.service if seen.remote and "backend" not in seen.failed else None
     told, worst = list[str](), 0.0
     for url in filter(None, (service, judge)):
-        ahead = await asyncio.to_thread(ahead_of, url)
-        if ahead is not None:
+        if (ahead := await asyncio.to_thread(ahead_of, url)) is not None:
             worst = max(worst, abs(ahead))
             way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
             told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
@@ -430,26 +422,15 @@ async def clock(seen: CheckContext) -> Finding:
 
 def ahead_of(url: str) -> float | None:
     """By how many seconds this clock is ahead of the server's; None: the server does not tell."""
-    anyone = ssl.create_default_context()
-    anyone.check_hostname = False
-    anyone.verify_mode = ssl.CERT_NONE
-    request = urllib.request.Request(url, method="HEAD")
     asked = time.time()
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S, context=anyone) as answer:
-            headers: Message[str, str] = answer.headers
-    except HTTPError as error:  # a refusal has a date, too
-        with error:
-            headers = error.headers
-    except (OSError, HTTPException, ValueError):
-        return None
-    middle = (asked + time.time()) / 2
-    try:
+        # Whoever answers has a clock, also with a certificate that this one calls out of date.
+        answer = httpx.head(url, timeout=_PATIENCE_S, verify=False)
         # Whole seconds, cut off: half a second more is the best guess.
-        theirs = parsedate_to_datetime(headers.get("Date", "")).timestamp() + 0.5
-    except (TypeError, ValueError):
+        theirs = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError):
         return None
-    return middle - theirs
+    return (asked + time.time()) / 2 - theirs
 
 
 @check("model", needs=("backend",))
