@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -239,6 +240,22 @@ def carry_out(
         return tell(directory, order), True
     with closing(Ledger(directory)) as ledger:
         return offline(ledger), False
+
+
+@contextmanager
+def room_beside(target: Path) -> Generator[Path]:
+    """A private folder beside `target` for what is to take its place in one rename; what is left in
+    it at the end goes. Its last suffix is in no other's name.
+
+    Raises:
+        ConfigError: it cannot be made, or what is done with it fails.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as room:
+            yield Path(room)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 # Lines and tables

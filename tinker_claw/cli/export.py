@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -17,11 +16,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, until_left, write
-from tinker_claw.cli.versions import AS_SHOWN, backend_of, named, read_kept
+from tinker_claw.cli.common import LedgerFlags, room_beside, until_left, write
+from tinker_claw.cli.versions import AS_SHOWN, named, read_kept
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
 
 
@@ -60,7 +60,7 @@ def export(given: ExportFlags) -> int:
         _turns(file, given.jsonl, tokens=given.tokens)
         return 0
     with reading(file) as ledger, ledger.moment():
-        backend, kept = backend_of(ledger), read_kept(ledger)
+        backend, kept = run_of(ledger).get("backend"), read_kept(ledger)
     if not kept:
         raise UndoError(f"{file} has no version yet")
     if backend != settings.run.backend:
@@ -155,16 +155,9 @@ def _whole(target: Path) -> Generator[Path]:
     """A path beside the target, which takes its place when the block has ended well."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UndoError(f"{target} exists and is not an empty folder; name another")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        room = Path(tempfile.mkdtemp(prefix=".tinker-claw-", dir=target.parent))
-        try:
-            draft = room / target.name
-            yield draft
-            with suppress(OSError):  # an empty folder gives way; anything else stays
-                target.rmdir()
-            draft.rename(target)
-        finally:
-            shutil.rmtree(room, ignore_errors=True)
-    except OSError as error:
-        raise UndoError(f"{target} cannot be written: {error.strerror or error}") from error
+    with room_beside(target) as room:
+        draft = room / target.name
+        yield draft
+        with suppress(OSError):  # an empty folder gives way; anything else stays
+            target.rmdir()
+        draft.rename(target)
