@@ -156,10 +156,9 @@ async def _examine(settings: Settings) -> bool:
 
 
 def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
-    ledger = settings.run.directory / FILE
-    if not ledger.exists():
-        told = f"none yet: {settings.run.directory} holds no ledger"
-        return Finding(told, "-").show("requests")
+    directory = settings.run.directory
+    if not (ledger := directory / FILE).exists():
+        return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
     try:
         with reading(ledger) as rows, rows.moment():
             lines = recent(rows, count, settings.training.batch_size, reasons=reasons)

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -70,12 +69,13 @@ def export(given: ExportFlags) -> int:
     serving = next(one["id"] for one in kept if one["serving"])
     asked = serving if given.version is None else given.version
     version = named(kept, asked, with_state=backend != "local")
-    if given.adapter is not None:
-        _adapter(settings, version, given.adapter)
-    elif given.merged is not None:
-        _merged(settings, version, given.merged)
-    what = "model" if given.adapter is None else "adapter"
-    write([f"The {what} of v{version['id']} is in {given.adapter or given.merged}."])
+    what, fill, target = "adapter", _adapter, given.adapter
+    if target is None:
+        what, fill, target = "model", _merged, given.merged
+    assert target is not None
+    with _whole(target) as draft:
+        fill(settings, version, draft)
+    write([f"The {what} of v{version['id']} is in {target}."])
     return 0
 
 
@@ -94,18 +94,17 @@ def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
     write([f"{count} turns are in {target}."])
 
 
-def _adapter(settings: Settings, version: Record, target: Path) -> None:
-    with _whole(target) as draft:
-        if settings.run.backend == "local":
-            shutil.copytree(
-                settings.run.directory / "adapters" / version["sampler_ref"],
-                draft,
-                copy_function=shutil.copyfile,
-            )
-            draft.chmod(0o700)  # copied from one that may have been open to others
-        else:
-            draft.mkdir()
-            asyncio.run(_from_service(settings, version, draft))
+def _weights(settings: Settings, version: Record) -> Path:
+    return settings.run.directory / "adapters" / version["sampler_ref"]
+
+
+def _adapter(settings: Settings, version: Record, draft: Path) -> None:
+    if settings.run.backend == "local":
+        shutil.copytree(_weights(settings, version), draft, copy_function=shutil.copyfile)
+        draft.chmod(0o700)  # copied from one that may have been open to others
+    else:
+        draft.mkdir()
+        asyncio.run(_from_service(settings, version, draft))
 
 
 async def _from_service(settings: Settings, version: Record, target: Path) -> None:
@@ -122,32 +121,30 @@ async def _from_service(settings: Settings, version: Record, target: Path) -> No
         raise UndoError(f"v{version['id']} cannot be exported: {error}") from error
 
 
-def _merged(settings: Settings, version: Record, target: Path) -> None:
+def _merged(settings: Settings, version: Record, draft: Path) -> None:
     if settings.run.backend != "local":
         raise UndoError(
             "--merged needs the base model's weights, which are not here with --backend "
             f"{settings.run.backend}; take --adapter, and merge it with peft where they are"
         )
-    missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
-    if missing:
+    try:
+        from local_gpu.model.export import export_merged
+    except ModuleNotFoundError as error:
         raise UndoError(
-            f"--merged needs {', '.join(missing)}; in the project's folder: "
+            f"--merged needs {error.name}; in the project's folder: "
             "pip install -c constraints.txt -e '.[local]'"
-        )
-    from local_gpu.model.export import export_merged  # torch
+        ) from error
     from tinker_claw.backends.model_files import source
 
-    adapter = settings.run.directory / "adapters" / version["sampler_ref"]
-    with _whole(target) as draft:
-        model = source(settings)
-        export_merged(
-            model.weights,
-            adapter,
-            draft,
-            tokenizer=model.tokenizer,
-            device=settings.local.device,
-            dtype="auto",
-        )
+    model = source(settings)
+    export_merged(
+        model.weights,
+        _weights(settings, version),
+        draft,
+        tokenizer=model.tokenizer,
+        device=settings.local.device,
+        dtype="auto",
+    )
 
 
 @contextmanager
