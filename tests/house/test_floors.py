@@ -81,6 +81,7 @@ FENCES = {
     "rich": ("tinker_claw.cli", "examples", "benchmarks"),
     "renderers": ("tinker_claw.render", "benchmarks"),
     "json5": ("tinker_claw.cli.openclaw_file",),
+    "msgspec": ("tinker_claw.formats",),
     "sqlite3": ("tinker_claw.ledger", "examples"),
 }
 

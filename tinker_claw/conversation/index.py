@@ -38,7 +38,8 @@ not close it, a night does."""
 PAGES = 40_000
 """Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
-"""Ids kept of the newest turns, to go on from: up to 60 MB, or fifty turns of 30,000 tokens."""
+"""Ids kept of the newest turns, to go on from: fifty turns of 30,000 tokens, some 15 MB, as equal
+ids are one number."""
 SESSIONS = 100_000
 """Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
 TRACES = 4096

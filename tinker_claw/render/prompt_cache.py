@@ -337,9 +337,9 @@ def _count(parts: Iterable[Ids]) -> int:
     return sum(len(part.tokens) for part in parts)
 
 
-CAPACITY = 96_000_000
-"""Bytes that are kept: three quarters for texts and their ids, some four hundred system prompts of
-an agent; one for histories, some four hundred of 15,000 ids.
+CAPACITY = 144_000_000
+"""Bytes that are kept: three quarters for texts and their ids, some five hundred system prompts of
+an agent; one for histories and what is in front of them, some two hundred of 15,000 ids.
 """
 _ENTRY = 300
 """Bytes of what holds a text and its ids together."""
