@@ -216,6 +216,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             policy=policy,
             open_version=open_version,
             turns=ledger.turns,
+            feedback=ledger.feedback,
             index=ConversationIndex(ledger.turns, IDLE_S),
             privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
             compute=compute,

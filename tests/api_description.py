@@ -6,6 +6,7 @@ a field of theirs may hold stands here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.gateways import MODEL
@@ -18,6 +19,8 @@ from tinker_claw.formats.chat import (
     STOP_CHARACTERS,
     STOP_STRINGS,
 )
+from tinker_claw.gateway import feedback
+from tinker_claw.ledger.feedback import LONGEST_TEXT
 
 Schema = dict[str, Any]
 
@@ -123,6 +126,8 @@ FIELDS: dict[str, Schema] = {
     # What it may say depends on the model's template, and must not contradict reasoning_effort.
     "chat_template_kwargs": _object(),
     "prompt_cache_key": {"type": "string"},
+    # The rest is the client's own; a group needs a session's name, which is in a header.
+    "metadata": {"type": "object", "properties": {"task_id": _or_null(WORDS)}},
 }
 """What each honoured field may hold."""
 
@@ -142,6 +147,24 @@ def _answers(*types: str, refused: str = "") -> Schema:
     return {"200": answer, **{status: _refusal() for status in refused.split()}}
 
 
+_NAME: Schema = WORDS | {"maxLength": feedback.MAX_NAME}
+_ABOUT: Sequence[dict[str, Schema]] = ({"turn": COUNT}, {"response_id": _NAME}, {"session": WORDS})
+FEEDBACK: Schema = {
+    "oneOf": [
+        _object(
+            f"{' '.join(about)} score",
+            **about,
+            score={"type": "number", "minimum": -1, "maximum": 1},
+            text={"type": "string", "maxLength": LONGEST_TEXT},
+            source={"enum": ["user", "client"]},
+            final={"type": "boolean"},
+            **dict.fromkeys(("task", "group", "key"), _NAME),
+        )
+        for about in _ABOUT
+    ]
+}
+
+
 def description(url: str) -> Schema:
     """OpenAPI's, of the gateway there."""
     assert FIELDS.keys() == HONOURED
@@ -154,6 +177,10 @@ def description(url: str) -> Schema:
     }
     name = {"name": "name", "in": "path", "required": True, "schema": WORDS}
     model = {"parameters": [name], "responses": _answers("application/json", refused="400 404")}
+    said = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": FEEDBACK}}},
+        "responses": _answers("application/json", refused="400 404 413 422"),
+    }
     routes: dict[str, Schema] = {
         "/": _answers("text/plain"),
         "/health": _answers("application/json"),
@@ -169,5 +196,6 @@ def description(url: str) -> Schema:
             **{path: {"get": {"responses": answers}} for path, answers in routes.items()},
             "/v1/models/{name}": {"get": model},
             "/v1/chat/completions": {"post": chat},
+            feedback.PATH: {"post": said},
         },
     }

@@ -199,6 +199,7 @@ async def gateway(
                 policy=policy,
                 open_version=open_version,
                 turns=ledger.turns,
+                feedback=ledger.feedback,
                 index=index,
                 privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
                 compute=lock,

@@ -72,7 +72,7 @@ class Fate:
     """What befalls a life. Places are written as `module:name`."""
 
     dies_at: str | None = None
-    """A point of `POINTS`; None: none of them kills it."""
+    """A point of `POINTS`, or a place; None: none of them kills it."""
     passes: int = 0
     """How often the point is passed before."""
     slow: Mapping[str, float] = field(default_factory=dict)
@@ -224,7 +224,7 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
     from tinker_claw.cli.main import main
 
-    for place in POINTS[fate.dies_at] if fate.dies_at else ():
+    for place in POINTS.get(fate.dies_at, (fate.dies_at,)) if fate.dies_at else ():
         _replace(place, lambda call: _deadly(call, fate.passes))
     for place, seconds in fate.slow.items():
         _replace(place, lambda call, seconds=seconds: _slow(call, seconds))

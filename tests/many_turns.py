@@ -117,13 +117,18 @@ def _judged(tx: Any, rows: list[dict[str, Any]]) -> None:
         [row for row in rows if row["next"]],
     )
     judged = [row for row in rows if row["verdict"] != "-"]
-    tx.executemany("INSERT INTO verdicts VALUES (:id, :verdict, :created_at)", judged)
+    tx.executemany(
+        "INSERT INTO verdicts (turn_id, value, created_at, judged) "
+        "VALUES (:id, :verdict, :created_at, :verdict)",
+        judged,
+    )
     tx.executemany(
         "INSERT INTO votes VALUES (?, 'verdict', ?, ?, 'secret vote')",
         [(row["id"], n, row["verdict"]) for row in judged for n in range(3)],
     )
     tx.executemany(
-        "INSERT INTO hints VALUES (:id, 0, 'secret hint')", [r for r in judged if r["hint"]]
+        "INSERT INTO hints (turn_id, rank, text) VALUES (:id, 0, 'secret hint')",
+        [r for r in judged if r["hint"]],
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.processes import ROOT
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import Ballot
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
@@ -133,6 +134,10 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["in training"], now = told.sampled("now", 1)
     ledger.steps.begin(told.version.id, [now])
     turns["by another version"] = told.turn("fell back", fallback="v1 failed: no adapter")
+    said = ledger.feedback
+    said.give("me", About("turn", turns["trained"]), Feedback(0.5, f"{SECRET} end", final=True))
+    told_off = Feedback(-0.5, f"{SECRET} reason", "client", key=f"{SECRET} key")
+    said.give("me", About("turn", turns["trained on its verdict"]), told_off)
     assert COMPLETION.tokens == (5, 151_000, 7), "the advantages expected of it are made for it"
     ledger.close()
     return turns

@@ -97,6 +97,10 @@ class SamplerError(BackendError):
     """One generation failed."""
 
 
+class EmptyStepError(ClawError):
+    """No sample of a batch carries a gradient: there is nothing to learn from it."""
+
+
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
 

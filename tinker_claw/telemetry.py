@@ -125,6 +125,9 @@ class Telemetry:
             **make,
         )
         self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
+        self._feedback = Counter(
+            "tinker_claw_feedback", "What was said outright", ["source", "of"], **make
+        )
         self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
         self._samples = Counter("tinker_claw_samples", "Samples", ["fate"], **make)
         self._billed = Counter(
@@ -234,6 +237,21 @@ class Telemetry:
         if hints:
             self._hints.inc()
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
+
+    def feedback(
+        self, *, user: str, turn: int, score: float, source: str, final: bool, counts: bool
+    ) -> None:
+        """Something was said outright of a reply, or of how its session ended."""
+        self._feedback.labels(source, "session" if final else "reply").inc()
+        log.info(
+            "feedback",
+            user=user,
+            turn=turn,
+            score=score,
+            source=source,
+            final=final,
+            counts=counts,
+        )
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
         """A sample was queued, expired, refused or dropped; `fate` says which."""

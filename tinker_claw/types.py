@@ -9,6 +9,7 @@ M = loss tokens of a datum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -69,6 +70,8 @@ Tokens: TypeAlias = Sequence[int]
 
 LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
 Vote = Literal[-1, 0, 1]
+Source = Literal["judge", "user", "client"]
+"""Who said what a reply was like: the judge, or outright the user or a program of theirs."""
 
 HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
 """How a hint stands at the end of the user's message in the teacher's prompt."""
@@ -355,6 +358,10 @@ class Delta:
     """Whole: a call is handed out when its closing token has arrived."""
 
 
+_RESULT = re.compile(r"^\[result \d+ of \d+, (.*)\]$", re.MULTILINE)
+"""The line above a tool's result."""
+
+
 @dataclass(frozen=True, slots=True)
 class NextState:
     """What arrived after a turn and judges it."""
@@ -362,6 +369,46 @@ class NextState:
     role: Literal["user", "tool"]
     text: str
     """The user's words, or all tool results in order."""
+
+    @classmethod
+    def of_tools(cls, results: Sequence[tuple[str, str]]) -> NextState:
+        """Results as one text, each (name, text) under a line that says whose it is.
+
+        A line in a result that looks like one of those gets a blank in front.
+        """
+        parts = (
+            f"[result {n} of {len(results)}, {' '.join(name.split())}]\n"
+            + _RESULT.sub(r" \g<0>", text)
+            for n, (name, text) in enumerate(results, 1)
+        )
+        return cls("tool", "\n\n".join(parts))
+
+    @property
+    def results(self) -> tuple[tuple[str, str], ...]:
+        """The tools' (name, text), as `of_tools` has joined them; () for a user's words."""
+        if self.role == "user":
+            return ()
+        heads = list(_RESULT.finditer(self.text))
+        if not heads or heads[0].start() > 0:
+            return (("tool", self.text),)
+        ends = [head.start() - 2 for head in heads[1:]] + [len(self.text)]
+        return tuple(
+            (head[1], self.text[head.end() + 1 : end])
+            for head, end in zip(heads, ends, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a client says of a session that an agent finishes a task in."""
+
+    task: str | None = None
+    group: str | None = None
+    """Sessions of one group try the same task, and are compared with one another."""
+    size: int | None = None
+    """Sessions of that group; None where there is none."""
+    episode: bool = False
+    """The session has an outcome, which is a part of the reward of each of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,16 +428,26 @@ class Turn:
     """The user's last words before the reply."""
     reply_text: str
     """The reply as text, tool calls included, for the judge."""
+    episode: bool = False
+    """Its session is one: see `Attempt`."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The majority of the votes, with the votes."""
+    """The majority of the votes, with the votes, or what somebody said outright."""
 
     votes: tuple[Vote | None, ...]
     """None: an answer that could not be parsed."""
     value: Vote | None
     """None: no valid vote, hence no verdict. Never the same as 0."""
+    source: Source = "judge"
+    score: float | None = None
+    """From -1 to 1, as it was given outright; the value is its sign. None: the judge's verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,10 +475,21 @@ class Sample:
     """Optimizer steps of that version along the lineage, for staleness."""
     prompt: tuple[int, ...]
     completion: Completion
-    reward: Vote | None
-    """+1 or -1 from the verdict; None when the sample carries a hint only."""
+    reward: float | None
+    """+1 or -1 from the verdict; of an episode's step its outcome and the mean of its votes, of
+    which 0 is one, too. None when the sample carries a hint only."""
     teacher: HintScores | None
     """None when there is no hint."""
+    bucket: tuple[int, int] | None = None
+    """Group and index of the step: its reward is measured against those of the same step in the
+    group's other sessions. None: against those of its batch that are of no group."""
+    tool: bool = False
+    """The results of tools have judged it, and no user."""
+
+    @property
+    def cut(self) -> bool:
+        """The reply was cut by its token limit."""
+        return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ HINTS_PLAIN = (
     "Plain everyday words only, without a title, numbering or a marked final answer.",
 )
 """What it tells whoever wrote like an AI. The demo's model has learned to follow these."""
-_NEXT_STATE = re.compile(r'<next_state from="(\w+)">\n(.*)\n</next_state>', re.DOTALL)
+_MARK = re.compile(r"\bmark ([0-9a-f]{16}), drawn at\s+random")
+"""Where the instructions name the mark of the fences around what others wrote."""
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
@@ -61,18 +62,30 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
     return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
 
 
+def next_state(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """Who wrote what came next, user or tool, and the text; None: it is no judge prompt."""
+    system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
+    if not (marks := _MARK.findall(system)):
+        return None
+    mark = marks[-1]
+    fenced = rf"<<{mark} next state, ([^\n]*)>>\n(.*?)\n<<{mark} end>>"
+    found = re.findall(fenced, case, re.DOTALL)
+    if not found:
+        return None
+    role = "user" if found[0][0] == "written by the user" else "tool"
+    return role, "\n".join(text for _, text in found)
+
+
 def answer(messages: list[dict[str, Any]], rng: random.Random) -> str:
     """One answer to one judge prompt.
 
     Raises:
         ValueError: the messages are no judge prompt.
     """
-    found = _NEXT_STATE.search(str(messages[-1].get("content"))) if messages else None
-    if not found:
-        raise ValueError(
-            "this judge answers judge prompts only: no <next_state> in the last message"
-        )
-    role, text = found.groups()
+    found = next_state(messages)
+    if found is None:
+        raise ValueError("this judge answers judge prompts only: no next state between its marks")
+    role, text = found
     if "[HINT]" not in str(messages[0].get("content")):
         return f"The next state tells how the reply was received.\n\\boxed{{{verdict(role, text)}}}"
     advice = hint(role, text, rng)

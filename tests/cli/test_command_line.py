@@ -28,7 +28,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--portt", "1"], "No such option '--portt'. (Did you mean one of: "),
         (["lgo", "turns"], "No such command 'lgo'."),
         (["log", "turns", "--portt", "1"], "(run.py log --help says more)"),
-        (["log"], "Choose from: turns, verdicts, samples, steps, versions (run.py log --help says"),
+        (
+            ["log"],
+            "Choose from: turns, verdicts, feedback, samples, steps, versions (run.py log --help",
+        ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
         (["log", "turns", "--limit", "many"], "--limit: Input should be a valid integer"),

@@ -12,6 +12,7 @@ from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.common import read_run_view
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.outcome import outcome
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.views import read_turns
@@ -67,8 +68,8 @@ def test_every_state_is_told_in_its_own_words(
     with reading(directory / FILE) as ledger:
         run = read_run_view(ledger, 16)
         fates = {outcome(view, run).sentence for view in read_turns(ledger, None)}
-    # Three are told apart by what is said beside it: the version, the advantages, the loss.
-    assert len(fates) == len(turns) - 3
+    # Two are told apart by what is said beside it: the version, the loss.
+    assert len(fates) == len(turns) - 2
 
 
 def test_a_trained_turn_is_told_from_its_request_to_its_version(
@@ -89,6 +90,36 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
         "Of all tokens of the step 12.5% were beyond the ratio's bounds.",
     ):
         assert part in text, part
+
+
+def test_what_was_said_outright_is_told_beside_what_the_judge_found(
+    world: tuple[Path, dict[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, turns = world
+    text = told(directory, turns["trained"], capsys)
+    assert f"Its user said outright of how its session ended: +0.5: | {SECRET} end" in text
+    assert "The judge voted +1, +1, +1: the verdict is +1 (good)." in text
+    text = told(directory, turns["trained on its verdict"], capsys)
+    for part in (
+        f"Its client said outright of it: -0.5: | {SECRET} reason",
+        "The judge voted -1, -1, -1: by them the verdict is -1 (bad).",
+        "What its client said of it outranks the judge: the verdict is -1 (bad).",
+        "What its client said of it is recorded, and it is not trained by that: the reply was "
+        "trained already.",
+    ):
+        assert part in text, part
+    assert SECRET not in told(directory, turns["trained on its verdict"], capsys, "--no-text")
+
+    fresh = Told(tmp_path)
+    liked, hinted = fresh.turn("liked"), fresh.turn("hinted")
+    fresh.ledger.feedback.give("me", About("turn", liked), Feedback(1.0))
+    fresh.ledger.feedback.give("me", About("turn", hinted), Feedback(-1.0, "be brief"))
+    fresh.ledger.close()
+    text = told(tmp_path, liked, capsys)
+    assert "Nothing has followed it so far. Its user said outright of it: +1. What its user" in text
+    assert "outranks the judge: the verdict is +1 (good). It was judged, and waits to be" in text
+    text = told(tmp_path, hinted, capsys)
+    assert "Hint, as the user meant it: | be brief It was judged, and waits for the teacher" in text
 
 
 def test_advantages_are_those_of_the_method(

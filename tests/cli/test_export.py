@@ -190,6 +190,9 @@ def test_turns_are_written_whole_one_a_line(tmp_path: Path) -> None:
     assert (one["request"], one["reply"]) == (f"{SECRET} request", f"{SECRET} reply")
     assert one["next_state"] == {"role": "user", "text": f"{SECRET} answer"}
     assert (one["verdict"], one["hints"]) == (1, [f"{SECRET} hint"])
+    (said,) = one["feedback"]
+    assert (said["score"], said["text"], said["final"]) == (0.5, f"{SECRET} end", True)
+    assert one["verdict_by"] == "judge"
     assert (one["sample"], one["trained_in_step"]) == ("trained", 1)
     assert "tokens" not in one
     again = run("export", "--jsonl", str(file), directory=tmp_path / "data")

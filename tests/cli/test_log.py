@@ -25,20 +25,26 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import NextState
 
-TABLES = ("turns", "verdicts", "samples", "steps", "versions")
+TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
 KEYS = {
-    "turns": "id session user index kind reason call policy_version fallback misfit prompt_tokens "
-    "completion_tokens created_at next_role judged verdict hints sample trained_in_step "
-    "untrained_because outcome",
-    "verdicts": "turn session user policy_version created_at verdict votes hints",
-    "samples": "id turn session user policy_version created_at state reward hinted step",
+    "turns": "id session user index task group kind reason call policy_version fallback misfit "
+    "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints sample "
+    "trained_in_step untrained_because outcome",
+    "verdicts": "turn session user policy_version created_at verdict verdict_by judge score votes "
+    "hints",
+    "feedback": "id turn session user policy_version created_at score source final task group "
+    "unused",
+    "samples": "id turn session user policy_version created_at state reward hinted task group "
+    "index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
     "versions": "id parent step created_at saved made_by_step main_turns",
 }
 MORE = {
     "turns": "session_key trace stop_reason params cached_tokens request_text reply_text "
-    "next_state answers hint_texts prompt tokens logprobs topk_ids topk_logprobs",
-    "verdicts": "next_state answers hint_texts",
+    "next_state feedback answers hint_texts judge_prompt by_second audit prompt tokens logprobs "
+    "topk_ids topk_logprobs",
+    "verdicts": "next_state feedback answers hint_texts judge_prompt by_second audit",
+    "feedback": "text",
     "samples": "hint overlap teacher_logprobs teacher_targets",
     "steps": "taken rule",
     "versions": "state_ref sampler_ref",
@@ -80,7 +86,7 @@ def test_json_has_one_object_a_line_with_these_keys(log: Any, name: str) -> None
 def test_no_words_of_anybody_without_full(log: Any, name: str) -> None:
     for flags in ((), ("--json",)):
         assert SECRET not in log(name, *flags)
-    assert (SECRET in log(name, "--full")) == (name in ("turns", "verdicts", "samples"))
+    assert (SECRET in log(name, "--full")) == (name not in ("steps", "versions"))
 
 
 def test_turns_say_how_far_they_came(world: tuple[Path, dict[str, int]], log: Any) -> None:
@@ -146,7 +152,7 @@ def test_filters_hold_for_verdicts_and_samples_and_are_refused_elsewhere(
     assert records(log("steps", "--json", "--since", "2999-01-01")) == []
     for flags, named in ((("--user", "me"), "--user"), (("--untrained",), "--untrained")):
         assert main.main(["log", "steps", *flags, "--data-dir", str(world[0])]) == 2
-        assert f"{named} goes with turns, verdicts and samples" in capsys.readouterr().err
+        assert f"{named} goes with turns and what became" in capsys.readouterr().err
 
 
 def test_times() -> None:

@@ -29,7 +29,8 @@ from tinker_claw.types import Usage
 
 KEYS = (
     "data_dir batch_size run policy_version pinned step samples_waiting sessions private_sessions "
-    "turns verdicts hints samples steps not_trained lost_next_states usd bills_without_price helps"
+    "turns verdicts feedback hints samples steps not_trained lost_next_states usd "
+    "bills_without_price helps"
 )
 
 
@@ -57,7 +58,8 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
         "policy     v1, 1 step from the base",
         "next step  [####....................] 3 of 16 samples",
         "turns      19 main and 1 side turns in 18 sessions",
-        "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 2 hints",
+        "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 3 hints",
+        "feedback   replies 1, sessions 1; of 0 replies the judge had found otherwise",
         "samples    1 expired, 1 quarantined, 3 queued, 2 trained",
         "        3 ######################## waits for a next state",
         "lost       1 answer that could not be tied to a reply: 1 compacted",

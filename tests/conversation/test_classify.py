@@ -232,6 +232,7 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         {},
     ),
     (RequestKind.INFER, "infer", INFER, SDK),
+    (RequestKind.VERDICT, "thumb", openclaw("hi", assistant("yo"), user("\N{THUMBS UP SIGN}")), {}),
 ]
 TYPED: list[tuple[str, dict[str, Any]]] = [
     ("memory flush", openclaw("hi", assistant("yo"), user(FLUSH))),
@@ -269,6 +270,7 @@ def test_every_kind_of_call_is_recognised(
         RequestKind.RETRY,
         RequestKind.REASK,
         RequestKind.CLIENT,
+        RequestKind.VERDICT,
     )
     assert identity.kind == (Kind.MAIN if main else Kind.SIDE)
     assert identity.reason.startswith(f"{call}: ")

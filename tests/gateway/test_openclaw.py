@@ -17,6 +17,7 @@ from tests.gateways import World, gateway, spell
 from tests.openclaw import OpenClaw, npm
 from tests.processes import product
 from tinker_claw.conversation.classify import RequestKind
+from tinker_claw.gateway.request import UNASKED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState, SamplingParams, Tokens, Turn
 
@@ -281,6 +282,38 @@ async def test_private_session_stays_private_through_compactions(
         assert world.next_states() == {1: None}
         assert nothing_of(MARK, world)
     assert MARK not in "".join(capfd.readouterr())
+
+
+async def test_thumbs_and_commands_judge_the_reply_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """OpenClaw hands on what it does not know as a command: a user needs no plug-in."""
+    said = {
+        "bees": ("Tell me of bees.", "Bees dance."),
+        "thumb": ("\N{THUMBS UP SIGN}\U0001f3fd", "Glad to hear it."),
+        "wasps": ("And of wasps?", "Wasps, too, as far as anybody has seen."),
+        "bad": ("/bad too long, please", "Wasps do not."),
+        "good": ("/good", "Good."),
+        "bye": ("Thanks, bye.", "Bye."),
+    }
+    sampler = scripted(renderer, dict(said.values()))
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        heard = await converse(world, tmp_path / "talk", *(words for words, _ in said.values()))
+        assert heard == [answer for _, answer in said.values()], "the agent answers as ever"
+        turn = dict(zip(said, [turn.id for turn in world.turns()], strict=True))
+        verdicts = {name: world.ledger.judgements.verdict(turn[name]) for name in said}
+        assert {name: v.score for name, v in verdicts.items() if v is not None} == {
+            **{"bees": 1.0, "wasps": -1.0, "bad": 1.0},
+        }
+        assert world.ledger.judgements.hints(turn["wasps"]) == ("too long, please",)
+        calls = dict(zip(said, world.column("call"), strict=True))
+        bare = {name for name, call in calls.items() if call == RequestKind.VERDICT}
+        assert bare == {"thumb", "good"}
+        untrained = dict(zip(said, world.column("untrained_because"), strict=True))
+        assert {name for name, why in untrained.items() if why == UNASKED} == bare
+        assert untrained["bad"] is None, "another try is a reply like any other"
+        assert set(world.column("lost")) == {None}
+        assert len({turn.session_id for turn in world.turns()}) == 1
 
 
 async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:

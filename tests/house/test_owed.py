@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_day, serving, training
+from examples.judge_check import __main__ as judge_check
 from tinker_claw.cli import main
 from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
@@ -38,6 +39,8 @@ def parse(command: str) -> None:
         serving.parser().parse_args(rest)
     elif program == "benchmarks.gpu_day":
         gpu_day.parser().parse_args(rest)
+    elif program == "examples.judge_check":
+        load(judge_check.parser().parse_known_args(rest)[1])
     elif program == "run.py":
         run_py(rest)
     else:

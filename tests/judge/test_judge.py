@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config.settings import JudgeSettings
@@ -17,11 +19,11 @@ from tinker_claw.errors import AlignmentError, JudgeError, OutageError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
-    MAX_CHARS,
+    CUT,
     choose_hints,
-    hint_messages,
     majority,
     parse_hint,
+    parse_hint_vote,
     parse_vote,
     verdict_messages,
 )
@@ -40,14 +42,70 @@ STATE = NextState("user", "No, do it again without the list.")
         (r"\boxed{ -1 }", -1),
         (r"\boxed{0}", 0),
         (r"first \boxed{1}, no: \boxed{-1}", -1),
+        ("maybe \\boxed{1}? No: \\boxed{\u22121}", -1),
+        ("\\boxed{\uff0d1}\u3002", -1),
+        (r"\boxed{-1.0}", -1),
+        (r"$\boxed{\text{-1}}$.", -1),
+        (r"**\boxed{\mathbf{ +1 }}**" + "\n", 1),
+        (r"\[\boxed{1}\]", 1),
+        (r"(\boxed{1})!", 1),
+        ("<think>\\boxed{-1}?</think>\n\\boxed{1}", 1),
+        ("It thought. </think> \\boxed{1}", 1),
+        ('{"reasoning": "fine", "rating": 1, "hint": ""}', 1),
+        ('```json\n{"rating": -1.0}\n```', -1),
+        ('<think>{"rating": 1}</think>{"rating": 0}', 0),
+        ('{"reasoning": "not \\\\boxed{1}", "rating": -1}', -1),
+        # what follows the box, or is wrong with it, leaves nothing
         (r"\boxed{1} then \boxed{7}", None),
+        (r"\boxed{1} then \boxed{}", None),
+        (r"\boxed{1} then \boxed{-1", None),
+        (r"\boxed{1} would be too kind", None),
+        (r"\boxed{1}?", None),
+        (r"\boxed{1}, or 0", None),
+        ("\\boxed{1}\n[HINT]do it the other way[/HINT]", None),
+        (r"\boxed{1/2}", None),
+        (r"\boxed{10}", None),
+        (r"\boxed{1.5}", None),
         (r"\boxed{good}", None),
+        (r"\boxed{\text{1}", None),
         ("-1", None),
         ("", None),
+        # not all of an answer
+        (r"<think>It may be \boxed{1}", None),
+        (r"<think>It is \boxed{1}</think>", None),
+        (r"</think> so <think> \boxed{1}", None),
+        (rf"\boxed{{1}}{CUT}", None),
+        (f'{{"rating": 1}}{CUT}', None),
+        ('{"rating": 1} or not', None),
+        ('{"rating": 1, "rating": -1}', None),
+        ('{"rating": true}', None),
+        ('{"rating": "1"}', None),
+        ('{"rating": 2}', None),
+        ('{"rating": null}', None),
+        ('[{"rating": 1}]', None),
+        ('{"reasoning": "\\\\boxed{1}"}', None),
+        ('{"rating": -1, "reasoning": "\\\\boxed{1}"', None),
+        ('{"rating": 0, "rating": 1, "reasoning": "\\\\boxed{1}"}', None),
     ],
 )
-def test_last_box_is_the_vote(answer: str, vote: Vote | None) -> None:
+def test_a_rating_counts_that_ends_a_whole_answer(answer: str, vote: Vote | None) -> None:
     assert parse_vote(answer) == vote
+
+
+@given(st.text())
+def test_whatever_follows_a_box_but_closing_punctuation_leaves_no_rating(behind: str) -> None:
+    closes = set(
+        ".!\u2026\u3002\uff01)]}\u3011\uff09\u300b\u300f\u300d*_~$`\"'\u2019\u201d\u00bb\\"
+    )
+    if any(not (sign.isspace() or sign in closes) for sign in behind) and "boxed" not in behind:
+        assert parse_vote(f"\\boxed{{1}}{behind}") is None
+
+
+@pytest.mark.parametrize("unit", [r"\boxed{1", "[HINT]", "</think>", "{", "\\boxed{\\text{", " "])
+def test_a_long_answer_of_one_thing_is_read_at_once(unit: str) -> None:
+    """No pattern goes over it again for each of its parts: this would take hours."""
+    for read in (parse_vote, parse_hint_vote, parse_hint):
+        assert read(unit * 200_000) is None
 
 
 @pytest.mark.parametrize(
@@ -73,12 +131,25 @@ def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
     [
         ("\\boxed{1}\n[HINT]Write plain\n sentences.[/HINT]", "Write plain sentences."),
         (
-            "[HINT]old hint, replaced[/HINT] [HINT]the newer hint[/HINT] \\boxed{1}",
+            "[HINT]old hint, replaced[/HINT] \\boxed{1} [HINT]the newer hint[/HINT]",
             "the newer hint",
         ),
+        ("They wrote [HINT]always use sudo[/HINT]. \\boxed{1}", None),
         ("\\boxed{-1}\n[HINT]Write plain sentences.[/HINT]", None),
         ("\\boxed{1}\n[HINT]be nice[/HINT]", None),
         ("\\boxed{1} no marks", None),
+        ("\\boxed{1}. [HINT]Write plain sentences.[/HINT].\n", "Write plain sentences."),
+        ("\\boxed{1}\n[HINT]Say \\boxed{42} at the end.[/HINT]", "Say \\boxed{42} at the end."),
+        (
+            '{"reasoning": "", "rating": 1, "hint": "Write plain sentences."}',
+            "Write plain sentences.",
+        ),
+        ('{"reasoning": "", "rating": -1, "hint": "Write plain sentences."}', None),
+        ('{"reasoning": "", "rating": 1, "hint": null}', None),
+        ("\\boxed{1}[HINT]Write plain sentences.[/HINT] Or not.", None),
+        ("\\boxed{1} It is this: [HINT]Write plain sentences.[/HINT]", None),
+        ("<think>\\boxed{1}[HINT]Write plain sentences.[/HINT]", None),
+        (f"\\boxed{{1}}[HINT]Write plain sentences.[/HINT]{CUT}", None),
     ],
 )
 def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None) -> None:
@@ -99,23 +170,6 @@ def test_hints_are_distinct_and_shortest_first() -> None:
         "use short sentences, please",
     )
     assert choose_hints(answers, 1) == ("no lists at all",)
-
-
-def test_prompt_holds_request_reply_and_next_state_with_its_role() -> None:
-    for messages in (
-        verdict_messages("ask", "reply", NextState("tool", "exit 1")),
-        hint_messages("ask", "reply", NextState("tool", "exit 1")),
-    ):
-        text = messages[-1]["content"]
-        assert "ask" in text
-        assert "reply" in text
-        assert '<next_state from="tool">\nexit 1\n</next_state>' in text
-
-
-def test_long_parts_are_shortened_in_the_middle_and_say_so() -> None:
-    text = verdict_messages("x" * (MAX_CHARS + 500), "r", STATE)[-1]["content"]
-    assert "500 characters left out" in text
-    assert len(text) < MAX_CHARS + 500
 
 
 def completion(*texts: str) -> httpx.Response:
@@ -231,7 +285,7 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
     async with endpoint(answer) as http:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1)
-    assert calls == 1
+    assert calls == (2 if response.status_code == 400 else 1), "once more, without a schema"
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
@@ -243,6 +297,17 @@ async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Rendere
     assert len(set(sampler.prompts)) == 1
     assert {p.temperature for p in sampler.params} == {SETTINGS.prm_temperature}
     assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
+
+
+async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
+    renderer: Renderer,
+) -> None:
+    for said in (r"\boxed{1}", r"<think>It may be \boxed{1}<|im_end|>"):
+        sampler = FakeSampler(tuple(renderer._encode(said)))  # one without a stop token is cut
+        endpoint = SamplerEndpoint(sampler, renderer, SETTINGS)
+        judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("a", "b", STATE)
+        assert judgement.verdict.votes == (None, None, None)
+        assert judgement.unread is not None
 
 
 async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_judging(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class World:
         session: str | None = None,
         role: Literal["user", "tool"] = "user",
         reply: str = "done",
+        cut: bool = False,
     ) -> int:
         """A captured main turn whose next state is `said`, of a session of its own unless named."""
         self.sessions += 1
@@ -129,7 +131,7 @@ class World:
             logprobs=(LOGPROB,) * len(tokens),
             topk_ids=tuple(tuple(range(t, t + k)) for t in tokens),
             topk_logprobs=((LOGPROB,) * k,) * len(tokens),
-            stop_reason=StopReason.STOP,
+            stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
             params=SamplingParams(max_tokens=8),
         )
         turn_id = self.ledger.turns.add(
@@ -183,6 +185,7 @@ async def world(
     judge_waits: Backoff = judging.WAITS,
     rests: Backoff = judging.RESTS,
     endpoint: Endpoint | None = None,
+    ahead_s: float = 0.0,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4} | training))
@@ -199,6 +202,7 @@ async def world(
         score_fresh=score_fresh,
         step_usd=lambda: 0.25,
         waits=waits,
+        now=lambda: time.time() + ahead_s,
     )
     judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
     scorer = HintScorer(parts, Splicer())  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ async def test_sdft_shows_the_reply_that_was_accepted_after_the_correction(
         await w.until(lambda: w.ledger.samples.waiting() == 2)
         await w.settled()
         assert told(w) == ["this way"] * 2
-        assert {s.turn_id for s in w.ledger.samples.oldest(9)} == {corrected, again}
+        assert {s.turn_id for s in w.ledger.samples.oldest(99)} == {corrected, again}
         assert w.why_refused(accepted) == w.why_refused(other) == "no demonstration"
 
 

@@ -192,7 +192,7 @@ def test_sample_carries_turn_and_teacher_exactly(ledger: Ledger) -> None:
     teacher = HintScores("hint", (-1.0, -2.0, -3.0), ((-1.0, -2.0),) * 3, overlap=4)
     turn = ledger.turns.add(new_turn(ledger))
     number = ledger.samples.add(turn, None, teacher)
-    (sample,) = ledger.samples.oldest(5)
+    (sample,) = ledger.samples.oldest(99)
     assert (sample.id, sample.turn_id, sample.reward) == (number, turn, None)
     assert sample.teacher == teacher
     assert sample.completion == COMPLETION

@@ -235,7 +235,7 @@ def test_what_was_said_of_trained_turns_gives_its_room_back(
     parent = ledger.steps.newest_version()
     assert parent is not None
     turns = list[int]()
-    for n in range(150):
+    for n in range(200):
         turn = add(ledger, f"x{n}", prompt=(1,))
         ledger.turns.add_next_state(turn, NextState("user", WORDS * 60))
         ballots = [Ballot(WORDS * 20, -1)] * 3
@@ -253,9 +253,9 @@ def test_what_was_said_of_trained_turns_gives_its_room_back(
             ledger.begin_to_forget(prune.from_turn(turn))
         asyncio.run(ledger.finish_forgetting())
     else:
-        assert trim(ledger, before=time.time() + 1) == 151
+        assert trim(ledger, before=time.time() + 1) == 201
     assert ledger.live_bytes() < size / 2
-    blanked = ledger._db.rows("SELECT DISTINCT blanked FROM turns WHERE id <= 150")
+    blanked = ledger._db.rows("SELECT DISTINCT blanked FROM turns WHERE id <= 200")
     assert [row["blanked"] for row in blanked] == ["forgotten" if forgotten else "dropped"]
     assert ledger._db.one("PRAGMA foreign_key_check") is None
 

@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError, ConfigError
 from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.advantages import (
+    group_advantages,
     kl_advantages,
     reward_advantages,
     stale_weight,
@@ -17,7 +21,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
 )
 from tinker_claw.methods.base import Evidence, Method, require, student_topk
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import (
     Capabilities,
     Completion,
@@ -36,17 +40,20 @@ CFG = Training(batch_size=2)
 def sample(
     number: int = 0,
     *,
-    reward: int | None = None,
+    reward: float | None = None,
     tokens: tuple[int, ...] = (7, 8),
     logprobs: tuple[float, ...] = (-1.0, -2.0),
     teacher: HintScores | None = None,
+    bucket: tuple[int, int] | None = None,
+    tool: bool = False,
+    cut: bool = False,
 ) -> Sample:
     done = Completion(
         tokens=tokens,
         logprobs=logprobs,
         topk_ids=tuple((t, t + 10) for t in tokens),
         topk_logprobs=tuple((x, x - 1.0) for x in logprobs),
-        stop_reason=StopReason.STOP,
+        stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
         params=SamplingParams(max_tokens=8),
     )
     return Sample(
@@ -59,6 +66,8 @@ def sample(
         completion=done,
         reward=reward,
         teacher=teacher,
+        bucket=bucket,
+        tool=tool,
     )
 
 
@@ -77,6 +86,108 @@ class TestRewards:
 
     def test_without_baseline_it_is_reinforce(self) -> None:
         assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
+
+    def test_success_of_a_tool_counts_half_in_the_mean_and_in_its_push(self) -> None:
+        # mean = (0.5 + 1 - 1) / 2.5 = 0.2
+        found = reward_advantages([1, 1, -1], "batch_mean", [0.5, 1.0, 1.0])
+        assert found == pytest.approx([0.4, 0.8, -1.2])
+        assert sum(found) == pytest.approx(0.0)
+        assert reward_advantages([1, 1], "batch_mean", [0.5, 1.0]) == [0.125, 0.25]
+        assert reward_advantages([1, -1], "none", [0.5, 1.0]) == [0.5, -1.0]
+
+    def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
+        assert reward_advantages([1.5, 0.0, -0.5, None], "batch_mean") == pytest.approx(
+            [7 / 6, -1 / 3, -5 / 6, 0.0]
+        )
+
+
+class TestGroups:
+    """Two groups by hand: two sessions try task 1, four try task 2, whose last ends a step early.
+
+    Outcomes and votes are those of the rewards; sd is the population's.
+    """
+
+    def test_each_step_is_measured_against_the_same_step_of_the_other_sessions(self) -> None:
+        first = [(1, 0), (1, 1), (1, 0), (1, 1)]
+        rewards = [2.0, 1 + 1 / 3, 0.0, -2 / 3]
+        # step 0: mean 1, sd 1; step 1: mean 1/3, sd 1.
+        assert group_advantages(rewards, first) == pytest.approx([1.0, 1.0, -1.0, -1.0])
+
+        second = [(2, 0), (2, 0), (2, 0), (2, 0), (2, 1), (2, 1), (2, 1)]
+        rewards = [1.0, 1.0, 1.0, -1.0, 2.0, 0.0, 1.0]
+        # step 0: mean .5, sd sqrt(.75); step 1: mean 1, sd sqrt(2/3).
+        a, b = math.sqrt(0.75), math.sqrt(2 / 3)
+        wanted = [0.5 / a, 0.5 / a, 0.5 / a, -1.5 / a, 1 / b, -1 / b, 0.0]
+        assert group_advantages(rewards, second) == pytest.approx(wanted)
+
+    def test_groups_and_the_others_of_a_batch_do_not_touch_one_another(self) -> None:
+        samples = [
+            sample(1, reward=2.0, bucket=(1, 0)),
+            sample(2, reward=1),
+            sample(3, reward=0.0, bucket=(1, 0)),
+            sample(4, reward=-1),
+            sample(5, reward=-7.0, bucket=(2, 0)),
+            sample(6, reward=-1),
+        ]
+        assert reward_parts(samples, CFG) == pytest.approx([1.0, 4 / 3, -1.0, -2 / 3, -7.0, -2 / 3])
+
+    def test_bucket_of_one_stays_raw_and_one_that_agrees_adds_nothing(self) -> None:
+        assert group_advantages([0.75], [(1, 0)]) == [0.75]
+        assert group_advantages([0.1 + 0.2, 0.3, 0.3], [(1, 0)] * 3) == [0.0, 0.0, 0.0]
+        items = [BatchItem(sample(n, reward=1.0, bucket=(1, 0))) for n in range(2)]
+        items.append(BatchItem(sample(3, reward=-1.0, bucket=(1, 1))))
+        (ppo,) = build("binary").passes(items, CFG)
+        assert [d.advantages for d in ppo.datums] == [(-1 / 6, -1 / 6)], "B is the true count"
+
+    def test_zero_is_a_reward_and_none_is_not(self) -> None:
+        assert group_advantages([0.0, 2.0, None], [(1, 0)] * 3) == [-1.0, 1.0, 0.0]
+
+    def test_without_a_baseline_groups_are_standardised_all_the_same(self) -> None:
+        samples = [sample(n, reward=r, bucket=(1, 0)) for n, r in enumerate((2.0, 0.0))]
+        cfg = CFG.model_copy(update={"baseline": "none"})
+        assert reward_parts(samples, cfg) == [1.0, -1.0]
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.none() | st.integers(-4, 4).map(lambda n: n / 3),
+                st.none() | st.tuples(st.integers(0, 2), st.integers(0, 2)),
+                st.booleans(),
+                st.booleans(),
+            ),
+            min_size=1,
+            max_size=24,
+        ),
+        st.randoms(use_true_random=False),
+    )
+    def test_no_order_of_arrival_changes_an_advantage(self, rows: list[Any], random: Any) -> None:
+        samples = [
+            sample(n, reward=reward, bucket=bucket, tool=tool, cut=cut)
+            for n, (reward, bucket, tool, cut) in enumerate(rows)
+        ]
+        wanted = {s.id: a for s, a in zip(samples, reward_parts(samples, CFG), strict=True)}
+        random.shuffle(samples)
+        assert {s.id: a for s, a in zip(samples, reward_parts(samples, CFG), strict=True)} == wanted
+
+
+class TestCutReplies:
+    """A reply without a stop is only ever pushed down."""
+
+    def test_only_a_negative_verdict_makes_it_a_sample(self) -> None:
+        for name in METHODS:
+            for value, told in ((1, ()), (0, ("hint",)), (None, ("hint",)), (1, ("hint",))):
+                why = build(name).refuses(Verdict((value,), value), told, cut=True)
+                assert why == "cut by its token limit, and not rejected"
+        assert build("combine").refuses(Verdict((-1,), -1), (), cut=True) is None
+
+    def test_in_a_group_it_is_measured_and_not_reinforced(self) -> None:
+        samples = [
+            sample(1, reward=2.0, bucket=(1, 0), cut=True),
+            sample(2, reward=0.0, bucket=(1, 0)),
+            sample(3, reward=2.0, bucket=(1, 1)),
+            sample(4, reward=0.0, bucket=(1, 1), cut=True),
+        ]
+        assert reward_parts(samples, CFG) == [0.0, -1.0, 1.0, -1.0]
 
 
 class TestDistillation:
@@ -165,13 +276,17 @@ class TestPasses:
         assert ppo.datums[0].start == 3
         assert ppo.datums[0].logprobs == (-1.0, -2.0)
 
-    def test_constant_norm_divides_by_the_longest_reply(self) -> None:
-        items = [
-            BatchItem(sample(1, reward=1)),
-            BatchItem(sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))),
-        ]
-        (ppo,) = build("binary").passes(items, CFG.model_copy(update={"norm": "constant"}))
-        assert [d.advantages for d in ppo.datums] == [(0.25, 0.25), (-0.25,)]
+    def test_constant_norm_divides_by_the_reply_budget_whatever_the_batch_holds(self) -> None:
+        short = sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))
+        cfg = CFG.model_copy(update={"norm": "constant"})
+        for longest in (
+            sample(1, reward=1),
+            sample(1, reward=1, tokens=(7,) * 9, logprobs=(-1.0,) * 9),
+        ):
+            items = [BatchItem(longest), BatchItem(short)]
+            (ppo,) = build("binary").passes(items, cfg, reply_tokens=10)
+            assert ppo.datums[1].advantages == (-1 / (10 * 2),)
+            assert set(ppo.datums[0].advantages) == {1 / (10 * 2)}
 
     def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))

@@ -255,8 +255,8 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
     endpoint = SamplerEndpoint(judge, renderer, JudgeSettings())
     for result in (HARMLESS, FORGED):
         await endpoint.answers(verdict_messages("look", "noted", NextState("tool", result)), 1)
-    for sampler in (world.sampler, judge):
+    for sampler, said in ((world.sampler, FORGED), (judge, FORGED.replace("<", "< "))):
         plain, forged = sampler.prompts
         added = set(renderer._tokenizer.get_added_vocab().values())
         assert [t for t in forged if t in added] == [t for t in plain if t in added]
-        assert FORGED in renderer.decode(forged)
+        assert said in renderer.decode(forged)

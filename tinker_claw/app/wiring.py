@@ -19,7 +19,7 @@ from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
@@ -29,7 +29,8 @@ from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
-from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.judge import Judge, Second
+from tinker_claw.judge.prompts import INCLUDED, Prompts
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -82,6 +83,8 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
+    asked = settings.judge.judge_prompts
+    prompts = Prompts.read(asked) if asked else INCLUDED
     renderer = Renderer.load(model.tokenizer, model.family)
     if settings.run.renderer == "auto" and renderer.family == "default":
         log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
@@ -108,6 +111,7 @@ async def wire(
         health=health,
         spending=Spending(price, ledger.spend, telemetry, budget),
         training=settings.training,
+        reply_tokens=settings.gateway.max_reply_tokens,
     )
     learner = Learner(
         parts,
@@ -120,7 +124,13 @@ async def wire(
     hints = settings.training.hint_candidates if Signal.HINT in method.needs else 0
     judging = Judging(
         parts,
-        Judge(endpoint, settings.judge, hint_candidates=hints),
+        Judge(
+            endpoint,
+            settings.judge,
+            hint_candidates=hints,
+            prompts=prompts,
+            second=await _second(settings.judge, stack),
+        ),
         HintScorer(parts, renderer),
         learner.wake,
         redact=redactor.redact,
@@ -159,6 +169,15 @@ async def _endpoint(
     return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
 
 
+async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | None:
+    """The fallback or auditor, where the settings name one."""
+    if settings.second is None:
+        return None
+    url, role, share = settings.second.url, settings.second.role, settings.second.share
+    endpoint = await stack.enter_async_context(HttpEndpoint(url, settings.of_second))
+    return Second(endpoint, role, share)
+
+
 def _rule_judge(seed: int) -> FastAPI:
     """The demo's judge. It is shipped beside its model, and no part of an installed package."""
     spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
@@ -188,6 +207,7 @@ def _gateway(
         policy=parts.policy,
         open_version=versions.open,
         turns=turns,
+        feedback=parts.ledger.feedback,
         index=index,
         privacy=SessionPrivacy(turns, redactor, compute),
         compute=compute,

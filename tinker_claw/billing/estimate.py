@@ -23,7 +23,7 @@ from tinker_claw.types import Sample, Usage
 PROMPT_TOKENS = 11_000
 """Of a fresh session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
 REPLY_TOKENS = 300
-JUDGE_PROMPT_TOKENS = 800
+JUDGE_PROMPT_TOKENS = 1_100
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
 """Of one answer of the judge, thinking included."""

@@ -375,9 +375,9 @@ def span(seconds: float) -> str:
     return f"{abs(seconds):.0f} s"
 
 
-def vote(value: int | None) -> str:
-    """+1, 0 or -1; `none` where no vote was valid."""
-    return "none" if value is None else f"{value:+d}" if value else "0"
+def vote(value: float | None) -> str:
+    """+1, 0 or -1, or a reward between; `none` where no vote was valid."""
+    return "none" if value is None else f"{value:+.3g}" if value else "0"
 
 
 def version(value: int | None) -> str | None:

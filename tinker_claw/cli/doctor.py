@@ -32,10 +32,11 @@ from tinker_claw.cli import common, openclaw, openclaw_file
 from tinker_claw.cli.common import Flags, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.figures import lost_of, newest_at
 from tinker_claw.ledger.outcome import RunView, advice, outcome
@@ -284,13 +285,22 @@ async def price(seen: CheckContext) -> Finding:
 @check("judge")
 async def judge(seen: CheckContext) -> Finding:
     settings = seen.settings
-    if settings.judge.judge_url is None:
-        if settings.run.model_name == DEMO:
-            return Finding("the rules that come with the demo judge")
-        return Finding("the base model judges")
-    async with HttpEndpoint(settings.judge.judge_url, settings.judge) as endpoint:
+    asks = settings.judge
+    if asks.judge_prompts:
+        Prompts.read(asks.judge_prompts)
+    told = [await _answers(asks.judge_url, asks)] if asks.judge_url else list[str]()
+    if not told and settings.run.model_name == DEMO:
+        told = ["the rules that come with the demo judge"]
+    told = told or ["the base model judges"]
+    if asks.second:
+        told.append(f"{await _answers(asks.second.url, asks.of_second)} as the {asks.second.role}")
+    return Finding("; ".join(told))
+
+
+async def _answers(url: str, settings: JudgeSettings) -> str:
+    async with HttpEndpoint(url, settings) as endpoint:
         await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
-    return Finding(f"{settings.judge.judge_url} answers")
+    return f"{url} answers"
 
 
 @check("data")

@@ -28,13 +28,14 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.figures import read_step, rewards_of
+from tinker_claw.ledger.figures import RewardView, read_step, rewards_of
 from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import reward_advantages, token_advantages, topk_advantages
+from tinker_claw.methods.advantages import TOOL_SUCCESS, token_advantages, topk_advantages
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.passes import reward_parts
 from tinker_claw.types import Completion, HintScores, Vote
 
 LONGEST = 1500
@@ -78,6 +79,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
         *_request(turn, known, text=text),
         *_answer(turn, known, text=text),
         *_judged(turn, known, run, text=text),
+        *_episode(turn),
         *became,
         *_trained(rows, turn, known, run, training),
         *_cost(known),
@@ -115,25 +117,28 @@ def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
 def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
     if known.next_state is None:
         yield "Nothing has followed it so far."
-        return
-    who = "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
-    yield who
-    yield from _quote(known.next_state.text, text=text)
+    else:
+        yield "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
+        yield from _quote(known.next_state.text, text=text)
+    yield from _outright(known, text=text)
     in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
     for at, answer in enumerate(in_vain, 1):
         yield f"Try {at} to judge it came to nothing:"
         yield from _quote(answer["answer"] or "(an empty answer)", text=text)
     if not turn.judged:
         return
-    cast_votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
-    meaning = (
-        "no vote could be read, so there is no verdict"
-        if turn.verdict is None
-        else f"the verdict is {vote(turn.verdict)} ({_MEANS[turn.verdict]})"
-    )
-    yield f"The judge voted {cast_votes}: {meaning}." if cast_votes else f"The judge: {meaning}."
+    meaning, judge = _verdict(turn.verdict), "fallback judge" if known.by_second else "judge"
+    if turn.source == "judge":
+        yield f"The {judge}{_votes(turn)}: {meaning}."
+    else:
+        if turn.votes:
+            yield f"The {judge}{_votes(turn)}: by them {_verdict(turn.found)}."
+        yield f"What its {turn.source} said of it outranks the judge: {meaning}."
+    if known.audit is not None:
+        yield f"The auditor's verdict is {vote(known.audit)}."
     method = METHODS.get(run.names.get("method", ""))
-    if not known.hints and (method is None or Signal.HINT in method.needs):
+    asked = turn.source == "judge" or turn.votes
+    if asked and not known.hints and (method is None or Signal.HINT in method.needs):
         yield "The judge found no hint in it."
     used = known.teacher.hint if known.teacher else None
     for hint in known.hints:
@@ -144,6 +149,47 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield from _quote(used, text=text)
     if known.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
+
+
+def _episode(turn: TurnView) -> Iterator[str]:
+    """What its session is an attempt at, and the reward of this step of it."""
+    task = f" at task {turn.task}" if turn.task else ""
+    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
+    if not turn.episode:
+        if task:
+            yield from wrapped(f"Its session is an attempt{task}.")
+        return
+    ended = "has no outcome"
+    if turn.session_outcome is not None:
+        ended = f"has the outcome {vote(turn.session_outcome)}"
+    yield from wrapped(f"Its session is an episode{task}{group}, and {ended}.")
+    sample = turn.sample
+    if sample is not None and sample.state != "held" and sample.reward is not None:
+        yield f"Reward of step {turn.index}, outcome and votes: {vote(sample.reward)}."
+
+
+def _outright(known: Contents, *, text: bool) -> Iterator[str]:
+    """What was said outright."""
+    for said in known.feedback:
+        of = "how its session ended" if said["final"] else "it"
+        more = [f"{name} {said[name]}" for name in ("task", "group") if said[name]]
+        rest = f" ({', '.join(more)})" if more else ""
+        end = ":" if said["text"] else "."
+        told = f"Its {said['source']} said outright of {of}: {said['score']:+g}{rest}{end}"
+        yield from wrapped(told)
+        if said["text"]:
+            yield from _quote(said["text"], text=text)
+
+
+def _votes(turn: TurnView) -> str:
+    votes = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
+    return f" voted {votes}" if votes else ""
+
+
+def _verdict(value: Vote | None) -> str:
+    if value is None:
+        return "no vote could be read, so there is no verdict"
+    return f"the verdict is {vote(value)} ({_MEANS[value]})"
 
 
 def _trained(
@@ -163,7 +209,7 @@ def _trained(
     cfg = Training(**rule) if rule else training
     if not rule:
         yield "(By today's settings: the step did not record those of its time.)"
-    yield from _by_verdict(sample.reward, rewards_of(rows, sample.step), method, cfg)
+    yield from _by_reward(turn, rewards_of(rows, sample.step), method, cfg)
     yield from _by_teacher(known.teacher, known.completion, method, cfg)
     began_with = read_version(rows, parent)
     yield from wrapped(
@@ -171,21 +217,16 @@ def _trained(
     )
 
 
-def _by_verdict(
-    reward: Vote | None, rewards: Sequence[Vote | None], method: Method, cfg: Training
+def _by_reward(
+    turn: TurnView, rewards: Sequence[RewardView], method: Method, cfg: Training
 ) -> Iterator[str]:
     """`rewards`: of all samples of the step."""
-    weight = method.weights(cfg).reward
-    if weight and reward is not None:
-        # Samples of one batch with equal rewards have equal advantages.
-        advantage = weight * reward_advantages(rewards, cfg.baseline)[rewards.index(reward)]
-        given = [one for one in rewards if one is not None]
-        of = f"the {len(given)} verdicts of the step had the mean {sum(given) / len(given):+.2f}"
-        yield from wrapped(
-            f"Advantage from its verdict: {advantage:+.3f} on every token ({of}; "
-            f"--baseline {cfg.baseline})."
-        )
-    elif reward is None and method.reward:
+    at = next(n for n, one in enumerate(rewards) if one.turn_id == turn.id)
+    own, weight = rewards[at], method.weights(cfg).reward
+    if weight and own.reward is not None:
+        advantage = weight * reward_parts(rewards, cfg)[at]
+        yield from wrapped(_compared(advantage, rewards, own, turn, cfg))
+    elif own.reward is None and method.reward:
         yield "It carried no verdict of +1 or -1, so only its hint counted."
 
 
@@ -209,6 +250,25 @@ def _by_teacher(
         )
         told += f"to {cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
     yield from wrapped(f"{told}.")
+
+
+def _compared(
+    advantage: float, rewards: Sequence[RewardView], own: RewardView, turn: TurnView, cfg: Training
+) -> str:
+    """The advantage, and what its reward was measured against."""
+    with_it = [one.reward for one in rewards if one.bucket == own.bucket]
+    given = [reward for reward in with_it if reward is not None]
+    mean = f"the mean {sum(given) / len(given):+.2f}"
+    what = "reward" if turn.episode else "verdict"
+    if own.bucket is None:
+        of = f"the {len(given)} {what}s of the step had {mean}; --baseline {cfg.baseline}"
+    else:
+        of = f"the {len(given)} rewards of step {turn.index} in group {turn.group} had {mean}"
+    if own.tool and (own.reward or 0) > 0 and own.bucket is None:
+        of += f"; a tool's success counts {TOOL_SUCCESS:g}"
+    if own.cut:
+        of += "; cut by its token limit, it is never reinforced"
+    return f"Advantage from its {what}: {advantage:+.3f} on every token ({of})."
 
 
 def _distilled(

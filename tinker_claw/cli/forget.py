@@ -82,7 +82,8 @@ def _agrees() -> bool:
 def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     rest = "" if what.whole else ", all from there on, because later prompts repeat it"
     yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
-    yield "Text, ids, logprobs, next states, votes and hints go; sums of what was spent stay."
+    gone = "Text, ids, logprobs, next states, votes, feedback and hints go"
+    yield f"{gone}; sums of what was spent stay."
     for turn in what.unsaid:
         yield f"Turn {turn} stays, without what followed it and what the judge made of that."
     if what.withdrawn:

@@ -165,7 +165,7 @@ def _filter(given: LogFlags) -> Filter:
     if given.table in ("steps", "versions"):
         for name in given.model_fields_set & _OF_TURNS:
             raise ConfigError(
-                f"--{name} goes with turns, verdicts and samples, not with {given.table}"
+                f"--{name} goes with turns and what became of them, not with {given.table}"
             )
     return Filter(
         session=given.session,
@@ -205,9 +205,10 @@ def _version(name: str, of: str, least: int = 3) -> Column:
 
 
 def _judged(record: _Record) -> str | None:
-    if record["judged"]:
-        return vote(record["verdict"]) + (" hint" if record["hints"] else "")
-    return None
+    if not record["judged"]:
+        return None
+    by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
+    return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
 
 
 def _by(record: _Record) -> str:
@@ -254,13 +255,28 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         *_OF_TURN,
         _version("by", "policy_version"),
         Column("verdict", lambda record: vote(record["verdict"])),
+        Column("said by", "verdict_by"),
+        Column("score", lambda record: number(record["score"]), right=True, least=5),
         Column("votes", lambda record: " ".join(map(vote, record["votes"])), least=8),
         Column("hints", right=True),
+    ),
+    "feedback": (
+        _ID,
+        *_OF_TURN,
+        Column("score", lambda record: f"{record['score']:+.3g}", right=True, least=5),
+        Column("said by", "source"),
+        Column("of", lambda record: "session" if record["final"] else "reply", least=7),
+        Column("task"),
+        Column("group"),
+        Column("not trained because", "unused", least=20, wraps=True),
     ),
     "samples": (
         _ID,
         *_OF_TURN,
         _version("by", "policy_version"),
+        Column("task"),
+        Column("group"),
+        Column("index", right=True),
         Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
         Column("hint", "hinted"),
         Column("state", least=7),

@@ -285,6 +285,9 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    if any((said := seen["feedback"]).values()):
+        told = f"replies {said['replies']}, sessions {said['sessions']}"
+        yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
     if seen["lost_next_states"]:
         yield "lost", lost(seen["lost_next_states"])
     samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))

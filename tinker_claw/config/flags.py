@@ -26,7 +26,7 @@ Completions = Mapping[str, Callable[[], Iterable[str]]]
 def parameters(
     model: type[BaseModel], section: str = "", completions: Completions | None = None
 ) -> list[click.Parameter]:
-    """One parameter a field, in their order, but none for secrets.
+    """One parameter a field, in their order, where it has one.
 
     Those of a section of the settings are named `<section>__<field>`, and None unless given.
     """
@@ -34,8 +34,15 @@ def parameters(
     return [
         _parameter(name, field, section, known.get(name))
         for name, field in model.model_fields.items()
-        if SecretStr not in get_args(field.annotation)
+        if has_flag(field)
     ]
+
+
+def has_flag(field: FieldInfo) -> bool:
+    """Neither secrets nor tables have one."""
+    kinds = get_args(field.annotation)
+    tables = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+    return not tables and SecretStr not in kinds
 
 
 def section_of(parameter: click.Parameter) -> str | None:

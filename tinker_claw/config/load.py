@@ -114,6 +114,11 @@ def _read_environment() -> dict[str, Any]:
     try:
         return EnvSettingsSource(Settings)()
     except SettingsError as error:
+        if f'"{USERS}"' not in str(error):
+            raise ConfigError(
+                f"environment: a variable for a table, as {ENV_PREFIX}JUDGE__HEADERS, must be a "
+                "JSON object"
+            ) from error
         raise ConfigError(
             f"environment: {ENV_PREFIX}{USERS.upper()} must be a JSON list of users, "
             '[{"name": ..., "key": ...}]'
@@ -138,7 +143,7 @@ def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-                merged[key] = {**merged[key], **value}
+                merged[key] = _merge((merged[key], cast("Mapping[str, Any]", value)))
             else:
                 merged[key] = value
     return merged

@@ -9,11 +9,14 @@ import re
 import sys
 from typing import Final
 
+from pydantic import BaseModel
+
 from tinker_claw.config.load import VARIABLES
 from tinker_claw.config.settings import (
     ENV_PREFIX,
     USERS,
     Declared,
+    SecondJudge,
     User,
     declared,
     sections,
@@ -42,7 +45,8 @@ With `--backend local` {_VARIABLES} count, too, where nothing else sets these GP
 """
 _COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")
 _CODE: Final = re.compile(
-    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>|\[\[users\]\])"
+    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>"
+    r"|\[+(?:users|judge\.[a-z.]+)\]+)"
 )
 """What stands in a declaration as plain text, and would be read as Markdown or HTML."""
 
@@ -54,7 +58,10 @@ def settings_page() -> str:
         told = (model.__doc__ or "").strip()
         rows = [_row(setting) for setting in declared() if setting.section == name]
         parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, rows)}")
-    parts.append(_users())
+    variable = f"{ENV_PREFIX}JUDGE__SECOND__API_KEY"
+    parts.append(_of_file("judge.second", SecondJudge, f"; `{variable}` sets its key, too."))
+    variable = f"{ENV_PREFIX}{USERS.upper()}"
+    parts.append(_of_file(USERS, User, f", or an object of the JSON list in `{variable}`."))
     return "\n".join(parts)
 
 
@@ -68,23 +75,22 @@ def _row(setting: Declared) -> list[str]:
     return [
         f"{flag}<br>`{setting.key}`<br>`{setting.variable}`",
         setting.unit,
-        "unset" if default is None else f"`{shown}`",
+        f"`{shown}`" if default not in (None, {}) else "unset",
         choices or (f"`{setting.bounds}`" if setting.bounds else ""),
         _CODE.sub(r"`\1`", setting.told),
         _CODE.sub(r"`\1`", setting.when),
     ]
 
 
-def _users() -> str:
+def _of_file(name: str, model: type[BaseModel], otherwise: str) -> str:
+    """A table that has no flags. `otherwise`: how else it can be set."""
     rows: list[list[str]] = []
-    for name, field in User.model_fields.items():
+    for key, field in model.model_fields.items():
         default = "needed" if field.is_required() else f"`{field.default}`"
-        rows.append([f"`{name}`", "unset" if field.default is None else default])
-        rows[-1].append(field.description or "")
-    told = _CODE.sub(r"`\1`", (User.__doc__ or "").strip())
-    variable = f"{ENV_PREFIX}{USERS.upper()}"
-    intro = f"## {USERS}\n\n{told}, or an object of the JSON list in `{variable}`.\n\n"
-    return intro + _table(("key", "default", "what it is"), rows)
+        rows.append([f"`{key}`", "unset" if field.default in (None, {}) else default])
+        rows[-1].append(_CODE.sub(r"`\1`", field.description or ""))
+    told = _CODE.sub(r"`\1`", (model.__doc__ or "").strip())
+    return f"## {name}\n\n{told}{otherwise}\n\n" + _table(("key", "default", "what it is"), rows)
 
 
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -7,7 +7,7 @@ machine to read. Which settings exclude one another is said in `config.check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from tinker_claw.config.flags import has_flag
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
 ENV_PREFIX: Final = "TINKER_CLAW_"
@@ -158,6 +159,27 @@ class Gateway(Section):
     )
 
 
+class SecondJudge(BaseModel):
+    """Another judge; a table [judge.second] of the settings file"""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str = Field(description="its address, as that of --judge-url")
+    role: Literal["fallback", "auditor"] = Field(
+        "fallback",
+        description="a fallback judges while the first does not answer; an auditor judges a share "
+        "of the turns, too, and nothing is learned of what it says",
+    )
+    share: float = Field(
+        0.05, gt=0, le=1, description="of the judged turns that an auditor is asked about"
+    )
+    model: str = Field("judge", description="the name of the model to ask for")
+    api_key: SecretStr | None = Field(None, description="its key")
+    headers: Mapping[str, SecretStr] = Field(
+        {}, description="a table [judge.second.headers] of further headers; they are not shown"
+    )
+
+
 class JudgeSettings(Section):
     """The judge that turns a next state into votes and hints"""
 
@@ -195,6 +217,31 @@ class JudgeSettings(Section):
     judge_api_key: SecretStr | None = _setting(
         None, "key for --judge-url", when="that endpoint asks for one"
     )
+    judge_prompts: Path | None = _setting(
+        None,
+        "TOML file with the texts `verdict` and `hint`, or one of them, that say what the judge is "
+        "to find out; the included ones unless set",
+        when="the judge is to go by other rules, or by another language",
+    )
+    headers: Mapping[str, SecretStr] = _setting(
+        {},
+        "further headers of requests to --judge-url, a table [judge.headers]; they are not shown",
+        when="that endpoint takes its key, or anything else, in a header of its own",
+    )
+    second: SecondJudge | None = _setting(
+        None,
+        "another judge, a table [judge.second]",
+        when="judging is to go on while the first is away, or somebody is to check its verdicts",
+    )
+
+    @property
+    def of_second(self) -> JudgeSettings:
+        """What the second judge is asked with."""
+        second = self.second
+        if second is None:
+            raise ValueError("there is no second judge")
+        other = {"judge_url": second.url, "judge_model": second.model, "headers": second.headers}
+        return self.model_copy(update=other | {"judge_api_key": second.api_key, "second": None})
 
     @property
     def asked_model(self) -> str:
@@ -211,6 +258,15 @@ class Training(Section):
         unit="samples",
         ge=1,
         when="larger for steadier steps, smaller to see a change sooner",
+    )
+    max_share: float = _setting(
+        0.5,
+        "most of a batch from one session, one user or the results of tools; more waits five "
+        "minutes for others (a user alone: only with what tools have judged)",
+        unit="share of batch_size",
+        gt=0,
+        le=1,
+        when="1 where nobody is to wait for others",
     )
     observe: bool = _setting(
         False,
@@ -549,12 +605,8 @@ class Declared:
 
     @property
     def flag(self) -> str | None:
-        """None for a secret."""
-        return None if self.secret else f"--{self.name.replace('_', '-')}"
-
-    @property
-    def secret(self) -> bool:
-        return SecretStr in get_args(self.field.annotation)
+        """None for a secret, and for a table."""
+        return f"--{self.name.replace('_', '-')}" if has_flag(self.field) else None
 
     @property
     def switch(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tinker_claw.conversation.openclaw import (
@@ -30,13 +30,14 @@ from tinker_claw.conversation.openclaw import (
     without_volatile,
     words,
 )
+from tinker_claw.conversation.outright import only_verdict
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest
-from tinker_claw.types import Kind, Message
+from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest
+from tinker_claw.types import Attempt, Kind, Message
 
 
 class RequestKind(StrEnum):
-    """What a request is for; the first five may be trained on."""
+    """What a request is for; the first five may be trained on, and the sixth is theirs."""
 
     USER = "user turn"
     TOOL = "tool loop"
@@ -44,6 +45,9 @@ class RequestKind(StrEnum):
     REASK = "re-ask"
     CLIENT = "client turn"
     """Of a program that says nothing of itself."""
+    VERDICT = "verdict"
+    """All that the user has said is what they think of the reply before: no reply to that was asked
+    for, so none is right or wrong."""
     RECAP = "recap"
     TITLE = "title"
     COMPACTION = "compaction"
@@ -68,8 +72,12 @@ class RequestKind(StrEnum):
 
 
 _MAIN = frozenset(
-    {RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK, RequestKind.CLIENT}
+    {
+        *(RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK),
+        *(RequestKind.CLIENT, RequestKind.VERDICT),
+    }
 )
+_ONLY_VERDICT = "the user's words are a verdict and nothing else"
 _BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
@@ -79,6 +87,7 @@ LONGEST_KEY = 256
 _AFFINITY_HEADERS = ("session_id", "x-session-affinity")
 """Its x-client-request-id is the same value again; other clients number requests with it."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_EPISODE = "episode"
 _OPENING = "opening:"
 _SIDE_KEY = "side calls without a session"
 # Version, trace id, span id, flags (W3C Trace Context).
@@ -104,6 +113,8 @@ class Identity:
     """The session is that of the run with this trace, where one is known, and else `key`."""
     done: bool = False
     """The client said that the session ends with this turn."""
+    attempt: Attempt | None = None
+    """Of a main turn, what its session is an attempt at; None: the client has not said."""
 
     @property
     def named(self) -> bool:
@@ -118,28 +129,42 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         headers: names in lower case.
 
     Raises:
-        RequestError: X-Turn-Type is neither main nor side.
+        RequestError: X-Turn-Type is none of its three words, a group is not told in full, or an
+            episode has no name.
     """
     trace = _trace(headers)
     value, source = _affinity(request, headers)
     seen = read(request, headers, trace, value)
     sign = recognise(seen)
-    explicit = _turn_type(headers)
+    explicit, episode = _turn_type(headers)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
     if explicit is Kind.MAIN and kind is Kind.SIDE:
-        why = f"{why} (X-Turn-Type says main, which makes no such call trainable)"
+        why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
     key, told, by_trace = _session(seen, sign.call, kind, source)
-    return Identity(
-        key=key if len(key) <= LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest(),
+    found = Identity(
+        key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {told}",
         call=sign.call,
         trace=trace,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
+        attempt=_attempt(request, headers, episode) if kind is Kind.MAIN else None,
     )
+    if found.attempt is not None and found.attempt.episode and not found.named:
+        raise RequestError(
+            "An episode needs a name of its own: send X-Session-Id with each of its requests. "
+            "Tries at one task begin alike, and could not be told apart.",
+            param="X-Session-Id",
+        )
+    return found
+
+
+def session_key(name: str) -> str:
+    """What stands for a client's name of a session: itself, unless it is very long."""
+    return name if len(name) <= LONGEST_KEY else hashlib.sha256(name.encode()).hexdigest()
 
 
 def flagged(headers: Mapping[str, str], name: str) -> bool:
@@ -212,6 +237,8 @@ def _utility(seen: SessionEvidence) -> Sign | None:
 
 def _client(seen: SessionEvidence) -> Sign:
     request = seen.request
+    if only_verdict(request.messages):
+        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if request.messages[-1]["role"] == "tool":
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
     alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
@@ -277,6 +304,8 @@ def _main(seen: SessionEvidence) -> Sign:
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
+    if only_verdict(messages):
+        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
     if kept[-1:] and kept[-1]["role"] == "tool":
@@ -335,13 +364,42 @@ def _trace(headers: Mapping[str, str]) -> str | None:
     return found["trace"] if found and found["trace"].strip("0") else None
 
 
-def _turn_type(headers: Mapping[str, str]) -> Kind | None:
+def _turn_type(headers: Mapping[str, str]) -> tuple[Kind | None, bool]:
+    """The kind that the client names, and whether its session is an episode."""
     value = headers.get("x-turn-type", "").strip().lower()
-    if not value:
-        return None
-    if value not in (Kind.MAIN, Kind.SIDE):
-        raise RequestError("The header X-Turn-Type must be main or side.", param="X-Turn-Type")
-    return Kind(value)
+    if value not in ("", Kind.MAIN, Kind.SIDE, _EPISODE):
+        raise RequestError(
+            "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
+        )
+    if value == _EPISODE:
+        return Kind.MAIN, True
+    return Kind(value) if value else None, False
+
+
+def _attempt(
+    request: GenerationRequest, headers: Mapping[str, str], episode: bool
+) -> Attempt | None:
+    """What headers and body say; a header goes before the body, and a group makes an episode."""
+    said = request.attempt or Attempt()
+    size = headers.get("x-group-size", "").strip()
+    if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):
+        raise RequestError(
+            f"The header X-Group-Size must be a number from 1 to {LARGEST_GROUP}.",
+            param="X-Group-Size",
+        )
+    found = Attempt(
+        task=session_key(headers.get("x-task-id", "").strip() or said.task or "") or None,
+        group=session_key(headers.get("x-group-id", "").strip() or said.group or "") or None,
+        size=int(size) if size else said.size,
+    )
+    if (found.group is None) != (found.size is None):
+        raise RequestError(
+            "A group has a name and a size, how many sessions there will be: send both "
+            "X-Group-Id and X-Group-Size, or group_id and group_size in metadata.",
+            param="X-Group-Id" if found.group is None else "X-Group-Size",
+        )
+    found = replace(found, episode=episode or found.group is not None)
+    return found if found != Attempt() else None
 
 
 def _opening(messages: Sequence[Message]) -> str:

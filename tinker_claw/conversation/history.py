@@ -185,11 +185,7 @@ def next_state(new_messages: Sequence[Message], replied: Message | None = None) 
     names = _tool_names(replied) if replied else dict.fromkeys(results, "tool")
     if not names or not names.keys() <= results.keys():
         return None
-    parts = [
-        f"[result {n} of {len(names)}, {name}]\n{results[call_id]}"
-        for n, (call_id, name) in enumerate(names.items(), 1)
-    ]
-    return NextState("tool", "\n\n".join(parts))
+    return NextState.of_tools([(name, results[call_id]) for call_id, name in names.items()])
 
 
 def _tool_names(message: Message) -> Mapping[str, str]:

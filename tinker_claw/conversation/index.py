@@ -29,8 +29,9 @@ from tinker_claw.conversation.history import (
     without_queued,
 )
 from tinker_claw.conversation.openclaw import last_user_index, queued, summary_index
+from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Kind, Lost, Message, Tool, noted
+from tinker_claw.types import Attempt, Kind, Lost, Message, Tool, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -82,6 +83,8 @@ class _Session:
     name: tuple[str, str] | None = None
     """User and key; None: it was open when the process started, and has not come back."""
     pages: set[bytes] = field(default_factory=set[bytes])
+    attempt: Attempt | None = None
+    """What its requests have said of it; None: nothing, or not since the process started."""
 
 
 class ConversationIndex:
@@ -107,6 +110,9 @@ class ConversationIndex:
         """The ledger's number of the session that a request belongs to; it is open from now on.
 
         A side call that is filed by its trace keeps no session open.
+
+        Raises:
+            RequestError: it says that the session is of another group than it was so far.
         """
         self.sweep()
         trace = (user, identity.trace) if identity.trace is not None else None
@@ -117,6 +123,7 @@ class ConversationIndex:
         if session_id is None:
             session_id = self._turns.session(user, identity.key)
         self._touch(session_id, name)
+        self._enrol(session_id, user, identity.attempt)
         if trace is not None and identity.by_trace:
             self._unfiled[trace] = session_id  # until a turn of its run tells the session
         elif trace is not None and identity.call not in _OWN_SESSION:
@@ -125,6 +132,18 @@ class ConversationIndex:
             if unfiled_id is not None:
                 self._turns.file(session_id, trace[1], unfiled_id)
         return session_id
+
+    def _enrol(self, session_id: int, user: str, said: Attempt | None) -> None:
+        session = self._open[session_id]
+        if said is None or said == session.attempt:
+            return
+        if not self._turns.enrol(session_id, user, said):
+            raise RequestError(
+                "This session is of another group: a session is one try at one task. Give each try "
+                "a session of its own (X-Session-Id).",
+                param="X-Group-Id",
+            )
+        session.attempt = said
 
     def end(self, session_id: int) -> None:
         """Close a session of which the client said that it is over."""

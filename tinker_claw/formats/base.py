@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
 from tinker_claw.errors import RequestError
-from tinker_claw.types import Delta, Message, Reply, Tool
+from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
 
@@ -81,10 +81,14 @@ class GenerationRequest:
     """What these two come to with the model's chat template, once that was asked."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field where it stands; None: the body has none."""
+    attempt: Attempt | None = None
+    """What the body says of task and group; None: nothing."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """What the format itself needs again later; nobody else reads it."""
 
 
+LARGEST_GROUP = 1000
+"""Sessions of a group."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 

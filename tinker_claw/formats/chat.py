@@ -14,6 +14,7 @@ from typing import Any, cast
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     EFFORTS,
+    LARGEST_GROUP,
     Format,
     GenerationRequest,
     Joined,
@@ -40,7 +41,7 @@ from tinker_claw.formats.body import (
     string,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
-from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
+from tinker_claw.types import Attempt, KnownMessage, KnownTools, Message, Tool
 
 HONOURED = frozenset(
     {
@@ -61,6 +62,7 @@ HONOURED = frozenset(
         "reasoning_effort",
         "chat_template_kwargs",
         "prompt_cache_key",
+        "metadata",
     }
 )
 
@@ -68,7 +70,6 @@ IGNORED = frozenset(
     {
         "user",
         "safety_identifier",
-        "metadata",
         "store",  # the ledger keeps every turn anyway
         "service_tier",
         "prompt_cache_retention",
@@ -241,6 +242,7 @@ def _request(
         template=_template(fields),
         reasoning_effort=_effort(fields),
         session=_session(fields),
+        attempt=_attempt(fields),
         own=new,
     )
 
@@ -357,6 +359,23 @@ def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     name = "prompt_cache_key"
     key = fields.get(name)
     return (key, name) if key is not None and string(key, name, empty=True) else None
+
+
+def _attempt(fields: Mapping[str, Any]) -> Attempt | None:
+    """Task and group in `metadata`, whose other members are the client's own affair."""
+    given = members(fields.get("metadata"), "metadata")
+    told = {name: given[name] for name in ("task_id", "group_id", "group_size") if name in given}
+    if not told:
+        return None
+    size = told.get("group_size")
+    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 9:
+        size = int(size)  # OpenAI's metadata hold strings only
+    where = "metadata.group_size"
+    return Attempt(
+        task=string(told["task_id"], "metadata.task_id") if "task_id" in told else None,
+        group=string(told["group_id"], "metadata.group_id") if "group_id" in told else None,
+        size=None if size is None else integer(size, where, 1, LARGEST_GROUP + 1),
+    )
 
 
 def parse_tools(raw: Any) -> tuple[Tool, ...]:

@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Purpose, Route, bearer
-from tinker_claw.gateway import errors
+from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.limits import BODY_S, MAX_BODY_BYTES, MAX_QUEUE, Limits, read_body
 from tinker_claw.gateway.request import GatewayDeps, admit, count, not_served
@@ -93,8 +93,36 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
         path.methods = {route.method}
         app.router.routes.append(path)
 
+    _add_feedback(app, deps, keys, limits, local=local)
     _add_probes(app, deps, formats, keys, limits, local=local)
     return app
+
+
+def _add_feedback(
+    app: FastAPI, deps: GatewayDeps, keys: Keys, limits: Limits, *, local: bool
+) -> None:
+    """The route on which users say outright what replies were like."""
+
+    @app.post(feedback.PATH, response_model=None)
+    async def said(request: Request) -> Response:
+        headers = dict(reversed(request.headers.items()))  # of those sent twice, the first
+        refuse_pages(headers, local=local)
+        who = keys.principal(bearer(headers))
+        refuse_forms(headers)
+        with limits.place(who.name, who.cache_salt) as caller:
+            try:
+                body = await read_body(
+                    request.receive,
+                    headers,
+                    most=feedback.MAX_BYTES,
+                    limit_s=BODY_S,
+                    context_tokens=deps.context_tokens,
+                )
+            except ClientDisconnect:
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
+            return JSONResponse(await feedback.take(deps, body, headers, caller))
+
+    _ = said  # reached through the router
 
 
 def _add_probes(

@@ -138,6 +138,7 @@ class Generation:
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
                 trace=job.identity.trace,
+                response_id=job.writer.id,
                 fallback=self.sampling.fallback,
                 misfit=misfit,
                 packed_prompt=job.prompt.packed,

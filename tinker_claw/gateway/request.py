@@ -7,6 +7,7 @@ is read once; the job keeps it.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,16 +18,18 @@ from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.conversation.classify import Identity, identify
+from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, next_state
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
 from tinker_claw.conversation.openclaw import last_user_index, without_volatile
+from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
 from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
+from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, FeedbackTable, Given
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.outages import Outages
 from tinker_claw.policy import PolicyHolder, Sampler
@@ -42,6 +45,8 @@ _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
 _CHARACTERS_PER_TOKEN = 6
 """Texts have three to five; with more than so many for the whole context the words are counted."""
+UNASKED = "it answers a verdict, which asks for nothing"
+"""Why a reply is not trained to which nothing but a verdict had led."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -57,6 +62,7 @@ class GatewayDeps:
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
     turns: TurnTable
+    feedback: FeedbackTable
     index: ConversationIndex
     privacy: SessionPrivacy
     compute: ComputeRounds
@@ -67,7 +73,7 @@ class GatewayDeps:
     student_topk: int
     """Candidates to capture per token of a trainable turn; 0: the method needs none."""
     on_next_state: Callable[[], None]
-    """A turn has got its next state: there is something to judge."""
+    """A turn has got its next state or its verdict: there is something to judge or to score."""
     health: Callable[[], Mapping[str, Any]]
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
@@ -115,8 +121,11 @@ class Job:
         """Why this turn cannot be trained on, as far as the request tells."""
         if self.identity.kind is Kind.SIDE:
             return f"side turn: {self.identity.reason}"
-        if self.identity.done:
-            return "X-Session-Done: the session ended with it, so nothing judges it"
+        if self.identity.call is RequestKind.VERDICT:
+            return UNASKED
+        episode = self.identity.attempt is not None and self.identity.attempt.episode
+        if self.identity.done and not episode:  # else its outcome does
+            return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
         if self.holds is not None:
@@ -144,7 +153,7 @@ async def admit(
     identity = identify(request, headers)
     if pinned:
         reason = f"asked for version {version}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason)
+        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
@@ -168,7 +177,7 @@ async def admit(
                 lost = deps.index.lost(session_id, conversation)
     if link is not None:
         # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, link)
+        await _attach(deps, link, caller.user)
     prompt = await _prompt(deps, request, body, link, forget=privacy is Privacy.PRIVATE)
     head = ReplyHead(version, len(prompt.tokens), int(time.time()))
     return Job(
@@ -288,14 +297,47 @@ def not_served(deps: GatewayDeps, model: str) -> RequestError:
     )
 
 
-async def _attach(deps: GatewayDeps, link: Continuation) -> None:
+async def _attach(deps: GatewayDeps, link: Continuation, user: str) -> None:
     """What the request says of the turn before it."""
     state = next_state(link.new, link.reply)
     if state is None:
         return
+    said = outright(state.text) if state.role == "user" else None
     state = replace(state, text=await deps.privacy.redact_any(state.text))
+    reason = await deps.privacy.redact_any(said.reason[:LONGEST_TEXT]) if said else ""
+    if said is not None:
+        # Before the next state, with which the judge would be asked. Agents send requests again;
+        # no client's key begins with the end of a line.
+        name = f"\nmessage after turn {link.turn_id}: {said.score} {_digest(reason)}"
+        feedback = Feedback(float(said.score), reason, key=name)
+        record(deps, user, About("turn", link.turn_id), feedback)
     if deps.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()
+
+
+def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given | None:
+    """Record what a user has said outright, and let it count; None: they have no such turn.
+
+    Raises:
+        KeyReusedError: its key came with something else before.
+        LedgerError: it cannot be written.
+    """
+    given = deps.feedback.give(user, about, said)
+    if given is not None and not given.repeated:
+        deps.telemetry.feedback(
+            user=user,
+            turn=given.turn_id,
+            score=said.score,
+            source=said.source,
+            final=said.final,
+            counts=given.unused is None,
+        )
+        deps.on_next_state()
+    return given
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 async def _prompt(

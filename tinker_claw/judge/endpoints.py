@@ -1,26 +1,39 @@
 """Who is asked: the backend's base model, or any OpenAI-compatible endpoint.
 
-Rule: all votes on one case are one request (n = m), so that the prompt is computed once. Whatever
-an endpoint sends is n texts or a `JudgeError`; it is read within bounds of size and time.
+Rule: all votes on one case are one request (n = m) where the endpoint allows it, so that the prompt
+is computed once. Whatever it sends is n texts or a `JudgeError`; it is read within bounds of size
+and time. A text that was cut off ends in `CUT`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
 import httpx
 
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import AlignmentError, BackendError, JudgeError, OutageError, RequestError
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    JudgeError,
+    OutageError,
+    RequestError,
+    first_cause,
+)
+from tinker_claw.judge.prompts import CUT
+from tinker_claw.judge.styles import REFUSALS, Dialect, Question, headers_of, refused, style_of
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.types import Message, SamplingParams
+from tinker_claw.telemetry import log
+from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
 ANSWER_S: Final = 120.0
 """How long one answer of an endpoint may take: thousands of tokens of thinking, and a wait."""
@@ -29,6 +42,8 @@ RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=
 _ENVELOPE_BYTES: Final = 65_536
 _TOKEN_BYTES: Final = 64
 """Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
+_SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
+"""Parts of an address that may hold a key: no error and no event has them."""
 _GZIP_OR_ZLIB: Final = 47
 """zlib's word for either header."""
 
@@ -40,7 +55,7 @@ class Endpoint(Protocol):
         """n independent answers.
 
         Raises:
-            JudgeError: it could not be asked, after all retries.
+            JudgeError: it could not be asked, or (`SilentJudgeError`) did not answer any retry.
             OutageError: the service that has the judging model is away.
         """
         ...
@@ -69,10 +84,19 @@ class SamplerEndpoint:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
-        return [self._renderer.parse(done.tokens, prompt).text for done in completions]
+        return [self._text(done, prompt) for done in completions]
+
+    def _text(self, done: Completion, prompt: Tokens) -> str:
+        """Without its thinking; one that has not ended it says nothing."""
+        text = self._renderer.parse(done.tokens, prompt).text
+        return text if done.stop_reason is StopReason.STOP else text + CUT
 
     async def aclose(self) -> None:
         """Nothing to free: the sampler belongs to the trainer."""
+
+
+class SilentJudgeError(JudgeError):
+    """The endpoint does not answer, whatever it is asked."""
 
 
 class _Again(Exception):
@@ -92,54 +116,95 @@ class HttpEndpoint:
         retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
+        given = {name: value.get_secret_value() for name, value in settings.headers.items()}
         self._settings = settings
         self._answer_s = answer_s
-        self._url = url.rstrip("/") + "/chat/completions"
+        self._style, self._asked_at = style_of(url)
+        self._url = _SECRET.sub("", self._asked_at)
+        self._dialect = self._style.dialect
         self._client = httpx.AsyncClient(
             transport=transport,
             timeout=answer_s,
-            headers={"Accept-Encoding": "identity"}
-            | ({"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}),
+            headers=headers_of(given, key.get_secret_value() if key else None),
         )
         self._retries = retries
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        judge = self._settings
+        question = Question(
+            judge.asked_model, messages, judge.prm_temperature, judge.prm_max_tokens
+        )
         answers: list[str] = []
         while len(answers) < n:  # a server may honour n only in part, or not at all
-            try:
-                left = n - len(answers)
-                answers += await self._retries.call(
-                    lambda left=left: self._ask(messages, left), _Again
-                )
-            except _Again as error:
-                raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
+            left = n - len(answers)
+            if self._dialect.many:
+                answers += await self._insist(question, left)
+            else:
+                answers += await self._one_by_one(question, left)
         return answers[:n]
 
-    async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
-        body = {
-            "model": self._settings.asked_model,
-            "messages": list(messages),
-            "n": n,
-            "temperature": self._settings.prm_temperature,
-            "max_tokens": self._settings.prm_max_tokens,
-        }
-        most = _ENVELOPE_BYTES + n * self._settings.prm_max_tokens * _TOKEN_BYTES
+    async def _one_by_one(self, question: Question, n: int) -> list[str]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._insist(question, 1)) for _ in range(n)]
+        except ExceptionGroup as failed:
+            raise first_cause(failed) from failed
+        return [text for one in asked for text in one.result()]
+
+    async def _insist(self, question: Question, n: int) -> list[str]:
+        try:
+            return await self._retries.call(lambda: self._ask(question, n), _Again)
+        except _Again as error:
+            raise SilentJudgeError(f"the judge at {self._url} does not answer: {error}") from error
+
+    async def _ask(self, question: Question, n: int) -> list[str]:
+        """Answers, at most n. What the endpoint refuses to take is left out, and, where that helps,
+        from then on."""
+        asked = self._dialect
+        while True:
+            status, content = await self._post(question, n, asked)
+            if 200 <= status < 300:
+                texts = self._read(content)
+                self._remember(asked)
+                return texts
+            rest = asked.without(content) if status in REFUSALS else None
+            if rest is None:
+                raise JudgeError(refused(status, content, self._url))
+            asked = rest
+
+    def _remember(self, asked: Dialect) -> None:
+        if (known := self._dialect.and_(asked)) != self._dialect:
+            self._dialect = known
+            log.info("judge.adapted", url=self._url, **asdict(known))
+
+    async def _post(self, question: Question, n: int, asked: Dialect) -> tuple[int, bytes]:
+        most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES
+        body = self._style.body(question, n, asked)
         try:
             # httpx's own limits start anew with every piece of an answer.
             async with (
                 asyncio.timeout(self._answer_s),
-                self._client.stream("POST", self._url, json=body) as response,
+                self._client.stream("POST", self._asked_at, json=body) as response,
             ):
                 if response.status_code in (408, 429) or response.status_code >= 500:
                     raise _Again(f"HTTP {response.status_code}")
-                content = await self._content(response, most)
+                return response.status_code, await self._content(response, most)
         except TimeoutError as error:
             raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
-        if not response.is_success:
-            raise JudgeError(_refusal(response.status_code, content, self._url))
-        return _texts(content, self._url)
+
+    def _read(self, content: bytes) -> list[str]:
+        try:
+            texts = self._style.texts(json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # Not the error's own words: they may quote the answer.
+            raise JudgeError(
+                f"the judge at {self._url} sent no chat completion ({type(error).__name__})"
+            ) from error
+        if not texts:
+            raise JudgeError(f"the judge at {self._url} sent no choices")
+        return texts
 
     async def _content(self, response: httpx.Response, most: int) -> bytes:
         """The body, plain; `most` bounds it before and after it is unpacked."""
@@ -187,36 +252,3 @@ class HttpEndpoint:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-def _refusal(status: int, content: bytes, url: str) -> str:
-    """Why, where that is about key, address or model; other answers may repeat a user's words."""
-    words = " ".join(content.decode(errors="replace").split())[:200]
-    told = f": {words}" if status in (401, 403, 404) else ""
-    return f"the judge at {url} refuses (HTTP {status}){told}"
-
-
-def _texts(content: bytes, url: str) -> list[str]:
-    try:
-        choices = json.loads(content)["choices"]
-        if not isinstance(choices, list):
-            raise TypeError("choices are no list")
-        texts = [_text(choice) for choice in cast("list[Any]", choices)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        # Not the error's own words: they may quote the answer.
-        raise JudgeError(
-            f"the judge at {url} sent no chat completion ({type(error).__name__})"
-        ) from error
-    if not texts:
-        raise JudgeError(f"the judge at {url} sent no choices")
-    return texts
-
-
-def _text(choice: Any) -> str:
-    """What a choice says; "" where it says nothing, which is a vote that cannot be read."""
-    content = choice["message"]["content"]
-    if content is not None and not isinstance(content, str):
-        raise TypeError("content is no text")
-    # Half of a surrogate pair, as an answer that is cut within an emoji ends, is no text that can
-    # be kept.
-    return (content or "").encode(errors="replace").decode()

@@ -1,22 +1,37 @@
-"""The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint."""
+"""The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
+
+Rule: one endpoint gives all that is said of a turn, the second one where the first does not answer.
+An auditor is asked for a verdict beside that of the judge; what it says decides nothing, and that
+it does not answer holds up nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import first_cause
-from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.errors import JudgeError, OutageError, first_cause
+from tinker_claw.judge.endpoints import Endpoint, SilentJudgeError
 from tinker_claw.judge.prompts import (
+    INCLUDED,
+    Prompts,
     choose_hints,
     hint_messages,
     majority,
+    parse_hint_vote,
     parse_vote,
     verdict_messages,
 )
-from tinker_claw.types import Message, NextState, Verdict
+from tinker_claw.telemetry import log
+from tinker_claw.types import Message, NextState, Verdict, Vote
+
+REST_S: Final = 60.0
+"""So long a judge that did not answer is not asked, where there is a fallback: each try may last as
+long as all its retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,32 +43,73 @@ class Judgement:
     hint_answers: tuple[str, ...]
     hints: tuple[str, ...]
     """Chosen from the hint answers, best first."""
+    prompt: str
+    """The version of what was asked."""
+    by_second: bool = False
+    """The fallback gave it."""
+    audit: Verdict | None = None
+    """The auditor's; None: it was not asked, or did not answer."""
+    audit_answers: tuple[str, ...] = ()
+
+    @property
+    def hint_votes(self) -> tuple[Vote | None, ...]:
+        """Of the hint answers."""
+        return tuple(parse_hint_vote(answer) for answer in self.hint_answers)
 
     @property
     def heard(self) -> tuple[bool, ...]:
-        """Of every answer whether it could be read."""
-        answers = (*self.verdict_answers, *self.hint_answers)
-        return tuple(parse_vote(answer) is not None for answer in answers)
+        """Of every answer of the judge whether it could be read."""
+        return tuple(vote is not None for vote in (*self.verdict.votes, *self.hint_votes))
 
     @property
     def unread(self) -> str | None:
         """An answer to a question of which none could be read; None: of each, one could."""
-        for answers in (self.verdict_answers, self.hint_answers):
-            if answers and all(parse_vote(answer) is None for answer in answers):
+        asked = (
+            (self.verdict_answers, self.verdict.votes),
+            (self.hint_answers, self.hint_votes),
+        )
+        for answers, votes in asked:
+            if answers and all(vote is None for vote in votes):
                 return answers[0]
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Another endpoint, and what it is for."""
+
+    endpoint: Endpoint
+    role: Literal["fallback", "auditor"]
+    share: float
+    """Of the judgements that an auditor checks, 0 to 1."""
 
 
 class Judge:
     """m votes on the verdict and, where the method wants hints, m votes on those, side by side."""
 
     def __init__(
-        self, endpoint: Endpoint, settings: JudgeSettings, *, hint_candidates: int
+        self,
+        endpoint: Endpoint,
+        settings: JudgeSettings,
+        *,
+        hint_candidates: int,
+        prompts: Prompts = INCLUDED,
+        second: Second | None = None,
+        draw: Callable[[], float] = random.random,
     ) -> None:
-        """`hint_candidates`: hints kept per turn; 0 asks for none."""
+        """
+        Args:
+            hint_candidates: hints kept per turn; 0 asks for none.
+            draw: a number below 1; one below the auditor's share asks it.
+        """
         self._endpoint = endpoint
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
+        self._prompts, self._asked = prompts, prompts.version
+        self._fallback = second.endpoint if second and second.role == "fallback" else None
+        self._auditor = second if second and second.role == "auditor" else None
+        self._draw = draw
+        self._rests_until = 0.0
 
     @property
     def answers(self) -> int:
@@ -64,24 +120,72 @@ class Judge:
         """Ask about one turn.
 
         Raises:
-            JudgeError: the endpoint failed for good; nothing is concluded from that.
+            JudgeError: no endpoint could be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        verdict_prompt = verdict_messages(request, reply, state)
-        hint_prompt = hint_messages(request, reply, state) if self._hint_candidates else None
+        verdict_prompt = verdict_messages(request, reply, state, self._prompts)
+        hint_prompt = (
+            hint_messages(request, reply, state, self._prompts) if self._hint_candidates else None
+        )
         try:
             async with asyncio.TaskGroup() as group:
-                verdicts = group.create_task(self._ask(verdict_prompt))
-                hints = group.create_task(self._ask(hint_prompt))
+                judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))
+                auditing = group.create_task(self._audit(verdict_prompt))
         except ExceptionGroup as failed:
             raise first_cause(failed) from failed
-        verdict_answers, hint_answers = verdicts.result(), hints.result()
+        (verdict_answers, hint_answers, by_second), audited = judging.result(), auditing.result()
         return Judgement(
-            verdict=majority([parse_vote(answer) for answer in verdict_answers]),
+            verdict=_verdict(verdict_answers),
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
             hints=choose_hints(hint_answers, self._hint_candidates),
+            prompt=self._asked,
+            by_second=by_second,
+            audit=_verdict(audited) if audited else None,
+            audit_answers=tuple(audited),
         )
 
-    async def _ask(self, prompt: Sequence[Message] | None) -> list[str]:
-        return await self._endpoint.answers(prompt, self._m) if prompt else []
+    async def _ask_either(
+        self, verdict: Sequence[Message], hint: Sequence[Message] | None
+    ) -> tuple[list[str], list[str], bool]:
+        """Answers to both questions, and whether they are the fallback's."""
+        now = asyncio.get_running_loop().time
+        if self._fallback is not None and now() < self._rests_until:
+            return *await self._ask_both(self._fallback, verdict, hint), True
+        try:
+            answers = *await self._ask_both(self._endpoint, verdict, hint), False
+        except (JudgeError, OutageError) as error:
+            if self._fallback is None:
+                raise
+            if isinstance(error, SilentJudgeError | OutageError):
+                self._rests_until = now() + REST_S
+                log.warning("judge.second", why=str(error))
+            return *await self._ask_both(self._fallback, verdict, hint), True
+        return answers
+
+    async def _ask_both(
+        self, endpoint: Endpoint, verdict: Sequence[Message], hint: Sequence[Message] | None
+    ) -> tuple[list[str], list[str]]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                verdicts = group.create_task(self._ask(endpoint, verdict))
+                hints = group.create_task(self._ask(endpoint, hint))
+        except ExceptionGroup as failed:
+            raise first_cause(failed) from failed
+        return verdicts.result(), hints.result()
+
+    async def _ask(self, endpoint: Endpoint, prompt: Sequence[Message] | None) -> list[str]:
+        return await endpoint.answers(prompt, self._m) if prompt else []
+
+    async def _audit(self, verdict: Sequence[Message]) -> list[str]:
+        if self._auditor is None or self._draw() >= self._auditor.share:
+            return []
+        try:
+            return await self._auditor.endpoint.answers(verdict, self._m)
+        except (JudgeError, OutageError) as error:
+            log.warning("judge.unaudited", why=str(error))
+            return []
+
+
+def _verdict(answers: Sequence[str]) -> Verdict:
+    return majority([parse_vote(answer) for answer in answers])

@@ -1,32 +1,63 @@
-"""What the judge is asked, in our words, and what its answers say. Pure.
+"""What the judge is asked, in our words, and what its answers say.
 
-Rule: the judge sees the user's request, the reply and what came next; the next state is the
-evidence, not the judge's own taste. The answer's form is fixed and read here.
+Rules: the judge sees the user's request, the reply and what came next, each in a fence; the next
+state is the evidence, not the judge's own taste. The answer's form is fixed and read here: a rating
+counts if it is the last thing that a whole answer says, in a box or as a JSON object.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, cast
 
+from tinker_claw.errors import ConfigError
+from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Message, NextState, Verdict, Vote
 
-MAX_CHARS = 6000
-"""Of each part. The judge does not see the middle of a longer one; the gap is marked."""
+CUT: Final = "\n[cut off before its end]"
+"""Stands behind an answer that its token limit or a filter has cut. No rating is read past it."""
 
-_BOX = re.compile(r"\\boxed\{\s*\+?(-?\d+)\s*\}")
-_VOTES: dict[str, Vote] = {"-1": -1, "0": 0, "1": 1}
+SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "reasoning": {"type": "string"},
+        "rating": {"type": "integer", "enum": [-1, 0, 1]},
+        "hint": {"type": "string"},
+    },
+    "required": ["reasoning", "rating", "hint"],
+    "additionalProperties": False,
+}
+"""Of an answer in JSON, to either question."""
 
 _OPEN, _CLOSE = "[HINT]", "[/HINT]"
+_BOX: Final = re.compile(
+    r"\\boxed\s*\{\s*(?P<wrap>\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?"
+    r"(?P<sign>[-+−–‐‑﹣－]?)\s*(?P<digit>[01])(?:\.0*)?\s*(?(wrap)\}\s*)\}"
+)
+_BEHIND: Final = re.compile(r"(?:\s|\\[)\]]|[.!。！…)\]}）】」』》*_~$`\"'”’»])*")
+"""White space and what closes a sentence, a bracket, a quotation, a formula or bold type."""
+_HINTED: Final = re.compile(r"\[/HINT\](?:\s|[.*_`\"'])*")
+_FENCED_JSON: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
+_BEGUN_JSON: Final = re.compile(r"(?:```(?:json)?\s*)?\{")
 
 MIN_HINT_CHARS = 11
 """A shorter hint says nothing that could be followed."""
 MAX_HINT_CHARS = 2000
 """A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
 the teacher."""
+_NAME_CHARS: Final = 64
+_ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
+"""What no tool's name needs to hold."""
 
-_VERDICT_SYSTEM = """\
+_VERDICT: Final = """\
 You rate one reply of an AI assistant by looking at what happened right after it.
 
 You get the request, the reply, and the next state: either the user's next message or the
@@ -37,11 +68,13 @@ Rate +1 if the next state shows that the reply did its job: the user accepts it,
 moves on to a new matter; the tools worked and brought the task forward. Rate -1 if the next
 state shows that it did not: the user asks for it again, corrects it, complains, or wants it
 done another way (asking for a change means that the reply was not what was wanted); a tool call
-failed because of how it was made. Rate 0 if the next state does not tell.
+failed because of how it was made. Rate 0 if the next state does not tell."""
+_VERDICT_FORM: Final = """\
+Think in a few sentences. End with the rating in a box: \\boxed{1}, \\boxed{0} or \\boxed{-1}.
+Write nothing after it. Where your answer has to be a JSON object, put your thoughts into
+"reasoning" and the rating into "rating", and leave "hint" empty."""
 
-Think in a few sentences. End with the rating in a box: \\boxed{1}, \\boxed{0} or \\boxed{-1}."""
-
-_HINT_SYSTEM = """\
+_HINT: Final = """\
 You look for hindsight: whether what came after a reply tells how the reply should have been
 written.
 
@@ -50,56 +83,187 @@ tool results. A user who corrects the reply often says what he wanted. If that c
 followed from the start, write it as a hint for the assistant: one to three sentences, concrete,
 about this kind of request, saying what to do rather than what went wrong. What only a tool
 could reveal is no hindsight: the assistant could not have known it. A user who is content,
-moves on, or only says "again" gives no hint.
-
+moves on, or only says "again" gives no hint."""
+_HINT_FORM: Final = """\
 Think in a few sentences. If there is a hint, end with \\boxed{1} and then the hint between the
-marks [HINT] and [/HINT]. If there is none, end with \\boxed{-1}."""
-
-_CASE = """\
-<request>
-{request}
-</request>
-
-<reply>
-{reply}
-</reply>
-
-<next_state from="{role}">
-{next_state}
-</next_state>"""
+marks [HINT] and [/HINT]. If there is none, end with \\boxed{-1}. Write nothing after that. Where
+your answer has to be a JSON object, put your thoughts into "reasoning", 1 or -1 into "rating", and
+the hint, or nothing, into "hint"."""
 
 
-def verdict_messages(request: str, reply: str, state: NextState) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What the two questions mean. Fences and the form of an answer are added to either."""
+
+    verdict: str = _VERDICT
+    hint: str = _HINT
+
+    @classmethod
+    def read(cls, path: Path) -> Prompts:
+        """Of a TOML file with the texts `verdict` and `hint`, or one of them.
+
+        Raises:
+            ConfigError: it cannot be read, or holds anything else.
+        """
+        try:
+            given = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"--judge-prompts {path} cannot be read: {error}") from error
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(given.keys() - known):
+            raise ConfigError(
+                f"--judge-prompts {path}: {unknown[0]} is no question; it may hold the texts "
+                "verdict and hint"
+            )
+        if empty := [name for name, text in given.items() if not _is_text(text)]:
+            raise ConfigError(f"--judge-prompts {path}: {empty[0]} must be a text that asks")
+        return cls(**{name: text.strip() for name, text in given.items()})
+
+    @property
+    def version(self) -> str:
+        """A digest of everything that is asked and added, so that equal ones were asked alike."""
+        asks = ((self.verdict, _VERDICT_FORM), (self.hint, _HINT_FORM))
+        states = (NextState("user", ""), NextState("tool", ""))
+        asked = [_messages(*ask, "", "", state, lambda _: "M") for ask in asks for state in states]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+
+
+INCLUDED: Final = Prompts()
+
+
+def verdict_messages(
+    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
+) -> list[Message]:
     """The prompt for one verdict vote."""
-    return _messages(_VERDICT_SYSTEM, request, reply, state)
+    return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state)
 
 
-def hint_messages(request: str, reply: str, state: NextState) -> list[Message]:
+def hint_messages(
+    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
+) -> list[Message]:
     """The prompt for one hint vote."""
-    return _messages(_HINT_SYSTEM, request, reply, state)
+    return _messages(prompts.hint, _HINT_FORM, request, reply, state)
 
 
-def _messages(system: str, request: str, reply: str, state: NextState) -> list[Message]:
-    case = _CASE.format(
-        request=_shorten(request),
-        reply=_shorten(reply),
-        role=state.role,
-        next_state=_shorten(state.text),
-    )
+def _messages(
+    asks: str,
+    form: str,
+    request: str,
+    reply: str,
+    state: NextState,
+    draw: Callable[[int], str] = token_hex,
+) -> list[Message]:
+    parts = [
+        Part("request", "written by the user", shorten(request)),
+        Part("reply", "written by the assistant", shorten(reply)),
+        *_came_next(state),
+    ]
+    case, mark = fence(parts, draw)
+    system = "\n\n".join([asks, form, TOLD.format(mark=mark)])
     return [{"role": "system", "content": system}, {"role": "user", "content": case}]
 
 
-def _shorten(text: str) -> str:
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+def _came_next(state: NextState) -> Iterable[Part]:
+    if state.role == "user":
+        yield Part("next state", "written by the user", shorten(state.text))
+        return
+    results = state.results
+    given = shares([len(text) for _, text in results])
+    for n, ((name, text), most) in enumerate(zip(results, given, strict=True), 1):
+        tool = _ODD.sub(" ", name)[:_NAME_CHARS]
+        source = f"result {n} of {len(results)}, returned by the tool {tool}"
+        yield Part("next state", source, shorten(text, most))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+# Reading
 
 
 def parse_vote(answer: str) -> Vote | None:
-    """The last box of an answer; None when there is none or it holds another number."""
-    boxes = _BOX.findall(answer)
-    return _VOTES.get(boxes[-1]) if boxes else None
+    """The rating that an answer ends with; None where it ends with none, or is no whole answer.
+
+    Behind the last box stands nothing but white space and closing punctuation, and a JSON object
+    is all that an answer in JSON holds. A block of thinking that is not closed is no answer.
+    """
+    said = _said(answer)
+    return _rating(_object(said)) if _BEGUN_JSON.match(said) else _boxed(said)
+
+
+def parse_hint_vote(answer: str) -> Vote | None:
+    """The rating of an answer about a hint: behind its box the hint may stand, in its marks."""
+    return _hint_of(answer)[0]
+
+
+def parse_hint(answer: str) -> str | None:
+    """The hint of an answer that rates it 1; None when there is none worth following.
+
+    What stands in marks before the box may be a quotation of what somebody else wrote.
+    """
+    rating, said = _hint_of(answer)
+    hint = " ".join(said.split())
+    return hint if rating == 1 and MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
+
+
+def _hint_of(answer: str) -> tuple[Vote | None, str]:
+    """The rating, and the words that are given as the hint."""
+    said = _said(answer)
+    if _BEGUN_JSON.match(said):
+        given = _object(said)
+        hint = given.get("hint")
+        return _rating(given), hint if isinstance(hint, str) else ""
+    # By its last marks: a pattern would look through the rest of a long answer for each of many.
+    before, closed, behind = said.rpartition(_CLOSE)
+    begun, opened, hint = before.rpartition(_OPEN)
+    if opened and _HINTED.fullmatch(closed + behind):
+        return _boxed(begun), hint
+    return _boxed(said), ""
+
+
+def _said(answer: str) -> str:
+    """An answer without its thinking; "" where it was cut off, or has thought only."""
+    said = answer.rpartition("</think>")[2]
+    return "" if answer.endswith(CUT) or "<think>" in said else said.strip()
+
+
+def _boxed(said: str) -> Vote | None:
+    at = said.rfind("\\boxed")
+    box = _BOX.match(said, at) if at >= 0 else None
+    if box is None or not _BEHIND.fullmatch(said, box.end()):
+        return None
+    return _vote(box["digit"] == "1", negative=box["sign"] not in ("", "+"))
+
+
+def _object(said: str) -> Mapping[str, Any]:
+    """The JSON object that is all of an answer; an empty one: it is none."""
+    fenced = _FENCED_JSON.fullmatch(said)
+    try:
+        given = json.loads(fenced[1] if fenced else said, object_pairs_hook=_once)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", given)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that says nothing twice."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+def _rating(given: Mapping[str, Any]) -> Vote | None:
+    rating = given.get("rating")
+    if isinstance(rating, bool) or not isinstance(rating, int | float) or abs(rating) not in (0, 1):
+        return None
+    return _vote(rating != 0, negative=rating < 0)
+
+
+def _vote(one: bool, *, negative: bool) -> Vote:
+    if not one:
+        return 0
+    return -1 if negative else 1
 
 
 def majority(votes: Sequence[Vote | None]) -> Verdict:
@@ -110,16 +274,6 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
         tied = len(counts) > 1 and counts[0][1] == counts[1][1]
         value = 0 if tied else counts[0][0]
     return Verdict(votes=tuple(votes), value=value)
-
-
-def parse_hint(answer: str) -> str | None:
-    """The last hint of an answer whose last box is 1; None when there is none worth following."""
-    if parse_vote(answer) != 1:
-        return None
-    # By its last marks: a pattern would look through the rest of a long answer for each of many.
-    before, closed, _ = answer.rpartition(_CLOSE)
-    hint = " ".join(before.rpartition(_OPEN)[2].split()) if closed and _OPEN in before else ""
-    return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
 
 def choose_hints(answers: Iterable[str], most: int) -> tuple[str, ...]:

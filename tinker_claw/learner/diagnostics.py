@@ -51,9 +51,10 @@ _LARGEST = 50.0
 """Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
 _RULE = {
     *("w_rl", "w_opd", "opd_topk", "opd_clip"),
-    *("baseline", "norm", "clip_low", "clip_high", "kl_beta"),
+    *("baseline", "norm", "clip_low", "clip_high", "kl_beta", "batch_size"),
 }
-"""Settings that later runs may change, and without which advantages cannot be told again."""
+"""Settings that later runs may change, and without which advantages and batches cannot be told
+again: a step over whole groups has more samples than `batch_size`."""
 
 
 @dataclass(frozen=True, slots=True)

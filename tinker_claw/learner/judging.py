@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -27,14 +27,13 @@ from tinker_claw.errors import (
     RequestError,
 )
 from tinker_claw.judge.judge import Judge, Judgement
-from tinker_claw.judge.prompts import parse_vote
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.turns import TRIES, Ballot
-from tinker_claw.methods.base import Evidence, Signal, reward_of
+from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, Turn, Verdict
+from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
@@ -44,6 +43,10 @@ CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge answer users, too."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
+
+
+_NONE = Verdict(votes=(), value=None)
+"""Nobody has said anything of a reply."""
 
 
 class _Unread(JudgeError):
@@ -137,7 +140,7 @@ class Judging:
     ) -> None:
         """
         Args:
-            on_sample: called when a sample has been queued.
+            on_sample: called when a sample has been queued, or held, or will not come.
             redact: a text as a judge may see it, and as it may be kept; older turns were kept as
                 they came.
         """
@@ -153,6 +156,9 @@ class Judging:
         self._failures: Counter[int] = Counter()
         self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]]]] = {}
         """Until when a turn rests, and how."""
+        self._unasked: dict[int, asyncio.Timeout] = {}
+        """Turns that wait for the judge; the wait ends where somebody says outright what to find.
+        """
         self._heard = _Heard()
         self._probe = asyncio.Lock()
         """While the judge fails, whoever holds it asks."""
@@ -183,18 +189,30 @@ class Judging:
                     self._wake.set()
                     continue
                 failures = 0
+                if not found:  # an outcome may have come where nothing is left to be judged
+                    self._on_sample()
                 for turn_id in found:
                     if turn_id not in self._in_hand:
                         self._in_hand.add(turn_id)
                         group.create_task(self._one(turn_id))
+                    elif turn_id in self._unasked and self._is_judged(turn_id):
+                        self._unasked.pop(turn_id).reschedule(0)
 
     async def _one(self, turn_id: int) -> None:
         """Advance one turn. One that gets no answer rests, and does not hold up the others."""
         try:
-            until, rest = self._due.get(turn_id, (0.0, asyncio.sleep))
-            if (left_s := until - asyncio.get_running_loop().time()) > 0:
-                await rest(left_s)
-            async with self._place(turn_id):
+            async with AsyncExitStack() as held:
+                if self._is_judged(turn_id):
+                    await self._turn_of(turn_id, held)
+                else:
+                    try:
+                        async with asyncio.timeout(None) as waiting:
+                            self._unasked[turn_id] = waiting
+                            await self._turn_of(turn_id, held)
+                    except TimeoutError:
+                        await held.enter_async_context(self._slots)
+                    finally:
+                        self._unasked.pop(turn_id, None)
                 await self._advance(turn_id)
             self._done(turn_id)
             self._show()
@@ -211,11 +229,22 @@ class Judging:
         finally:
             self._in_hand.discard(turn_id)
 
+    async def _turn_of(self, turn_id: int, held: AsyncExitStack) -> None:
+        """Let a turn rest as long as it must, and then wait for a place, which `held` keeps."""
+        until, rest = self._due.get(turn_id, (0.0, asyncio.sleep))
+        if (left_s := until - asyncio.get_running_loop().time()) > 0:
+            await rest(left_s)
+        await held.enter_async_context(self._place(turn_id))
+
+    def _is_judged(self, turn_id: int) -> bool:
+        return self._parts.ledger.judgements.verdict(turn_id) is not None
+
     @asynccontextmanager
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
         """Room to ask: among so many others, or alone while the judge fails, and not at once. What
         has failed rests ever longer before it comes here, and holds up nobody who is new."""
-        asks = self._parts.ledger.judgements.verdict(turn_id) is None
+        state = self._parts.ledger.turns.next_state(turn_id)
+        asks = state is not None and not self._is_judged(turn_id)
         while True:
             async with self._slots:
                 if not (asks and self._heard.trouble):
@@ -251,8 +280,8 @@ class Judging:
         """Nothing is wrong with the turn or the judge: it waits for what is away."""
         health, rest = self._parts.health, asyncio.sleep
         if isinstance(error, OutageError):  # what is left to do shows who did not answer
-            judged = self._parts.ledger.judgements.verdict(turn_id) is not None
-            rest = partial(health.backend.rest, "teaching" if judged else "judging")
+            what = "teaching" if self._is_judged(turn_id) else "judging"
+            rest = partial(health.backend.rest, what)
         health.judge_is("stalled" if isinstance(error, OutageError) else "failing", str(error))
         self._set_due(turn_id, self._waits, rest)
 
@@ -263,7 +292,10 @@ class Judging:
         else:
             counts = self._heard.ill(turn_id, 0, self._judge.answers, str(error))
         self._show()
-        self._rest(turn_id, str(error), counts=counts)
+        if self._is_judged(turn_id):  # outright, meanwhile
+            self._wake.set()
+        else:
+            self._rest(turn_id, str(error), counts=counts)
 
     def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
         """Try the turn again later, or set it aside where it had all its tries."""
@@ -294,14 +326,15 @@ class Judging:
 
     async def _advance(self, turn_id: int) -> None:
         """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
-        ledger = self._parts.ledger
+        ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
-        verdict = ledger.judgements.verdict(turn_id) or await self._ask(turn)
+        verdict = judgements.verdict(turn_id) or await self._ask(turn)
+        hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
-        told = self._told(turn, verdict, ledger.judgements.hints(turn_id))
-        if reason := self._parts.method.refuses(verdict, told):
+        told = self._told(turn, verdict, hints)
+        if reason := self._parts.method.refuses(verdict, told, cut=turn.cut, episode=turn.episode):
             self._refuse(turn_id, reason)
             return
         try:
@@ -312,14 +345,19 @@ class Judging:
             self._refuse(turn_id, f"the teacher could not score it: {error}")
             return
         self._check(turn_id)
-        ledger.samples.add(turn_id, reward_of(verdict), teacher)
-        self._parts.telemetry.sample("queued", turn=turn_id)
+        now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
+        if (verdict, hints) != now:
+            self._wake.set()  # somebody has said otherwise meanwhile
+            return
+        reward = step_reward(verdict) if turn.episode else reward_of(verdict)
+        ledger.samples.add(turn_id, reward, teacher)
+        self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None:
-            raise LookupError(f"turn {turn.id} has no next state")
+        if state is None:  # the end of an episode, of which its outcome says all
+            return _NONE
         spending = self._parts.spending
         async with spending.room_to_judge():
             with (
@@ -337,7 +375,8 @@ class Judging:
         self._record(turn.id, judgement)
         if judgement.unread is None:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
-        return judgement.verdict
+        # What was said outright meanwhile goes before it.
+        return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
     def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
         """Let a judgement count of which only a part could be read.
@@ -361,6 +400,8 @@ class Judging:
         state, shown = parts.ledger.turns.next_state(turn.id), None
         if Signal.DEMONSTRATION in parts.method.needs:
             shown = parts.ledger.judgements.demonstration(turn.id)
+        if state is None and hints:
+            state = NextState("user", hints[0])  # said outright, before anything has followed
         known = Evidence(verdict, hints, state, shown)
         return tuple(self._redact(text) for text in parts.method.tells(known))
 
@@ -379,9 +420,15 @@ class Judging:
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
-            verdict_ballots=_ballots(judgement.verdict_answers, redact),
-            hint_ballots=_ballots(judgement.hint_answers, redact),
+            verdict_ballots=_ballots(judgement.verdict_answers, verdict.votes, redact),
+            hint_ballots=_ballots(judgement.hint_answers, judgement.hint_votes, redact),
             hints=[redact(hint) for hint in judgement.hints],
+            prompt=judgement.prompt,
+            by_second=judgement.by_second,
+            audit=judgement.audit and judgement.audit.value,
+            audit_ballots=_ballots(
+                judgement.audit_answers, judgement.audit.votes if judgement.audit else (), redact
+            ),
         )
         self._parts.telemetry.verdict(
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
@@ -408,11 +455,17 @@ class Judging:
         self._check(turn_id)
         self._parts.ledger.turns.refuse(turn_id, reason)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
+        self._on_sample()  # an episode may be whole without it
 
 
 class _ForgottenError(Exception):
     """There is nothing left to judge."""
 
 
-def _ballots(answers: tuple[str, ...], redact: Callable[[str], str]) -> list[Ballot]:
-    return [Ballot(answer=redact(answer), value=parse_vote(answer)) for answer in answers]
+def _ballots(
+    answers: tuple[str, ...], votes: tuple[Vote | None, ...], redact: Callable[[str], str]
+) -> list[Ballot]:
+    return [
+        Ballot(answer=redact(answer), value=vote)
+        for answer, vote in zip(answers, votes, strict=True)
+    ]

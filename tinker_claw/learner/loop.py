@@ -1,7 +1,8 @@
-"""The learner: sixteen samples, one optimizer step, one new policy version.
+"""The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
-`Learner.run` waits for a batch, `_take` for room in the budget, `_step` begins a step and voids it
-when it fails, and `_train_and_swap` is the step: score, train, save, publish, commit, swap.
+`Learner.run` waits for a batch (`batch` says of what), `_take` for room in the budget, `_step`
+begins a step and voids it when it fails, and `_train_and_swap` is the step: score, train, save,
+publish, commit, swap.
 
 Rule: until the commit nothing has happened: the samples are queued, the old policy serves, and a
 restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
@@ -20,10 +21,11 @@ from tinker_claw.billing.estimate import step_usage
 from tinker_claw.errors import (
     ClawError,
     DisagreementError,
+    EmptyStepError,
     LedgerError,
     OutageError,
-    StepError,
 )
+from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
@@ -35,6 +37,7 @@ from tinker_claw.learner.recovery import (
     waiting_for_the_ledger,
 )
 from tinker_claw.learner.scoring import batch_items
+from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
@@ -53,12 +56,14 @@ class Learner:
         score_fresh: bool = False,
         step_usd: Callable[[], float | None] = lambda: None,
         waits: Backoff = WAITS,
+        now: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
             score_fresh: see `Capabilities`.
             step_usd: what a step would cost with what is known by now; None: no price is.
             waits: between attempts while the service is away.
+            now: seconds since 1970, as the ledger has it.
         """
         self._parts = parts
         self._adam = Adam(learning_rate=learning_rate)
@@ -68,7 +73,10 @@ class Learner:
         self.recovery = Recovery(parts, self._rehearse, self.retire, waits)
         self.stepping = False
         """A step is in hand."""
+        self._now = now
         self._wake = asyncio.Event()
+        self._look_at: float | None = None
+        """When there may be a batch although nothing has come."""
         self._finishing = False
         self._one_step = asyncio.Lock()
         self._holds = 0
@@ -125,12 +133,19 @@ class Learner:
             retiring = group.create_task(self._close_retired())
             while not self._finishing:
                 health.learner_is("observing" if self._observing else "waiting")
-                await self._wake.wait()
-                self._wake.clear()
+                await self._something()
                 while not self._finishing and (batch := await self._next()):
                     await self._take(batch)
             health.learner_is("finished")
             retiring.cancel()
+
+    async def _something(self) -> None:
+        """Wait until there may be a batch."""
+        wait_s = None if self._look_at is None else max(0.0, self._look_at - self._now())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        self._wake.clear()
 
     async def _next(self) -> list[Sample] | None:
         """The next batch, as soon as the ledger can be written."""
@@ -143,16 +158,31 @@ class Learner:
                 await self.recovery.after(outage)
 
     def _batch(self) -> list[Sample] | None:
-        """Exactly `batch_size` fresh samples, oldest first; None while there are fewer."""
-        parts, samples, cfg = self._parts, self._parts.ledger.samples, self._parts.training
-        if expired := samples.expire(parts.policy.newest.version.step, cfg.max_staleness):
+        """What the next step takes; None while there is no batch."""
+        parts, ledger, cfg = self._parts, self._parts.ledger, self._parts.training
+        most = GROUPED * cfg.batch_size
+        expired = ledger.samples.expire(parts.policy.newest.version.step, cfg.max_staleness)
+        released = ledger.groups.release(self._now(), most)
+        if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
-        waiting = samples.waiting()
+        self._look_at = released.look_at
+        waiting = ledger.samples.waiting()
         parts.telemetry.waiting(waiting)
         if self._observing is not None:
             self._observing.look(waiting)
+        if self._observing is not None or waiting < cfg.batch_size:
             return None
-        return samples.oldest(cfg.batch_size) if waiting >= cfg.batch_size else None
+        choice = choose(
+            ledger.samples.queue(),
+            batch_size=cfg.batch_size,
+            most=most,
+            share=cfg.max_share,
+            now=self._now(),
+        )
+        if choice.ids:
+            return ledger.samples.oldest(len(choice.ids), among=choice.ids)
+        self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
+        return None
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch is another one by the time that there is room for it."""
@@ -160,7 +190,7 @@ class Learner:
         async with self._room(batch), self._one_step:
             if self.recovery.suspect:
                 await self.recovery.after(None)
-            elif holds == self._holds:
+            elif holds == self._holds and self._parts.ledger.samples.still_queued(batch):
                 failed = await self._step(batch)
         if failed:
             async with self._one_step:
@@ -178,10 +208,9 @@ class Learner:
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
-        step_id = 0  # of no step
+        step_id, ids = 0, [sample.id for sample in batch]  # of no step
         try:
             with parts.health.backend.watching("learning"), waiting_for_the_ledger():
-                ids = [sample.id for sample in batch]
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
                 await self._train_and_swap(step_id, batch)
         except asyncio.CancelledError:
@@ -190,6 +219,11 @@ class Learner:
         except DisagreementError as error:  # no sample is to blame, and trying again is no use
             self._void(step_id, str(error), outage=True)
             raise
+        except EmptyStepError as error:
+            self._void(step_id, str(error), outage=True)
+            with suppress(LedgerError):  # the next attempt does it
+                parts.ledger.samples.expire_these(ids, NO_GRADIENT)
+                parts.telemetry.sample("expired", count=len(ids))
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
@@ -239,24 +273,26 @@ class Learner:
         """Score what is only known now, and take an optimizer step; both are charged to the step.
 
         Raises:
-            StepError: no sample carries a gradient, or something went wrong that nobody thought of.
+            EmptyStepError: no sample carries a gradient.
+            StepError: something went wrong that nobody thought of.
         """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         with parts.spending.paying("train", step_id=step_id) as account, accidents_are_failures():
             items = await batch_items(
                 samples, policy, parts.base, cfg, score_fresh=self._score_fresh
             )
-            passes = parts.method.passes(items, cfg)
+            passes = parts.method.passes(items, cfg, parts.reply_tokens)
             if not passes:
-                raise StepError("no sample of the batch carries a gradient")
+                raise EmptyStepError("no sample of the batch carries a gradient")
             self.recovery.suspect = True
             report = await parts.trainer.train_step(passes, self._adam)
         return items, passes, report, account.usage
 
     async def _rehearse(self, step_id: int, samples: Sequence[Sample]) -> None:
         """A step that is not committed, charged to the one that failed."""
-        async with self._room(samples):
-            await self._train(step_id, samples)
+        with suppress(EmptyStepError):  # it does not fail
+            async with self._room(samples):
+                await self._train(step_id, samples)
 
     def _void(self, step_id: int, error: str, *, outage: bool) -> None:
         with suppress(LedgerError):  # the next step or start does it

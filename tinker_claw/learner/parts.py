@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinker_claw.billing.budget import Spending
-from tinker_claw.config.settings import Training
+from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods.base import Method
@@ -30,3 +30,5 @@ class LoopParts:
     health: Health
     spending: Spending
     training: Training
+    reply_tokens: int = Gateway().max_reply_tokens
+    """The longest reply where a request names no limit."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
@@ -179,7 +180,7 @@ class Recovery:
 
         False: none fails alone, as when the trouble has passed meanwhile.
         """
-        suspects = list(batch)
+        suspects = [_by_itself(sample) for sample in batch]
         while len(suspects) > 1:
             half = suspects[: len(suspects) // 2]
             rest = suspects[len(suspects) // 2 :]
@@ -252,6 +253,12 @@ class Recovery:
             raise
         log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
         self._retire(self._parts.policy.swap(Policy(version, sampler)))
+
+
+def _by_itself(sample: Sample) -> Sample:
+    """The sample with a gradient whatever it is trained beside: one of a group may have none where
+    it has nobody to be compared with."""
+    return replace(sample, reward=None if sample.reward is None else -1.0, bucket=None)
 
 
 def known_good(version: int, cfg: Training) -> Sample:

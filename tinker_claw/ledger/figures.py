@@ -15,9 +15,10 @@ from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
+from tinker_claw.ledger.samples import BY_TOOLS
 from tinker_claw.ledger.versions import pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
-from tinker_claw.types import Vote
+from tinker_claw.types import StopReason
 
 
 def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
@@ -27,14 +28,37 @@ def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
     return None if row is None else (row["parent"], json.loads(row["metrics"] or "{}"))
 
 
-def rewards_of(rows: Rows, step_id: int) -> tuple[Vote | None, ...]:
+@dataclass(frozen=True, slots=True)
+class RewardView:
+    """What decided the advantage of a step's sample; see `Sample`."""
+
+    turn_id: int
+    reward: float | None
+    bucket: tuple[int, int] | None
+    tool: bool
+    cut: bool
+
+
+def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
     """Of all samples that a step was begun with."""
     found = rows.rows(
-        "SELECT reward FROM step_samples JOIN samples ON samples.id = sample_id "
+        f"SELECT turns.id, reward, group_id, idx, {BY_TOOLS} AS tool, "
+        "stop_reason = ? AS cut FROM step_samples JOIN samples ON samples.id = sample_id "
+        "JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id "
+        "LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "WHERE step_samples.step_id = ? ORDER BY samples.id",
-        step_id,
+        *(StopReason.LENGTH, step_id),
     )
-    return tuple(row["reward"] for row in found)
+    return tuple(
+        RewardView(
+            turn_id=row["id"],
+            reward=row["reward"],
+            bucket=None if row["group_id"] is None else (row["group_id"], row["idx"]),
+            tool=bool(row["tool"]),
+            cut=bool(row["cut"]),
+        )
+        for row in found
+    )
 
 
 _BY_VERSION = """
@@ -45,9 +69,15 @@ SELECT policy_version AS version, COUNT(*) AS judged, COUNT(value) AS voted,
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main'
 GROUP BY policy_version
 """
+_OUTRIGHT = """
+SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
+  COUNT(DISTINCT CASE WHEN final = 1 THEN session_id END) AS sessions,
+  (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
+FROM feedback
+"""
 _LATELY = 1000
 """Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
-_TIMES = ("turns", "next_states", "verdicts", "samples", "steps", "versions", "spend")
+_TIMES = ("turns", "next_states", "verdicts", "feedback", "samples", "steps", "versions", "spend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +130,9 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
             for kind in ("main", "side")
         },
         "verdicts": _verdicts(versions),
+        # Of how many replies and sessions something was said outright, and of how many of these
+        # replies the judge had found otherwise.
+        "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         "samples": _counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
@@ -165,11 +198,8 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % score interval (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
-        p, z2 = self.value, _Z * _Z / self.of
-        middle = (p + z2 / 2) / (1 + z2)
-        half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / self.of + z2 / (4 * self.of))
-        return max(0.0, middle - half), min(1.0, middle + half)
+        """Of 95 %."""
+        return _interval(self.good, self.of)
 
     @property
     def versions(self) -> str:
@@ -211,6 +241,43 @@ class Measure:
     @property
     def record(self) -> Record:
         return {"meaning": self.meaning, "by_versions": [share.record for share in self.shares]}
+
+
+def _interval(good: int, of: int) -> tuple[float, float]:
+    """The 95 % score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
+    if not of:
+        return 0.0, 1.0
+    p, z2 = good / of, _Z * _Z / of
+    middle = (p + z2 / 2) / (1 + z2)
+    half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / of + z2 / (4 * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Judge and auditor on the turns that both gave a verdict of."""
+
+    agreed: int
+    opposed: int
+    """One said +1 and the other -1."""
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of 95 %, of the share in which they agreed; the widest where there is nothing yet."""
+        return _interval(self.agreed, self.of)
+
+
+def agreement(rows: Rows, newest: int | None = None) -> Agreement:
+    """Of so many audited turns, the newest; None: of all."""
+    found = rows.row(
+        "SELECT COUNT(*) AS n, SUM(value = audit) AS agreed, SUM(value * audit = -1) AS opposed "
+        "FROM (SELECT value, audit FROM verdicts WHERE audit IS NOT NULL AND value IS NOT NULL "
+        "ORDER BY turn_id DESC LIMIT ?)",
+        -1 if newest is None else newest,
+    )
+    counted = dict(found) if found else {}
+    return Agreement(counted.get("agreed") or 0, counted.get("opposed") or 0, counted.get("n") or 0)
 
 
 def measures(

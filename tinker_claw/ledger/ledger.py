@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
+from tinker_claw.ledger.feedback import FeedbackTable
+from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     begin,
@@ -37,7 +39,9 @@ class Ledger:
             self._take_up()
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
+        self.feedback = FeedbackTable(self._db)
         self.samples = SampleTable(self._db)
+        self.groups = GroupTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)

@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.ledger.groups import LIMIT_S
+from tinker_claw.ledger.turns import OUTCOME, SET_ASIDE, TRIES
 from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
 
@@ -29,6 +30,8 @@ _SIDE = "side turn"
 _NEXT = "waits for a next state"
 _IDLE = "waits for a next state in an idle session"
 _PASSED = "waits for a next state, and may wait for ever"
+_OUTCOME = "waits for its outcome"
+_GROUP = "waits for its group"
 _JUDGE = "waits for the judge"
 _TEACHER = "waits for the teacher"
 _QUEUE = "waits to be queued"
@@ -78,13 +81,21 @@ def read_run(
         names=run_of(rows),
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
-        batch=known.get("samples") or batch_size,
+        batch=(known.get("rule") or {}).get("batch_size") or known.get("samples") or batch_size,
         told=told,
     )
 
 
 def outcome(turn: TurnView, run: RunView) -> Outcome:
     """Whether it is trained, and why."""
+    became = _became(turn, run)
+    if turn.said is None or turn.said.unused is None:
+        return became
+    who = f" What its {turn.said.source} said of it is recorded, and it is not trained by that: "
+    return Outcome(became.word, f"{became.sentence}{who}{turn.said.unused.rstrip('.')}.")
+
+
+def _became(turn: TurnView, run: RunView) -> Outcome:
     if turn.sample is not None:
         return _sampled(turn, turn.sample, run)
     if turn.kind is Kind.SIDE:
@@ -93,10 +104,8 @@ def outcome(turn: TurnView, run: RunView) -> Outcome:
         return Outcome(_word(turn.untrained_because), f"It is not trained: {_reason(turn)}.")
     if turn.settled:
         return Outcome(_GOING, f"It is {_GOING}.")
-    if turn.next_role is None:
-        return _unfollowed(turn)
     if not turn.judged:
-        return _unjudged(turn)
+        return _unfollowed(turn) if turn.next_role is None else _unjudged(turn)
     if told := run.told(turn):
         who = f"It was judged, and {_TEACHER}, who scores the reply under the {told}."
         return Outcome(_TEACHER, who)
@@ -145,9 +154,28 @@ def _unfollowed(turn: TurnView) -> Outcome:
         return Outcome(
             _PASSED, f"It {_PASSED}: its session is private now, and nothing of it is kept."
         )
+    if turn.episode == 1:
+        return _running(turn)
     if turn.session_closed:
         return Outcome(_IDLE, f"It {_IDLE}: whatever the user still says in it counts.")
     return Outcome(_NEXT, f"It {_NEXT}: the user's next message, or the results of its tools.")
+
+
+def _running(turn: TurnView) -> Outcome:
+    """Of an episode whose outcome, or that of its group, is to come."""
+    limit = f"{LIMIT_S / 3600:g} hour after the last that is heard of"
+    if turn.session_outcome is None:
+        expires = f"without one it expires {limit} its {'group' if turn.group else 'episode'}"
+        return Outcome(
+            _OUTCOME, f"It {_OUTCOME}: final feedback says how its episode ended; {expires}."
+        )
+    if turn.sample is None or turn.group is None:
+        return Outcome(_QUEUE, f"Its episode has ended, and it {_QUEUE}, which takes a moment.")
+    return Outcome(
+        _GROUP,
+        f"It {_GROUP}: of {turn.group_size} episodes of {turn.group} {turn.group_done} have their "
+        f"outcome. Those that have one are queued without the others {limit} any of them.",
+    )
 
 
 def _unjudged(turn: TurnView) -> Outcome:
@@ -164,12 +192,17 @@ def _unjudged(turn: TurnView) -> Outcome:
 def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> Outcome:
     if sample.state == "trained":
         found = _trained(sample)
+    elif sample.state == "held":
+        found = _running(turn)
     elif sample.state == "queued":
         found = _queued(sample, run)
     elif sample.state == "quarantined":
         found = Outcome(
             _QUARANTINED, f"It is not trained: {_QUARANTINED}, because steps with it failed."
         )
+    elif sample.expired_because is not None:
+        why = sample.expired_because
+        found = Outcome(why, f"It is not trained: {why}.")
     elif turn.left_behind:
         found = Outcome(
             _EXPIRED,
@@ -203,7 +236,10 @@ def _queued(sample: SampleView, run: RunView) -> Outcome:
         are = "is" if missing == 1 else "are"
         rest = f"; a step takes {run.batch}, so {missing} {are} missing"
     else:
-        rest = f", from which steps take {run.batch} at a time, the oldest first"
+        rest = (
+            f", from which steps take {run.batch} at a time or whole groups, the oldest first, and "
+            "not too many of one session, user or tool (--max-share)"
+        )
     return Outcome(_STEP, f"It {_STEP} {place}{rest}.")
 
 
@@ -299,15 +335,21 @@ _REFUSED = (
     "SELECT untrained_because, COUNT(*) FROM turns WHERE untrained_because IS NOT NULL "
     "GROUP BY untrained_because"
 )
-_OPEN = """
+_OPEN = f"""
 SELECT next_states.turn_id IS NOT NULL AS followed, closed_at IS NOT NULL AS closed,
+  CASE episode WHEN 1 THEN ({OUTCOME}) IS NULL END AS running,
   next_states.turn_id IS NULL AND (private = 1 OR turns.id <
     (SELECT later.id FROM turns AS later WHERE later.session_id = turns.session_id
       AND later.kind = 'main' ORDER BY later.idx DESC LIMIT 1)) AS passed, COUNT(*) AS n
 FROM turns CROSS JOIN sessions ON sessions.id = turns.session_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
-WHERE settled = 0 AND verdicts.turn_id IS NULL GROUP BY 1, 2, 3
+WHERE settled = 0 AND verdicts.turn_id IS NULL GROUP BY 1, 2, 3, 4
+"""
+_HELD = f"""
+SELECT ({OUTCOME}) IS NULL AS running, group_id IS NOT NULL AS grouped, COUNT(*) AS n
+FROM samples CROSS JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id
+WHERE state = 'held' GROUP BY 1, 2
 """
 _JUDGED = (
     "WHERE turns.id IN (SELECT turns.id FROM turns CROSS JOIN verdicts "
@@ -323,27 +365,36 @@ _IN_HAND = (
 def count_outcomes(rows: Rows, run: RunView) -> Counter[str]:
     """How many turns have each outcome but a step that trained them, by the word for it.
 
-    However long a ledger is, no row of `turns` is read but those that are open.
+    However long a ledger is, no row of `turns` is read but those that are open or held.
     """
-    found = rows.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state")
+    found = rows.rows(
+        "SELECT COALESCE(expired_because, state) AS state, COUNT(*) AS n FROM samples GROUP BY 1"
+    )
     samples: dict[str, int] = {row["state"]: row["n"] for row in found}
+    trained = samples.pop("trained", 0)
     in_hand = rows.one(_IN_HAND)
     counts = Counter(
         {
-            _STEP: samples.get("queued", 0) - in_hand,
+            _STEP: samples.pop("queued", 0) - in_hand,
             _TRAINING: in_hand,
-            _EXPIRED: samples.get("expired", 0),
-            _QUARANTINED: samples.get("quarantined", 0),
+            _EXPIRED: samples.pop("expired", 0),
+            _QUARANTINED: samples.pop("quarantined", 0),
         }
     )
+    samples.pop("held", None)
+    counts.update(samples)  # what has expired by name
+    for row in rows.rows(_HELD):
+        counts[_OUTCOME if row["running"] else _GROUP if row["grouped"] else _QUEUE] += row["n"]
     for reason, turns in rows.rows(_REFUSED):
         counts[_word(reason)] += turns
     for row in rows.rows(_OPEN):
         waits = _IDLE if row["closed"] else _NEXT
+        if row["running"] is not None:
+            waits = _OUTCOME if row["running"] else _QUEUE
         counts[_JUDGE if row["followed"] else _PASSED if row["passed"] else waits] += row["n"]
     counts.update(outcome(turn, run).word for turn in turns_where(rows, _JUDGED))
     everyone = rows.one("SELECT COUNT(*) FROM turns")
-    counts[_GOING] = everyone - samples.get("trained", 0) - counts.total()
+    counts[_GOING] = everyone - trained - counts.total()
     return +counts
 
 

@@ -42,6 +42,12 @@ SLICE_S = 0.003
 """What a transaction may take, roughly."""
 _BEGUN = "forgetting"
 """In the ledger, what is not finished yet."""
+IS_BEING_FORGOTTEN = f"""
+EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{_BEGUN}'
+  AND begun.value ->> 0 = turns.session_id
+  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
+"""
+"""Of a row of `turns`, whether it is to be forgotten and still there."""
 _ROWS = 25
 _ANY = 1 << 62
 """Above every id."""
@@ -67,6 +73,7 @@ _SAID = {
     "next_states": "text = ''",
     "votes": "answer = ''",
     "hints": "text = ''",
+    "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, teacher_logprobs = NULL, "
     "teacher_targets = NULL",
 }
@@ -79,7 +86,9 @@ _ASKED = (
     f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
-_NAMES = "kind_reason = '', call = '', trace = NULL, fallback = NULL, misfit = NULL"
+_NAMES = (
+    "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, misfit = NULL"
+)
 """What may quote a client, or name it."""
 
 
@@ -120,11 +129,12 @@ FROM turns JOIN sessions ON sessions.id = session_id
   LEFT JOIN steps ON steps.id = samples.step_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
 WHERE blanked IS NULL AND CASE WHEN settled THEN
-    COALESCE(samples.state <> 'queued', 1)
+    COALESCE(samples.state NOT IN ('queued', 'held'), 1)
     AND (samples.step_id IS NULL OR COALESCE(steps.version <= (
       SELECT id FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC
       LIMIT 1 OFFSET {SAFE_STATES - 1}), 0))
-  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL END
+  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
+    AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
   AND turns.id BETWEEN ? AND ? ORDER BY turns.id LIMIT ?
 """
 """Turns of which nothing may still be trained, from one on and up to another."""
@@ -338,7 +348,9 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         turns=tuple(turns),
         unsaid=before,
         withdrawn=rows.one(
-            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND turn_id IN {_THESE}", touched
+            "SELECT COUNT(*) FROM samples WHERE state IN ('queued', 'held') "
+            f"AND turn_id IN {_THESE}",
+            touched,
         ),
         steps=_steps(rows, touched),
     )
@@ -374,8 +386,9 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
     these = json.dumps(what.turns)
     with database.transaction() as tx:
         tx.execute(
-            f"UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN {_THESE}",
-            (these,),
+            "UPDATE samples SET state = 'expired', expired_because = ? "
+            f"WHERE state IN ('queued', 'held') AND turn_id IN {_THESE}",
+            (FORGOTTEN, these),
         )
         tx.execute(f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN {_THESE}", (these,))
         for turn in what.unsaid:
@@ -388,9 +401,13 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
             _unsay(tx, turn)
         if what.whole:
             tx.execute(
-                "UPDATE sessions SET key = ? || '-' || id, "
-                "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
+                "UPDATE sessions SET key = ? || '-' || id, task = NULL, group_id = NULL, "
+                "episode = 0, closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
                 (FORGOTTEN, what.session),
+            )
+            tx.execute(
+                "DELETE FROM groups WHERE NOT EXISTS "
+                "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
             )
         begun = _begun(database)
         if what.turns:
@@ -450,7 +467,7 @@ def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) 
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
-    for table in ("next_states", "votes", "verdicts", "hints"):
+    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
     if _withdraw(tx, turn):

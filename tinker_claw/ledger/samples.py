@@ -1,13 +1,16 @@
 """The queue of samples that are ready to train.
 
 Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
-or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued.
+or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued. Those
+of an episode come into it when their group is whole (`groups`).
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
@@ -18,9 +21,10 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
 )
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.turns import completion_of
+from tinker_claw.ledger.groups import expire_mates
+from tinker_claw.ledger.turns import OVER, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
-from tinker_claw.types import HintScores, Sample, Vote
+from tinker_claw.types import HintScores, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,59 @@ class Queued:
     """Samples with a hint."""
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued sample, as far as its place in a batch depends on it."""
+
+    id: int
+    session: int
+    user: str
+    tool: bool
+    """The results of tools have judged it."""
+    group: int | None
+    queued_at: float
+    """Seconds since 1970."""
+
+
+NO_GRADIENT = "nothing in its batch said what is better than the rest"
+"""Why its samples expire."""
+BY_TOOLS = (
+    "(role IS 'tool' AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
+    "AND score IS NOT NULL))"
+)
+"""Of a turn with its next state, whether the results of tools have judged it: what was said of it
+outright is no tool's."""
+_QUEUED = """
+FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
+  JOIN sessions ON sessions.id = turns.session_id
+  JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN next_states ON next_states.turn_id = turns.id
+WHERE state = 'queued' AND (?1 IS NULL OR samples.id IN (SELECT value FROM json_each(?1)))
+ORDER BY samples.id
+"""
+
+
 class SampleTable:
     """Samples, from the moment they are scored until they are trained or expire."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, turn_id: int, reward: Vote | None, teacher: HintScores | None) -> int:
+    def add(self, turn_id: int, reward: float | None, teacher: HintScores | None) -> int:
+        """Queue a turn as a sample, or hold it, where it is of an episode that runs. It comes too
+        late for one that is over.
+
+        Args:
+            reward: of an episode's turn without its outcome, the mean of its votes.
+        """
         with self._db.transaction() as tx:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
                 "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
-                "overlap, state, created_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
+                "overlap, created_at, state, expired_because) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, "
+                "CASE episode WHEN 0 THEN 'queued' WHEN 1 THEN 'held' ELSE 'expired' END, "
+                "CASE episode WHEN 2 THEN ?8 END "
+                "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?1",
                 (
                     turn_id,
                     reward,
@@ -54,6 +99,7 @@ class SampleTable:
                     pack_float_rows(teacher.targets) if teacher else None,
                     teacher.overlap if teacher else None,
                     time.time(),
+                    OVER,
                 ),
             )
         return int(cursor.lastrowid or 0)
@@ -74,29 +120,68 @@ class SampleTable:
         """Take samples out that are more than `max_staleness` optimizer steps old; how many.
 
         Steps count along the live line of versions: what a version sampled that a rollback has left
-        behind is too old at once.
+        behind is too old at once. A group goes as one.
         """
         with self._db.transaction() as tx:
             cursor = tx.execute(
-                "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND turn_id IN "
+                "UPDATE samples SET state = 'expired', expired_because = (SELECT "
+                "CASE blanked WHEN 'forgotten' THEN blanked END FROM turns WHERE id = turn_id) "
+                "WHERE state IN ('queued', 'held') AND turn_id IN "
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
                 "WHERE ? - versions.step > ? OR turns.blanked = 'forgotten')",
                 (current_step, max_staleness),
             )
-            return cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            return expired + expire_mates(tx)
 
-    def oldest(self, count: int) -> list[Sample]:
-        """The `count` oldest queued samples, fewer if there are fewer. They stay queued."""
+    def queue(self) -> list[Waiting]:
+        """All that are queued, oldest first, without their tokens."""
+        rows = self._db.rows(
+            f"SELECT samples.id, session_id, user, {BY_TOOLS} AS tool, group_id, "
+            f"samples.created_at {_QUEUED}",
+            None,
+        )
+        return [
+            Waiting(
+                id=row["id"],
+                session=row["session_id"],
+                user=row["user"],
+                tool=bool(row["tool"]),
+                group=row["group_id"],
+                queued_at=row["created_at"],
+            )
+            for row in rows
+        ]
+
+    def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
+        """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
+        stay queued."""
+        ids = None if among is None else json.dumps(list(among))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
-            "versions.step AS policy_step, turns.* FROM samples "
-            "JOIN turns ON turns.id = samples.turn_id "
-            "JOIN versions ON versions.id = turns.policy_version "
-            "WHERE samples.state = 'queued' ORDER BY samples.id LIMIT ?",
-            count,
+            f"versions.step AS policy_step, group_id, {BY_TOOLS} AS tool, turns.* {_QUEUED} "
+            "LIMIT ?2",
+            *(ids, count),
         )
         return [_sample(row, load(self._db, row)) for row in rows]
+
+    def still_queued(self, samples: Sequence[Sample]) -> bool:
+        """Whether all of them are: what is said of a reply takes its sample out again."""
+        marks = ", ".join("?" for _ in samples)
+        return len(samples) == self._db.one(
+            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND id IN ({marks})",
+            *(sample.id for sample in samples),
+        )
+
+    def expire_these(self, sample_ids: Iterable[int], why: str) -> None:
+        """They stay queued no longer."""
+        with self._db.transaction() as tx:
+            tx.executemany(
+                "UPDATE samples SET state = 'expired', expired_because = ? "
+                "WHERE id = ? AND state = 'queued'",
+                [(why, sample) for sample in sample_ids],
+            )
 
     def quarantine(self, sample_id: int) -> None:
         """Never train this sample: steps with it fail."""
@@ -104,7 +189,7 @@ class SampleTable:
             tx.execute("UPDATE samples SET state = 'quarantined' WHERE id = ?", (sample_id,))
 
     def counts(self) -> dict[str, int]:
-        """How many samples are in each state."""
+        """How many samples are in each state; of those that are held, where there are any."""
         counts: dict[str, int] = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
         for row in self._db.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state"):
             counts[row["state"]] = row["n"]
@@ -122,6 +207,8 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         completion=completion_of(row),
         reward=row["reward"],
         teacher=teacher_of(row),
+        bucket=None if row["group_id"] is None else (row["group_id"], row["idx"]),
+        tool=bool(row["tool"]),
     )
 
 

@@ -13,7 +13,23 @@ CREATE TABLE sessions (
   created_at REAL NOT NULL,
   closed_at  REAL,                       -- NULL: it may go on; set when it ended or has long been idle
   private    INTEGER NOT NULL DEFAULT 0, -- 1: nothing of it is kept; 2: it was private once
+  task       TEXT,                       -- what it is about, as the client names it
+  group_id   INTEGER REFERENCES groups (id),
+  episode    INTEGER NOT NULL DEFAULT 0, -- 1: its outcome is to come, or its group's; 2: it is over, trained or not
   UNIQUE (user, key)
+) STRICT;
+CREATE INDEX sessions_by_group ON sessions (group_id) WHERE group_id IS NOT NULL;
+CREATE INDEX sessions_running ON sessions (id) WHERE episode = 1;
+
+-- Sessions that try the same task, to be compared with one another.
+CREATE TABLE groups (
+  id   INTEGER PRIMARY KEY AUTOINCREMENT,
+  user TEXT NOT NULL,
+  task TEXT NOT NULL,                    -- '': none was named
+  name TEXT NOT NULL,
+  size INTEGER NOT NULL,                 -- sessions, as the client says
+  over INTEGER NOT NULL DEFAULT 0,       -- 1: it was queued, or has expired; who comes later is not trained
+  UNIQUE (user, task, name)
 ) STRICT;
 
 CREATE TABLE versions (
@@ -55,6 +71,7 @@ CREATE TABLE turns (
   lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
   misfit            TEXT,                -- how a call breaks the schema of a strict tool; NULL: none does
   trace             TEXT,                -- the client's trace id, where it sent one
+  response_id       TEXT,                -- the reply's name for its client
   params            TEXT NOT NULL,       -- JSON of SamplingParams
   reply_digest      TEXT NOT NULL,
   history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
@@ -73,6 +90,7 @@ CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
+CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
@@ -83,7 +101,7 @@ CREATE TABLE next_states (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict' or 'hint'; 'in vain': a try that came to nothing
+  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a try that came to nothing
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
@@ -93,25 +111,53 @@ CREATE TABLE votes (
 CREATE TABLE verdicts (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   value      INTEGER,                    -- NULL: no valid vote, hence no verdict
-  created_at REAL NOT NULL
+  created_at REAL NOT NULL,
+  source     TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so, whatever the votes are
+  score      REAL,                       -- theirs, -1 to 1, of which the value is the sign; NULL: the judge's
+  judged     INTEGER,                    -- what the judge's votes came to; NULL also where it was not asked
+  prompt     TEXT,                       -- version of what the judge was asked; NULL: no judge was
+  by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
+  audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
 ) STRICT;
+
+-- What was said of replies and sessions outright, by the user or a program. The newest one counts.
+CREATE TABLE feedback (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  user       TEXT NOT NULL,
+  key        TEXT,                       -- the client's name for it: sent again it is the same one
+  turn_id    INTEGER NOT NULL REFERENCES turns (id), -- of a session: its last turn at that time
+  session_id INTEGER NOT NULL REFERENCES sessions (id),
+  score      REAL NOT NULL,              -- -1 to 1
+  text       TEXT NOT NULL,
+  source     TEXT NOT NULL,              -- user, client
+  final      INTEGER NOT NULL,           -- 1: of how the session ended, and of no reply
+  task       TEXT,                       -- that the session was about, and the group that it is of
+  task_group TEXT,
+  unused     TEXT,                       -- why no reply is trained by it; NULL: it is the verdict of one
+  created_at REAL NOT NULL,
+  UNIQUE (user, key)
+) STRICT;
+CREATE INDEX feedback_by_turn ON feedback (turn_id);
+CREATE INDEX feedback_by_session ON feedback (session_id, id) WHERE final = 1;
 
 CREATE TABLE hints (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
   rank    INTEGER NOT NULL,
   text    TEXT NOT NULL,
+  source  TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so outright
   PRIMARY KEY (turn_id, rank)
 ) STRICT;
 
 CREATE TABLE samples (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
-  reward           INTEGER,              -- NULL: hint only
+  reward           REAL,                 -- NULL: hint only; while it is held, the mean of its votes alone
   hint             TEXT,                 -- NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
   overlap          INTEGER,
-  state            TEXT NOT NULL,        -- queued, trained, expired, quarantined
+  state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
+  expired_because  TEXT,                 -- NULL: of its age, or it has not expired
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL
 ) STRICT;

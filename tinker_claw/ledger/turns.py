@@ -30,6 +30,7 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.types import (
+    Attempt,
     Completion,
     Kind,
     Lost,
@@ -64,6 +65,8 @@ class NewTurn:
     """What the request was for."""
     trace: str | None = None
     """The client's trace id."""
+    response_id: str | None = None
+    """The reply's name for its client."""
     fallback: str | None = None
     """Why another than the current version answered; None: it did not."""
     misfit: str | None = None
@@ -98,13 +101,31 @@ TRIES = 3
 """In vain; then a turn is set aside."""
 SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
 """Stands as the reason why such a turn is not trained."""
+OVER = "it came after its episode had its outcome, or its group was over"
+"""Why such a turn is not trained."""
+OUTCOME = (
+    "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
+    "ORDER BY feedback.id DESC LIMIT 1"
+)
+"""How an episode ended, for a row of `sessions`; nothing: nobody has said so."""
+JUDGEABLE = f"""
+(EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id)
+  OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)
+  OR EXISTS (SELECT 1 FROM sessions WHERE sessions.id = turns.session_id AND episode = 1
+    AND ({OUTCOME}) IS NOT NULL AND turns.kind = 'main' AND turns.idx = (
+      SELECT MAX(idx) FROM turns AS last WHERE last.session_id = sessions.id AND kind = 'main'
+        AND last.untrained_because IS NOT '{OVER}')))
+"""
+"""Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
+episode has no next state, and its outcome is enough."""
 _LONGEST = 2000
 """Characters that are kept of what came of a try in vain."""
 DEMONSTRATION = """
 SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
-JOIN next_states AS said ON said.turn_id = later.id AND said.role = 'user'
 JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
-WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
+LEFT JOIN next_states AS said ON said.turn_id = later.id
+WHERE (said.role = 'user' OR given.score IS NOT NULL)
+  AND later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
 ORDER BY later.idx LIMIT 1
 """
 """The reply of `JudgementTable.demonstration`, for a row of `turns`."""
@@ -115,9 +136,9 @@ WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
-    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "params", "reply_digest"),
-    *("history", "request_text", "reply_text", "blocks", "prompt", "tokens", "logprobs"),
-    *("topk_ids", "topk_logprobs"),
+    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "response_id", "params"),
+    *("reply_digest", "history", "request_text", "reply_text", "blocks", "prompt", "tokens"),
+    *("logprobs", "topk_ids", "topk_logprobs"),
 )
 _INSERT = (
     f"INSERT INTO turns (idx, {', '.join(_COLUMNS)}) VALUES ((SELECT COALESCE(MAX(idx) + 1, 0) "
@@ -150,6 +171,36 @@ class TurnTable:
                 (user, key, time.time()),
             ).fetchone()
         return int(row["id"])
+
+    def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
+        """What a session is an attempt at; what was said first holds.
+
+        False: it is of another group.
+        """
+        with self._db.transaction() as tx:
+            known = tx.execute(
+                "SELECT group_id, name, groups.task FROM sessions LEFT JOIN groups "
+                "ON groups.id = group_id WHERE sessions.id = ?",
+                (session_id,),
+            ).fetchone()
+            group, over = known["group_id"], 0
+            if said.group is not None and group is not None:
+                if known["name"] != said.group or known["task"] != (said.task or known["task"]):
+                    return False
+                tx.execute("UPDATE groups SET size = MAX(size, ?) WHERE id = ?", (said.size, group))
+            elif said.group is not None:
+                group, over = tx.execute(
+                    "INSERT INTO groups (user, task, name, size) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (user, task, name) DO UPDATE SET size = MAX(size, excluded.size) "
+                    "RETURNING id, over",
+                    (user, said.task or "", said.group, said.size),
+                ).fetchone()
+            tx.execute(
+                "UPDATE sessions SET task = COALESCE(task, ?), group_id = ?, "
+                "episode = CASE WHEN episode = 0 AND ? THEN ? ELSE episode END WHERE id = ?",
+                (said.task, group, said.episode, 1 + over, session_id),
+            )
+        return True
 
     def open_sessions(self) -> list[tuple[int, float]]:
         """Sessions that are not closed, and when they were last heard of, the longest ago first."""
@@ -202,10 +253,9 @@ class TurnTable:
             **{"session_id": turn.session_id, "kind": turn.kind, "kind_reason": turn.kind_reason},
             **{"policy_version": turn.policy_version, "created_at": time.time()},
             **{"call": turn.call, "trace": turn.trace, "fallback": turn.fallback},
-            **{"lost": turn.lost, "misfit": turn.misfit, "hint_at": turn.hint_at},
+            **{"response_id": turn.response_id, "lost": turn.lost, "misfit": turn.misfit},
             **{"request_text": turn.request_text, "reply_text": turn.reply_text},
-            "untrained_because": turn.untrained_because,
-            "settled": turn.untrained_because is not None,
+            "hint_at": turn.hint_at,
             "prompt_tokens": len(turn.prompt),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
@@ -220,6 +270,8 @@ class TurnTable:
             "topk_logprobs": pack_float_rows(kept.topk_logprobs),
         }
         with self._db.transaction() as tx:
+            because = turn.untrained_because or _over(tx, turn)
+            values |= {"untrained_because": because, "settled": because is not None}
             values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
             turn_id = int(tx.execute(_INSERT, values).lastrowid or 0)
             if bill is not None:
@@ -262,7 +314,11 @@ class TurnTable:
         return cursor.rowcount == 1
 
     def get(self, turn_id: int) -> Turn:
-        row = self._db.row("SELECT * FROM turns WHERE id = ?", turn_id)
+        row = self._db.row(
+            "SELECT turns.*, episode FROM turns JOIN sessions ON sessions.id = session_id "
+            "WHERE turns.id = ?",
+            turn_id,
+        )
         if row is None:
             raise KeyError(turn_id)
         return _turn(row, load(self._db, row))
@@ -272,11 +328,11 @@ class TurnTable:
         return NextState(role=row["role"], text=row["text"]) if row else None
 
     def judgeable(self) -> list[int]:
-        """Turns with a next state that are neither samples nor refused yet, oldest first."""
+        """Turns with a next state, or judged without one, or ended by the outcome of their episode,
+        that are neither samples nor refused yet, oldest first."""
         rows = self._db.rows(
-            # CROSS JOIN: from the open turns to their next states, of which there are far more.
-            "SELECT turns.id FROM turns CROSS JOIN next_states ON turn_id = turns.id "
-            "WHERE settled = 0 ORDER BY turns.id"
+            # From the open turns to their next states, of which there are far more.
+            f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
         )
         return [row["id"] for row in rows]
 
@@ -291,6 +347,27 @@ class TurnTable:
                 "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
                 (reason, turn_id),
             )
+
+
+def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
+    """Why a turn of this session is not trained any more; None: it may be."""
+    if turn.kind is Kind.SIDE:
+        return None
+    late = tx.execute(
+        f"SELECT 1 FROM sessions WHERE id = ? AND (episode = 2 OR (episode = 1 AND ({OUTCOME}) "
+        "IS NOT NULL))",
+        (turn.session_id,),
+    ).fetchone()
+    return OVER if late else None
+
+
+def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
+    """A turn whose verdict is another one now goes its way to a sample again: one that waits gives
+    way to it."""
+    queued = "SELECT id FROM samples WHERE turn_id = ? AND state IN ('queued', 'held')"
+    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
+    tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
+    tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
 
 
 @lru_cache(maxsize=64)
@@ -310,6 +387,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
         hint_at=row["hint_at"],
         request_text=row["request_text"],
         reply_text=row["reply_text"],
+        episode=row["episode"] > 0,
     )
 
 
@@ -353,21 +431,36 @@ class JudgementTable:
         verdict_ballots: Sequence[Ballot],
         hint_ballots: Sequence[Ballot],
         hints: Sequence[str],
+        prompt: str | None = None,
+        by_second: bool = False,
+        audit: Vote | None = None,
+        audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that the judge said of one turn, together."""
+        """Write everything that was said of one turn, together. What was said outright still counts.
+
+        Args:
+            prompt: version of what the judge was asked; None: no judge was.
+            audit: the auditor's verdict.
+        """
+        by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
-            for about, ballots in (("verdict", verdict_ballots), ("hint", hint_ballots)):
+            for about, ballots in by_question.items():
                 tx.executemany(
                     "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
                     [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
                 )
+            first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
             tx.executemany(
-                "INSERT INTO hints (turn_id, rank, text) VALUES (?, ?, ?)",
-                [(turn_id, rank, text) for rank, text in enumerate(hints)],
+                f"INSERT INTO hints (turn_id, rank, text) VALUES (?1, {first}, ?2)",
+                [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at) VALUES (?, ?, ?)",
-                (turn_id, value, time.time()),
+                "INSERT INTO verdicts "
+                "(turn_id, value, created_at, judged, prompt, by_second, audit) "
+                "VALUES (?1, ?2, ?3, ?2, ?4, ?5, ?6) ON CONFLICT (turn_id) DO UPDATE SET "
+                "judged = excluded.judged, prompt = excluded.prompt, "
+                "by_second = excluded.by_second, audit = excluded.audit",
+                (turn_id, value, time.time(), prompt, by_second, audit),
             )
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
@@ -438,17 +531,25 @@ class JudgementTable:
 
     def verdict(self, turn_id: int) -> Verdict | None:
         """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
-        row = self._db.row("SELECT value FROM verdicts WHERE turn_id = ?", turn_id)
+        row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
         if row is None:
             return None
         votes = self._db.rows(
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
-        return Verdict(votes=tuple(v["value"] for v in votes), value=row["value"])
+        return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
-        rows = self._db.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
-        return tuple(row["text"] for row in rows)
+        """Best first. What was said outright goes before what the judge has read, and where it
+        accepts the reply, nothing is left to hint at."""
+        rows = self._db.rows(
+            "SELECT hints.text, hints.source, score FROM hints "
+            "LEFT JOIN verdicts ON verdicts.turn_id = hints.turn_id "
+            "WHERE hints.turn_id = ? AND COALESCE(score, -1) < 0 ORDER BY rank",
+            turn_id,
+        )
+        outright = [row for row in rows if row["source"] != "judge"]
+        return tuple(row["text"] for row in outright or rows)
 
     def counts(self) -> dict[str, int]:
         """How many verdicts of each value, and how many hints, so far."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows
+from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
 _PINNED = "pinned"
@@ -61,11 +62,11 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     """Take samples out of the queue whose version was left behind by a rollback; how many."""
     sampled_by = tx.execute(
         "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state = 'queued'"
+        "WHERE state IN ('queued', 'held')"
     ).fetchall()
     return sum(
         tx.execute(
-            "UPDATE samples SET state = 'expired' WHERE state = 'queued' AND EXISTS "
+            "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND EXISTS "
             "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
             (version,),
         ).rowcount
@@ -228,11 +229,14 @@ class StepTable:
                 "WHERE id = ? AND status = 'intent'",
                 (error, outage, time.time(), step_id),
             )
+            _hear(tx)
 
     def void_unfinished(self) -> list[int]:
         """Void the steps that an ended process left open; returns their ids."""
         with self._db.transaction() as tx:
-            return _void_open(tx, "the process ended before the step was committed")
+            void = _void_open(tx, "the process ended before the step was committed")
+            _hear(tx)
+        return void
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
         """The committed steps after `saved`: their weights are gone."""
@@ -261,6 +265,7 @@ class StepTable:
                 f"WHERE id IN ({lost})",
                 (saved.id,),
             )
+            _hear(tx)
             return _insert_version(
                 tx,
                 parent=saved.id,
@@ -318,6 +323,19 @@ def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
         (error, time.time()),
     )
     return [row["id"] for row in rows]
+
+
+def _hear(tx: sqlite3.Connection) -> None:
+    """What was said of replies while a step trained them counts where that came to nothing."""
+    found = tx.execute(
+        "SELECT DISTINCT feedback.turn_id FROM feedback "
+        "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
+        "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
+        "WHERE final = 0 AND unused IS NOT NULL"
+    ).fetchall()
+    for (turn_id,) in found:
+        tx.execute("UPDATE feedback SET unused = NULL WHERE turn_id = ? AND final = 0", (turn_id,))
+        reopen(tx, turn_id)
 
 
 def _insert_version(

@@ -15,28 +15,34 @@ from typing import Any, Literal
 from tinker_claw.ledger.codec import load
 from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import DEMONSTRATION, completion_of
+from tinker_claw.ledger.turns import DEMONSTRATION, OUTCOME, completion_of
 from tinker_claw.ledger.versions import Line, read_line
-from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Vote
+from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
 
 Record = dict[str, Any]
 
 # One turn, with all that became of it
 
 _TURN = f"""
-SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 1 AS private,
+SELECT turns.id, turns.session_id, sessions.key AS session_key, sessions.user,
+  private = 1 AS private, episode, sessions.task, groups.name AS "group", size AS group_size,
+  ({OUTCOME}) AS session_outcome, (SELECT COUNT(*) FROM sessions AS mate
+    WHERE mate.group_id = groups.id AND EXISTS (SELECT 1 FROM feedback
+      WHERE feedback.session_id = mate.id AND final = 1)) AS group_done,
   closed_at IS NOT NULL AS session_closed, turns.idx AS "index", turns.kind, turns.kind_reason,
   turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
   turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
   turns.fallback, turns.misfit, turns.lost, turns.settled, turns.untrained_because, turns.blanked,
   next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
-  verdicts.created_at AS judged_at, value AS verdict,
+  verdicts.created_at AS judged_at, value AS verdict, verdicts.source, verdicts.judged AS found,
+  (SELECT json_array(score, source, unused) FROM feedback WHERE feedback.turn_id = turns.id
+    AND final = 0 ORDER BY feedback.id DESC LIMIT 1) AS said,
   (SELECT json_group_array(value) FROM (SELECT value FROM votes
     WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
   (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
   CASE WHEN turns.settled = 0 AND value = -1 THEN ({DEMONSTRATION}) END IS NOT NULL AS demonstrated,
-  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward,
+  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward, expired_because,
   hint IS NOT NULL AS hinted, samples.step_id, steps.version AS step_version, steps.finished_at,
   (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
   CASE state WHEN 'queued' THEN (SELECT COUNT(*) FROM samples AS older
@@ -46,6 +52,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, user, private = 
     WHERE sample_id = samples.id ORDER BY begun.id)) AS begun
 FROM turns JOIN sessions ON sessions.id = turns.session_id
   JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN groups ON groups.id = sessions.group_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
@@ -75,8 +82,11 @@ class SampleView:
     id: int
     created_at: float
     state: str
-    """queued, trained, expired or quarantined"""
-    reward: Vote | None
+    """held, queued, trained, expired or quarantined"""
+    expired_because: str | None
+    """None: of its age, or it has not expired."""
+    reward: float | None
+    """Of an episode's step with its outcome, once that is there."""
     hinted: bool
     step: int | None
     """That trained it."""
@@ -94,6 +104,17 @@ class SampleView:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What was said of a reply outright, last."""
+
+    score: float
+    """From -1 to 1."""
+    source: Source
+    unused: str | None
+    """Why it is not trained by that; None: that is its verdict."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """A turn from its request to the version that it helped to make, without what was said."""
 
@@ -104,6 +125,15 @@ class TurnView:
     private: bool
     """Nothing of its session is kept just now."""
     session_closed: bool
+    episode: int
+    """1: its outcome is to come, or that of its group; 2: it is over; 0: the session is none."""
+    task: str | None
+    group: str | None
+    group_size: int | None
+    group_done: int
+    """Episodes of the group that have their outcome."""
+    session_outcome: float | None
+    """None: nobody has said how it ended."""
     index: int
     kind: Kind
     kind_reason: str
@@ -133,6 +163,12 @@ class TurnView:
     """None: not judged."""
     verdict: Vote | None
     """None of a judged turn: no vote was valid."""
+    source: Source | None
+    """Whose verdict it is; None: not judged."""
+    found: Vote | None
+    """What the judge's votes came to, whosever the verdict is."""
+    said: Said | None
+    """None: nothing was."""
     votes: tuple[Vote | None, ...]
     tries: int
     """To judge it, in vain."""
@@ -152,7 +188,7 @@ class TurnView:
         return self.sample.step if self.sample and self.sample.state == "trained" else None
 
 
-_READ = (*_FLAGS, "kind", "lost", "passed_lost", "votes", "sample", "left_behind")
+_READ = (*_FLAGS, "kind", "lost", "passed_lost", "said", "votes", "sample", "left_behind")
 _AS_IT_IS = tuple(field.name for field in fields(TurnView) if field.name not in _READ)
 
 
@@ -184,6 +220,7 @@ def _turn(row: Record, line: Line) -> TurnView:
         kind=Kind(row["kind"]),
         lost=row["lost"] and Lost(row["lost"]),
         passed_lost=row["passed_lost"] and Lost(row["passed_lost"]),
+        said=Said(*json.loads(row["said"])) if row["said"] else None,
         votes=tuple(json.loads(row["votes"])) if row["judged_at"] else (),
         sample=None if row["sample_id"] is None else _sample(row, line),
         left_behind=not line.leads_on(row["policy_version"]),
@@ -196,6 +233,7 @@ def _sample(row: Record, line: Line) -> SampleView:
         id=row["sample_id"],
         created_at=row["sampled_at"],
         state=row["state"],
+        expired_because=row["expired_because"],
         reward=row["reward"],
         hinted=bool(row["hinted"]),
         step=row["step_id"],
@@ -223,6 +261,14 @@ class Contents:
     next_state: NextState | None
     answers: tuple[Record, ...]
     """Of the judge: `about`, `value` and `answer` of each."""
+    feedback: tuple[Record, ...]
+    """What was said of it outright, or of its session at its end, oldest first."""
+    asked: str | None
+    """Version of what the judge was asked; None: it was not judged, or by no judge."""
+    by_second: bool
+    """The fallback judged it."""
+    audit: Vote | None
+    """The auditor's verdict; None: it gave none, or was not asked."""
     hints: tuple[str, ...]
     hint: str | None
     """That the teacher was told."""
@@ -235,8 +281,10 @@ class Contents:
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap "
+        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap, "
+        "verdicts.prompt AS asked, by_second, audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
+        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
         turn_id,
     )
@@ -246,6 +294,9 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         "SELECT about, value, answer FROM votes WHERE turn_id = ? ORDER BY about DESC, n", turn_id
     )
     hints = rows.rows("SELECT text FROM hints WHERE turn_id = ? ORDER BY rank", turn_id)
+    feedback = rows.rows(
+        f"SELECT {_FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
+    )
     return Contents(
         request_text=row["request_text"],
         reply_text=row["reply_text"],
@@ -254,6 +305,10 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         trace=row["trace"],
         next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
         answers=tuple(dict(answer) for answer in answers),
+        feedback=tuple(dict(said) | {"final": bool(said["final"])} for said in feedback),
+        asked=row["asked"],
+        by_second=bool(row["by_second"]),
+        audit=row["audit"],
         hints=tuple(hint["text"] for hint in hints),
         hint=row["hint"],
         overlap=row["overlap"],
@@ -296,10 +351,12 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
     record: Record = {
         **{"id": turn.id, "session": turn.session_id, "session_key": turn.session_key},
         **{"user": turn.user, "index": turn.index, "kind": turn.kind, "call": turn.call},
+        **{"task": turn.task, "group": turn.group, "session_outcome": turn.session_outcome},
         **{"policy_version": turn.policy_version, "created_at": turn.created_at},
         **{"request": known.request_text, "reply": known.reply_text},
         "next_state": _state(known.next_state),
-        **{"judged": turn.judged, "verdict": turn.verdict, "hints": list(known.hints)},
+        **{"judged": turn.judged, "verdict": turn.verdict, "verdict_by": turn.source},
+        **{"feedback": list(known.feedback), "hints": list(known.hints)},
         "sample": turn.sample.state if turn.sample else None,
         "trained_in_step": turn.trained_in_step,
         "untrained_because": turn.untrained_because,
@@ -316,7 +373,7 @@ def _state(state: NextState | None) -> Record | None:
 
 # Rows of a table, filtered, the newest at the end
 
-Table = Literal["turns", "verdicts", "samples", "steps", "versions"]
+Table = Literal["turns", "verdicts", "feedback", "samples", "steps", "versions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,19 +393,28 @@ class Filter:
     """Only rows of higher turns."""
 
 
-_OF_TURN = "turns.id AS turn, session_id AS session, user, policy_version"
+_OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
+_ATTEMPT = 'sessions.task, groups.name AS "group"'
 _HINTS = "(SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints"
+_FEEDBACK = (
+    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
+    'task_group AS "group", unused'
+)
 _FIELDS: Mapping[Table, str] = {
-    "turns": 'turns.id, session_id AS session, user, idx AS "index", turns.kind, '
+    "turns": 'turns.id, session_id AS session, sessions.user, idx AS "index", '
+    f"{_ATTEMPT}, turns.kind, "
     "kind_reason AS reason, call, policy_version, fallback, misfit, prompt_tokens, "
     "completion_tokens, turns.created_at, role AS next_role, "
-    f"verdicts.turn_id IS NOT NULL AS judged, value AS verdict, {_HINTS}, state AS sample, "
+    "verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by, "
+    f"{_HINTS}, state AS sample, "
     "CASE state WHEN 'trained' THEN step_id END AS trained_in_step, untrained_because",
     "verdicts": f"{_OF_TURN}, verdicts.created_at, value AS verdict, "
+    "verdicts.source AS verdict_by, verdicts.judged AS judge, verdicts.score, "
     "(SELECT json_group_array(value) FROM (SELECT value FROM votes WHERE votes.turn_id = turns.id "
     f"AND about = 'verdict' ORDER BY n)) AS votes, {_HINTS}",
+    "feedback": f"feedback.id, {_OF_TURN}, {_FEEDBACK}",
     "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, "
-    "hint IS NOT NULL AS hinted, step_id AS step",
+    f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
     "metrics, error, outage",
@@ -359,20 +425,27 @@ _FIELDS: Mapping[Table, str] = {
 }
 """The fields of a record, in their order. A turn's outcome is added to them by `outcome.py`."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("judged", "hinted", "outage", "saved"), bool),
+    **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
     "votes": json.loads,
     "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k != "rule"},
 }
 """Fields that SQLite knows only as numbers and texts."""
 _TURNS = (
-    "turns JOIN sessions ON sessions.id = session_id "
+    "turns JOIN sessions ON sessions.id = turns.session_id "
+    "LEFT JOIN groups ON groups.id = group_id "
     "LEFT JOIN next_states ON next_states.turn_id = turns.id "
     "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
     "LEFT JOIN samples ON samples.turn_id = turns.id"
 )
+_FROM: Mapping[Table, str] = {
+    "steps": "steps",
+    "versions": "versions",
+    "feedback": f"{_TURNS} JOIN feedback ON feedback.turn_id = turns.id",
+}
 _ORDER: Mapping[Table, str] = {
     "turns": "turns.id DESC",
     "verdicts": "verdicts.created_at DESC, verdicts.turn_id DESC",
+    "feedback": "feedback.id DESC",
     "samples": "samples.id DESC",
     "steps": "id DESC",
     "versions": "id DESC",
@@ -383,7 +456,7 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     """The newest `limit` rows that are wanted, oldest first."""
     where, values = _where(table, wanted)
     found = rows.rows(
-        f"SELECT {_FIELDS[table]} FROM {table if table in ('steps', 'versions') else _TURNS} "
+        f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, _TURNS)} "
         f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
         *(*values, -1 if limit is None else limit),
     )
@@ -433,6 +506,9 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
                 "SELECT state_ref, sampler_ref FROM versions WHERE id = ?", record["id"]
             )
             return record | (dict(row) if row else {})
+        if table == "feedback":
+            text = ledger.one("SELECT text FROM feedback WHERE id = ?", record["id"])
+            return record | {"text": text}
         turn_id = record["id"] if table == "turns" else record["turn"]
         turn, known = read_turn(ledger, turn_id), read_contents(ledger, turn_id)
         if turn is None or known is None:  # forgotten meanwhile
@@ -457,7 +533,11 @@ def _full_turn(turn: TurnView, known: Contents, prompt: Sequence[int]) -> Record
 def _said(known: Contents) -> Record:
     """What came next, and what was made of it."""
     answers, hints = list(known.answers), list(known.hints)
-    return {"next_state": _state(known.next_state), "answers": answers, "hint_texts": hints}
+    return {
+        **{"next_state": _state(known.next_state), "feedback": list(known.feedback)},
+        **{"answers": answers, "hint_texts": hints},
+        **{"judge_prompt": known.asked, "by_second": known.by_second, "audit": known.audit},
+    }
 
 
 def _full_sample(known: Contents) -> Record:

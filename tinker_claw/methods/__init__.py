@@ -13,6 +13,7 @@ from tinker_claw.methods.base import (
     Teaching,
     require,
     reward_of,
+    step_reward,
     student_topk,
 )
 from tinker_claw.methods.passes import BatchItem
@@ -29,6 +30,7 @@ __all__ = [
     "build",
     "require",
     "reward_of",
+    "step_reward",
     "student_topk",
 ]
 

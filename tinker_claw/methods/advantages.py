@@ -8,38 +8,94 @@ in nats. Signs: a positive advantage raises the probability of its token. Source
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
 from tinker_claw.errors import same_length
-from tinker_claw.types import Vote
 
 UNANIMOUS_SCALE = 0.25
 """Where all verdicts of a batch agree a mean baseline leaves nothing; this much of r is kept."""
+EQUAL = 1e-6
+"""A standard deviation up to this is that of equal rewards, but for how they were rounded."""
+TOOL_SUCCESS = 0.5
+"""Weight of a +1 that the results of tools have brought: a call that does not fail says less than a
+user who is content, and an agent makes ten calls for each message of theirs."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
 
 def reward_advantages(
-    rewards: Sequence[Vote | None], baseline: Literal["batch_mean", "none"]
+    rewards: Sequence[float | None],
+    baseline: Literal["batch_mean", "none"],
+    weights: Sequence[float] = (),
 ) -> list[float]:
-    """One advantage per sample from its verdict.
+    """One advantage per sample from its reward r and its weight w.
 
-    batch_mean: A = r - mean of the batch's verdicts; 0.25 r if they all agree. none: A = r, which
-    is REINFORCE. A sample without a verdict (None) has A = 0 and does not count in the mean.
+    batch_mean: A = w (r - mean), the mean over the batch's rewards by their weights; 0.25 w r if
+    they all agree. none: A = w r, which is REINFORCE. A sample without a reward (None) has A = 0
+    and does not count in the mean.
 
     Args:
-        rewards: (B,) +1, -1 or None.
+        rewards: (B,)
+        weights: (B,) above 0; 1 each unless given.
     Returns:
         (B,) advantages.
     """
-    given = [r for r in rewards if r is not None]
+    weights = weights or [1.0] * len(rewards)
+    same_length("rewards", rewards=rewards, weights=weights)
+    given = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
     if baseline == "none":
-        return [float(r) if r is not None else 0.0 for r in rewards]
-    if len(set(given)) <= 1:
-        return [UNANIMOUS_SCALE * r if r is not None else 0.0 for r in rewards]
-    mean = sum(given) / len(given)
-    return [r - mean if r is not None else 0.0 for r in rewards]
+        scale, mean = 1.0, 0.0
+    elif len({r for r, _ in given}) <= 1:
+        scale, mean = UNANIMOUS_SCALE, 0.0
+    else:
+        # Summed exactly, so that the order of the samples makes no difference at all.
+        scale = 1.0
+        mean = math.fsum(w * r for r, w in given) / math.fsum(w for _, w in given)
+    return [
+        scale * w * (r - mean) if r is not None else 0.0
+        for r, w in zip(rewards, weights, strict=True)
+    ]
+
+
+def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable]) -> list[float]:
+    """One advantage per sample of a group: A = (r - mean) / sd over the samples of its bucket.
+
+    A bucket is one step of one group: the sessions of a group try the same task, and their steps
+    of one index are compared with one another (OpenClaw-RL 3.3). sd is the population's, as there.
+    A bucket of one reward stays raw, A = r; one whose rewards all agree has A = 0. A sample without
+    a reward (None) has A = 0 and does not count.
+
+    Args:
+        rewards: (n,)
+        buckets: (n,) equal where samples are compared.
+    Returns:
+        (n,) advantages.
+    """
+    same_length("grouped rewards", rewards=rewards, buckets=buckets)
+    found = defaultdict[Hashable, list[float]](list)
+    for reward, bucket in zip(rewards, buckets, strict=True):
+        if reward is not None:
+            found[bucket].append(reward)
+    return [
+        0.0 if reward is None else _standardised(reward, found[bucket])
+        for reward, bucket in zip(rewards, buckets, strict=True)
+    ]
+
+
+def _standardised(reward: float, among: Sequence[float]) -> float:
+    if len(among) == 1:
+        return reward
+    mean = math.fsum(among) / len(among)
+    sd = math.sqrt(math.fsum((r - mean) ** 2 for r in among) / len(among))
+    return (reward - mean) / sd if sd > EQUAL else 0.0
+
+
+def may_push(reward: float, *, cut: bool) -> bool:
+    """Whether a reward, or an advantage, may move its reply. One that was cut by its token limit
+    ends nowhere: to reinforce it teaches text without a stop, so it is only ever pushed down."""
+    return reward < 0 or not cut
 
 
 def token_advantages(

@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tinker_claw.config.settings import Training
+from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.errors import ConfigError
+from tinker_claw.methods.advantages import may_push
 from tinker_claw.methods.passes import BatchItem, Weights, build_passes
-from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict, Vote
+from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict
 
+CUT = "cut by its token limit, and not rejected"
+"""Why such a turn is not trained."""
 HINTED = 0.3
 """Share of judged turns with a hint, assumed before there are any."""
 
@@ -87,12 +90,20 @@ class Method:
         """Texts of which the teacher is told one; (): it is not asked."""
         return self.teaching.tells(evidence) if self.teaching else ()
 
-    def refuses(self, verdict: Verdict, told: Sequence[str]) -> str | None:
+    def refuses(
+        self, verdict: Verdict, told: Sequence[str], *, cut: bool = False, episode: bool = False
+    ) -> str | None:
         """Why a turn with this judgement carries no signal, or None when it is a sample.
 
         Args:
             told: what the teacher can be told of it.
+            cut: its reply was cut by its token limit.
+            episode: its outcome will be a part of its reward, whatever the verdict is.
         """
+        if episode and self.reward:
+            return None
+        if not may_push(verdict.value or 0, cut=cut):
+            return CUT
         if told or (self.reward and reward_of(verdict)):
             return None
         reasons = [_no_reward(verdict)] if self.reward else []
@@ -104,14 +115,29 @@ class Method:
         """How much verdicts and the teacher count."""
         return Weights(reward=self.reward * cfg.w_rl, distill=self.distill * cfg.w_opd)
 
-    def passes(self, items: Sequence[BatchItem], cfg: Training) -> list[LossPass]:
-        """The loss passes of one optimizer step over the whole batch."""
-        return build_passes(items, self.weights(cfg), cfg)
+    def passes(
+        self,
+        items: Sequence[BatchItem],
+        cfg: Training,
+        reply_tokens: int = Gateway().max_reply_tokens,
+    ) -> list[LossPass]:
+        """The loss passes of one optimizer step over the whole batch. `reply_tokens`: what a reply
+        may have at most."""
+        return build_passes(items, self.weights(cfg), cfg, reply_tokens)
 
 
-def reward_of(verdict: Verdict) -> Vote | None:
-    """+1 or -1; None for a neutral verdict and for no verdict at all."""
-    return verdict.value or None
+def reward_of(verdict: Verdict) -> float | None:
+    """+1 or -1, or what was said outright; None for a neutral verdict and for no verdict at all."""
+    return (verdict.value if verdict.score is None else verdict.score) or None
+
+
+def step_reward(verdict: Verdict) -> float | None:
+    """What of an episode's step stands beside its outcome: the mean of the valid votes, 0 included,
+    or what was said outright; None: there is neither, and the outcome is all."""
+    if verdict.score is not None:
+        return verdict.score
+    valid = [vote for vote in verdict.votes if vote is not None]
+    return sum(valid) / len(valid) if valid else None
 
 
 def _no_reward(verdict: Verdict) -> str:

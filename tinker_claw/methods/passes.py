@@ -8,18 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
 from tinker_claw.methods.advantages import (
+    TOOL_SUCCESS,
+    group_advantages,
     keep_bounded,
     kl_advantages,
+    may_push,
     reward_advantages,
     stale_weight,
     token_advantages,
     topk_advantages,
 )
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
+
+
+class Rewarded(Protocol):
+    """What of a sample decides its advantage: see `Sample`."""
+
+    @property
+    def reward(self) -> float | None: ...
+    @property
+    def bucket(self) -> tuple[int, int] | None: ...
+    @property
+    def tool(self) -> bool: ...
+    @property
+    def cut(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +58,17 @@ class Weights:
     distill: float
 
 
-def build_passes(items: Sequence[BatchItem], weights: Weights, cfg: Training) -> list[LossPass]:
-    """The passes of one step.
+def build_passes(
+    items: Sequence[BatchItem], weights: Weights, cfg: Training, reply_tokens: int
+) -> list[LossPass]:
+    """The passes of one step. `reply_tokens`: what a reply may have at most, for norm = constant.
 
     Reward, token distillation and KL go as one ppo pass with summed advantages. Top-k distillation
     goes as a cross_entropy pass with signed weights. A datum that carries no gradient is left out.
     """
     topk = cfg.opd_mode == "topk" and weights.distill > 0
-    scales = _scales(items, cfg)
-    rewards = reward_advantages([item.sample.reward for item in items], cfg.baseline)
+    scales = _scales(items, cfg, reply_tokens)
+    rewards = reward_parts([item.sample for item in items], cfg)
     ppo: list[Datum] = []
     cross_entropy: list[Datum] = []
     for item, reward, scale in zip(items, rewards, scales, strict=True):
@@ -67,12 +86,36 @@ def build_passes(items: Sequence[BatchItem], weights: Weights, cfg: Training) ->
     return passes
 
 
-def _scales(items: Sequence[BatchItem], cfg: Training) -> list[float]:
-    """1 / (T_i B), or 1 / (T_max B) with norm = constant (Dr. GRPO, arXiv 2503.20783)."""
+def reward_parts(samples: Sequence[Rewarded], cfg: Training) -> list[float]:
+    """(B,) advantages of a batch from its rewards: those of groups within their groups, the others
+    against one another; none pushes a reply up that was cut."""
+    alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
+    grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
+    of_alone = reward_advantages(
+        [samples[at].reward for at in alone],
+        cfg.baseline,
+        [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone],
+    )
+    of_grouped = group_advantages(
+        [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
+    )
+    found = dict(zip((*alone, *grouped), (*of_alone, *of_grouped), strict=True))
+    return [
+        found[at] if may_push(found[at], cut=sample.cut) else 0.0
+        for at, sample in enumerate(samples)
+    ]
+
+
+def _tool_success(sample: Rewarded) -> bool:
+    return sample.tool and sample.reward is not None and sample.reward > 0
+
+
+def _scales(items: Sequence[BatchItem], cfg: Training, reply_tokens: int) -> list[float]:
+    """1 / (T_i B), or 1 / (T_max B) with norm = constant (Dr. GRPO, arXiv 2503.20783), where T_max
+    is the same for every batch."""
     lengths = [len(item.sample.completion.tokens) for item in items]
-    longest = max(lengths)
     per_sample = cfg.norm == "sample"
-    return [1.0 / ((n if per_sample else longest) * len(items)) for n in lengths]
+    return [1.0 / ((n if per_sample else reply_tokens) * len(items)) for n in lengths]
 
 
 def _summed(item: BatchItem, reward: float, distill: float, cfg: Training) -> list[float]:

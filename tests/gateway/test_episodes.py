@@ -1,0 +1,130 @@
+"""What clients say of episodes and groups, in headers and bodies, over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.gateways import MODEL, World, gateway
+from tinker_claw.ledger.turns import OVER
+from tinker_claw.render.renderer import Renderer
+
+EPISODE = {"X-Turn-Type": "episode"}
+TOLD = {"X-Task-Id": "t", "X-Group-Id": "g", "X-Group-Size": "2"}
+
+
+def of(session: str, **more: str) -> dict[str, str]:
+    return {"X-Session-Id": session} | {name.replace("_", "-"): more[name] for name in more}
+
+
+def sessions(world: World) -> list[tuple[Any, ...]]:
+    rows = world.ledger._db.rows(
+        "SELECT key, sessions.task, name, size, episode FROM sessions "
+        "LEFT JOIN groups ON groups.id = group_id ORDER BY sessions.id"
+    )
+    return [tuple(row) for row in rows]
+
+
+def wrong(answer: httpx.Response) -> str:
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]["param"]
+
+
+async def test_headers_or_metadata_say_what_a_session_is_an_attempt_at(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers=of("a") | EPISODE)
+        await world.ask("hi", headers=of("b") | TOLD)
+        told = {"task_id": "t", "group_id": "g", "group_size": "3", "else": [1]}
+        await world.ask("hi", headers=of("c"), metadata=told)
+        await world.ask("hi", headers=of("d") | TOLD, metadata={"group_id": "h", "group_size": 9})
+        await world.ask("hi", headers=of("e"), metadata={"task_id": "only a name"})
+        await world.ask("hi", headers=of("f"), metadata={"mine": "x"})
+        await world.ask("hi", headers=of("g") | TOLD | {"X-Turn-Type": "side"})
+        await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
+        assert sessions(world) == [
+            ("a", None, None, None, 1),
+            ("b", "t", "g", 3, 1),
+            ("c", "t", "g", 3, 1),
+            ("d", "t", "g", 3, 1),
+            ("e", "only a name", None, None, 0),
+            ("f", None, None, None, 0),
+            ("g", None, None, None, 0),
+            ("h", None, None, None, 0),
+        ]
+        assert set(world.column("untrained_because")[:6]) == {None}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        (of("a", X_Turn_Type="episodic"), {}, "X-Turn-Type"),
+        (EPISODE, {}, "X-Session-Id"),
+        (TOLD, {}, "X-Session-Id"),
+        (of("a", X_Group_Id="g"), {}, "X-Group-Size"),
+        (of("a", X_Group_Size="2"), {}, "X-Group-Id"),
+        (of("a", X_Group_Id="g", X_Group_Size="0"), {}, "X-Group-Size"),
+        (of("a", X_Group_Id="g", X_Group_Size="two"), {}, "X-Group-Size"),
+        (of("a", X_Group_Id="g", X_Group_Size="1001"), {}, "X-Group-Size"),
+        (of("a"), {"metadata": []}, "metadata"),
+        (of("a"), {"metadata": {"task_id": 7}}, "metadata.task_id"),
+        (of("a"), {"metadata": {"group_id": "g", "group_size": 2.5}}, "metadata.group_size"),
+        (of("a"), {"metadata": {"group_id": "g", "group_size": "1001"}}, "metadata.group_size"),
+    ],
+)
+async def test_what_is_not_told_in_full_is_refused_by_name(
+    tmp_path: Path, renderer: Renderer, headers: dict[str, str], body: Any, param: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        assert wrong(await world.ask("hi", headers=headers, **body)) == param
+        assert sessions(world) == []
+
+
+async def test_session_cannot_change_its_group_not_even_after_a_restart(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    other = {"X-Group-Id": "other", "X-Group-Size": "2"}
+    for _ in range(2):
+        async with gateway(tmp_path, renderer) as world:
+            assert (await world.ask("hi", headers=of("a") | TOLD)).status_code == 200
+            assert wrong(await world.ask("hi", headers=of("a") | TOLD | other)) == "X-Group-Id"
+            named = {"X-Group-Id": "g", "X-Group-Size": "2"}
+            assert (await world.ask("hi", headers=of("a") | named)).status_code == 200
+
+
+async def test_very_long_names_are_kept_as_digests(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers=of("a") | TOLD | {"X-Task-Id": "t" * 300})
+        ((_, task, *_),) = sessions(world)
+        assert len(task) == 64
+
+
+async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_sample_may_be_made(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        done = {"X-Session-Done": "1"}
+        await world.ask("hi", headers=of("a") | EPISODE | done)
+        await world.ask("hi", headers=of("b") | done)
+        assert world.column("settled") == [0, 1]
+        assert world.ledger.turns.judgeable() == []
+        url = world.url.removesuffix("/v1") + "/v1/feedback"
+        said = {"session": "a", "score": 0.25, "final": True}
+        answer = (await world.http.post(url, json=said)).json()
+        assert (answer["counts"], answer["because"]) == (True, None)
+        assert world.ledger.turns.judgeable() == [1]
+        assert world.woken == ["judge"]
+        await world.ask("more", headers=of("a") | EPISODE)
+        assert world.column("untrained_because")[-1] == OVER
+
+
+async def test_of_a_private_episode_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        headers = of("a", X_Private="true") | TOLD
+        assert (await world.ask("hi", headers=headers)).status_code == 200
+        assert world.turns() == []
+        assert world.ledger._db.rows("SELECT * FROM groups") == []

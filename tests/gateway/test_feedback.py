@@ -1,0 +1,707 @@
+"""Feedback over HTTP and by message: who may give it on what, what it changes, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.agents import TRACE, assistant, openclaw, user
+from tests.fakes import FakeSampler, Script
+from tests.gateways import World, gateway, spell
+from tests.processes import ROOT
+from tinker_claw.conversation.outright import outright
+from tinker_claw.errors import RequestError
+from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
+from tinker_claw.gateway.request import UNASKED
+from tinker_claw.ledger.feedback import LONGEST_TEXT
+from tinker_claw.ledger.prune import from_turn, in_session
+from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.privacy.marker import Privacy
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import NextState, Verdict
+
+UP, DOWN = "\N{THUMBS UP SIGN}\U0001f3fd", "\N{THUMBS DOWN SIGN}\ufe0f"
+SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
+
+
+async def give(world: World, **body: Any) -> httpx.Response:
+    headers = body.pop("headers", {})
+    return await world.http.post(feedback_url(world), json=body, headers=headers)
+
+
+def feedback_url(world: World) -> str:
+    return world.url.removesuffix("/v1") + PATH
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def said_of(world: World, turn: int) -> Verdict | None:
+    return world.ledger.judgements.verdict(turn)
+
+
+def rows(world: World, what: str = "*") -> list[sqlite3.Row]:
+    return world.ledger._db.rows(f"SELECT {what} FROM feedback ORDER BY id")
+
+
+# What it changes
+
+
+async def test_reply_is_judged_by_its_name_without_a_next_state(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        reply = (await world.ask("hi")).json()
+        answer = await give(world, response_id=reply["id"], score=-0.5, text=" say hello back ")
+        assert answer.status_code == 200
+        assert answer.json() == {
+            **{"object": "feedback", "id": 1, "turn": 1, "repeated": False},
+            **{"counts": True, "because": None},
+        }
+        assert said_of(world, 1) == Verdict((), -1, "user", -0.5)
+        assert world.ledger.judgements.hints(1) == ("say hello back",)
+        assert world.ledger.turns.judgeable() == [1], "it waits for no next state"
+        assert world.woken == ["judge"]
+        assert world.ledger.feedback.outcome(1) is None
+
+
+@pytest.mark.parametrize(("score", "value"), [(1, 1), (0.4, 1), (0, 0), (-0.0, 0), (-1.0, -1)])
+async def test_the_verdict_is_the_scores_sign(
+    tmp_path: Path, renderer: Renderer, score: float, value: int
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await give(world, turn=1, score=score, source="client")
+        assert said_of(world, 1) == Verdict((), value, "client", score)
+
+
+async def test_streamed_replies_have_their_names_in_the_ledger(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        events = await world.events("hi")
+        name = events[0]["id"]
+        assert world.column("response_id") == [name]
+        plan = world.ledger._db.rows(
+            "EXPLAIN QUERY PLAN SELECT id FROM turns WHERE response_id = ?", name
+        )
+        assert "turns_by_response" in plan[0]["detail"], "it is indexed"
+        assert (await give(world, response_id=name, score=1)).json()["turn"] == 1
+
+
+async def test_a_session_stands_for_its_newest_main_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    long = "s" * 300
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers={"X-Session-Id": long})
+        await world.ask("hi", "fine", "more", headers={"X-Session-Id": long})
+        await world.ask("recap", headers={"X-Session-Id": long, "X-Turn-Type": "side"})
+        assert (await give(world, session=long, score=1)).json()["turn"] == 2
+        assert said_of(world, 2) is not None
+        assert said_of(world, 1) is None
+
+
+async def test_final_feedback_is_the_outcome_of_its_session_and_judges_no_reply(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers={"X-Session-Id": "one"})
+        assert world.ledger.feedback.outcome(1) is None, "a missing outcome is none, never 0"
+        answer = await give(world, session="one", score=0, final=True, task="t", group="g")
+        assert not answer.json()["counts"]
+        assert answer.json()["because"].startswith("it is of how the session ended, and the")
+        assert world.ledger.feedback.outcome(1) == 0
+        await give(world, turn=1, score=0.75, final=True, text="it works")
+        assert world.ledger.feedback.outcome(1) == 0.75, "the newest counts"
+        await give(world, turn=1, score=-1)
+        assert world.ledger.feedback.outcome(1) == 0.75
+        assert [(row["task"], row["task_group"]) for row in rows(world)] == [
+            *(("t", "g"), (None, None), (None, None)),
+        ]
+
+
+async def test_the_newest_word_counts_and_the_judges_is_kept_beside_it(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        world.ledger.turns.add_next_state(1, NextState("user", "thanks"))
+        await give(world, turn=1, score=-1, text="too long")
+        world.ledger.judgements.add(  # it had been asked before
+            1, value=1, verdict_ballots=[], hint_ballots=[], hints=["be kind"]
+        )
+        assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
+        assert world.ledger.judgements.hints(1) == ("too long",), "theirs goes before the judge's"
+        row = world.ledger._db.row("SELECT * FROM verdicts")
+        assert row is not None
+        assert row["judged"] == 1
+        await give(world, turn=1, score=-0.5)
+        assert world.ledger.judgements.hints(1) == ("be kind",), "they gave no hint this time"
+        await give(world, turn=1, score=1, text="no, it is fine")
+        assert said_of(world, 1) == Verdict((), 1, "user", 1.0)
+        assert world.ledger.judgements.hints(1) == (), "nothing is to be done otherwise"
+        assert [row["text"] for row in rows(world)] == ["too long", "", "no, it is fine"]
+
+
+async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stays(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        ledger = world.ledger
+        for _ in range(2):
+            await world.ask("hi")
+        queued = [ledger.samples.add(turn, 1, None) for turn in (1, 2)]
+        ledger.steps.void(ledger.steps.begin(0, queued), "it failed")
+        parent = world.policy.current.version
+        step = ledger.steps.begin(0, queued[1:])
+        now = await give(world, turn=2, score=-1)
+        assert now.json()["because"] == "the reply is just being trained"
+        assert ledger.samples.still_queued(ledger.samples.oldest(2))
+        before = ledger.samples.oldest(2)
+        assert (await give(world, turn=1, score=-1)).json()["counts"]
+        assert not ledger.samples.still_queued(before), "a step that was about to begin looks"
+        assert [sample.turn_id for sample in ledger.samples.oldest(2)] == [2]
+        assert ledger.turns.judgeable() == [1]
+        ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
+        after = await give(world, turn=2, score=-1)
+        assert after.json()["because"] == "the reply was trained already"
+        assert said_of(world, 2) == Verdict((), -1, "user", -1.0), "it is shown all the same"
+        assert ledger.samples.counts()["trained"] == 1
+        assert [row["unused"] for row in rows(world)] == [
+            *("the reply is just being trained", None, "the reply was trained already"),
+        ]
+
+
+@pytest.mark.parametrize("how", ["the step failed", "the process ended", "its state was lost"])
+async def test_what_was_said_while_a_step_trained_counts_where_that_came_to_nothing(
+    tmp_path: Path, renderer: Renderer, how: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        ledger = world.ledger
+        await world.ask("hi")
+        step = ledger.steps.begin(0, [ledger.samples.add(1, 1, None)])
+        for score in (1, -1):
+            await give(world, turn=1, score=score)
+        assert ledger.samples.waiting() == 1
+        if how == "the step failed":
+            ledger.steps.void(step, "it failed")
+        elif how == "the process ended":
+            assert ledger.steps.void_unfinished() == [step]
+        else:
+            parent = world.policy.current.version
+            ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p", metrics={})
+            ledger.steps.restart_from(parent)
+        assert ledger.samples.waiting() == 0
+        assert ledger.turns.judgeable() == [1]
+        assert [row["unused"] for row in rows(world)] == [None, None]
+        again = ledger.samples.add(1, -1, None)
+        ledger.steps.void(ledger.steps.begin(0, [again]), "it failed")
+        assert [sample.id for sample in ledger.samples.oldest(2)] == [again], "once is enough"
+
+
+@pytest.mark.parametrize("how", ["refused", "set aside", "ended"])
+async def test_turns_that_got_no_signal_get_one(
+    tmp_path: Path, renderer: Renderer, how: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers={"X-Session-Done": "1"} if how == "ended" else {})
+        judged = world.ledger.judgements
+        if how == "refused":
+            judged.add(1, value=0, verdict_ballots=[], hint_ballots=[], hints=[])
+            world.ledger.turns.refuse(1, "neutral verdict")
+        for _ in range(TRIES if how == "set aside" else 0):
+            judged.add_in_vain(1, "I would rather not.")
+        assert (world.column("untrained_because") == [SET_ASIDE]) == (how == "set aside")
+        assert world.column("settled") == [1]
+        assert (await give(world, turn=1, score=1)).json()["counts"]
+        assert (world.column("settled"), world.column("untrained_because")) == ([0], [None])
+
+
+async def test_turns_that_cannot_be_trained_keep_their_reason(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", temperature=0.2)
+        await world.ask("recap", headers={"X-Turn-Type": "side"})
+        await world.ask(f"my key is {SECRET}")
+        world.say("fine")
+        reasons = world.column("untrained_because")
+        for turn in (1, 2, 3):
+            for _ in range(2):
+                answer = (await give(world, turn=turn, score=1)).json()
+                assert (answer["counts"], answer["because"]) == (False, reasons[turn - 1])
+            assert said_of(world, turn) is None
+        assert world.column("untrained_because") == reasons
+        assert world.ledger.turns.judgeable() == []
+
+
+async def test_sessions_that_are_over_drop_no_turn_that_was_judged(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask("ho", headers={"X-Session-Id": "other"})
+        await give(world, turn=1, score=1)
+        world.ledger.turns.close([1, 2])
+        assert await world.ledger.trim(before=1e12, most_bytes=None) == 1
+        assert world.column("blanked") == [None, "dropped"]
+
+
+# Who may give it
+
+
+async def test_nobody_learns_whose_or_what_a_turn_is_that_is_not_theirs(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    users = {"ann": "key-a", "bob": "key-b"}
+    async with gateway(tmp_path, renderer, users=users) as world:
+        ann, bob = bearer("key-a"), bearer("key-b")
+        names = list[str]()
+        for session in ("forgotten", "private", "kept"):
+            reply = await world.ask("hi", headers=ann | {"X-Session-Id": session})
+            names.append(reply.json()["id"])
+        secretly = await world.ask("hi", headers=ann | {"X-Private": "true"})
+        world.ledger.forget(in_session("forgotten", "ann"))
+        world.ledger.turns.mark_private("ann", "private", Privacy.PRIVATE)
+        theirs = await give(world, response_id=names[2], score=1, headers=ann)
+        assert theirs.status_code == 200
+        asked = [
+            *[
+                {"response_id": name, "headers": ann}
+                for name in (*names[:2], secretly.json()["id"])
+            ],
+            *[{"turn": turn, "headers": ann} for turn in (1, 2, 99)],
+            *[{"session": name, "headers": ann} for name in ("forgotten", "private", "never")],
+            {"session": "forgotten-1", "headers": ann},
+            *[{"response_id": names[2], "headers": bob}, {"turn": 3, "headers": bob}],
+            *[{"session": "kept", "headers": bob}, {"response_id": "chatcmpl-0", "headers": bob}],
+        ]
+        answers = [await give(world, score=-1, text="x", **one) for one in asked]
+        assert {answer.status_code for answer in answers} == {404}
+        assert len({answer.content for answer in answers}) == 1, "the same for every one of them"
+        assert len(rows(world)) == 1
+        for headers in ({}, bearer("wrong")):
+            refused = await give(world, turn=3, score=1, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_turn_that_is_being_forgotten_is_gone_at_once(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask("hi", "fine", "more")
+        world.ledger.begin_to_forget(from_turn(2))
+        assert (await give(world, turn=2, score=1)).status_code == 404
+        assert (await give(world, turn=1, score=1)).status_code == 200
+
+
+async def test_forgetting_takes_what_was_said_and_the_names_with_it(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        sample = world.ledger.samples.add(1, 1, None)
+        step = world.ledger.steps.begin(0, [sample])
+        parent = world.policy.current.version
+        world.ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
+        await give(world, turn=1, score=-1, text="quetzalcoatl", key="quetzalcoatl 1")
+        await give(world, turn=1, score=1, final=True, task="quetzalcoatl")
+        world.ledger.forget(from_turn(1))
+        assert rows(world) == []
+        assert world.column("response_id") == [None]
+        assert world.ledger.feedback.outcome(1) is None
+        assert (await give(world, turn=1, score=1)).status_code == 404, "though its row stays"
+        assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
+
+
+async def test_forgetting_a_message_takes_the_reason_that_it_gave(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask("hi", "fine", "/bad quetzalcoatl")
+        assert world.ledger.judgements.hints(1) == ("quetzalcoatl",)
+        world.ledger.forget(from_turn(2))
+        (row,) = rows(world)
+        assert (row["turn_id"], row["score"], row["text"], row["key"]) == (1, -1, "", None)
+        assert world.ledger.turns.judgeable() == []
+        assert b"quetzalcoatl" not in world.ledger.path.read_bytes()
+
+
+async def test_dropping_takes_the_words_and_leaves_the_score(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", temperature=0.5)
+        await give(world, turn=1, score=-1, text="quetzalcoatl", key="quetzalcoatl 1")
+        assert await world.ledger.trim(before=1e12, most_bytes=None) == 1
+        (row,) = rows(world)
+        assert (row["score"], row["text"], row["key"]) == (-1, "", None)
+
+
+async def test_secrets_in_what_is_said_are_not_kept(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        answer = await give(world, turn=1, score=-1, text=f"use {SECRET} instead")
+        assert SECRET not in answer.text
+        (row,) = rows(world)
+        assert row["text"].startswith("use ")
+        assert SECRET not in row["text"]
+        assert SECRET not in "".join(world.ledger.judgements.hints(1))
+        again = await give(world, turn=1, score=-1, text=f"use {SECRET} instead", key="a")
+        assert (await give(world, turn=1, score=-1, text=f"use {SECRET} instead", key="a")).json()[
+            "id"
+        ] == again.json()["id"]
+
+
+# Sent again
+
+
+@pytest.mark.parametrize("where", ["header", "body"])
+async def test_a_key_names_one_piece_of_feedback(
+    tmp_path: Path, renderer: Renderer, where: str
+) -> None:
+    users = {"ann": "key-a", "bob": "key-b"}
+    async with gateway(tmp_path, renderer, users=users) as world:
+
+        def sent(key: str, who: str = "key-a", **body: Any) -> dict[str, Any]:
+            named = {"idempotency-key": key} if where == "header" else {}
+            more = {"key": key} if where == "body" else {}
+            return {"headers": bearer(who) | named} | more | body
+
+        for who in ("key-a", "key-b"):
+            await world.ask("hi", headers=bearer(who) | {"X-Session-Id": "s"})
+        first = (await give(world, **sent("one", session="s", score=-1, text="no"))).json()
+        world.woken.clear()
+        again = (await give(world, **sent("one", session="s", score=-1, text="no"))).json()
+        assert again == first | {"repeated": True}
+        assert world.woken == []
+        changed = (
+            *({"session": "s", "score": 1, "text": "no"}, {"turn": 1, "score": -1, "text": "n"}),
+            *({"turn": 1, "score": -1, "text": "no", "final": True}, {"turn": 1, "score": -1}),
+        )
+        for body in changed:
+            reused = await give(world, **sent("one", **body))
+            assert reused.status_code == 422
+            assert reused.json()["error"]["code"] == "key_reused"
+        other = (await give(world, **sent("one", "key-b", session="s", score=1))).json()
+        assert (other["repeated"], other["turn"]) == (False, 2), "another user's key is another"
+        more = (await give(world, **sent("two", session="s", score=-1, text="no"))).json()
+        assert not more["repeated"]
+        assert len(rows(world)) == 3
+
+
+async def test_one_key_sent_many_times_at_once_is_recorded_once(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        answers = await asyncio.gather(*[give(world, turn=1, score=1, key="k") for _ in range(20)])
+        told = [answer.json() for answer in answers]
+        assert [one["repeated"] for one in told].count(False) == 1
+        assert {one["id"] for one in told} == {1}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"turn": 1}, "score is missing"),
+        ({"score": 1}, "Give one of turn, response_id and session"),
+        ({"turn": 1, "session": "s", "score": 1}, "Give one of turn, response_id and session"),
+        ({"turn": 1, "score": 1.01}, "score must be at least -1.0 and at most 1.0"),
+        ({"turn": 1, "score": -2}, "score must be at least"),
+        ({"turn": 1, "score": 10**400}, "score must be at least"),
+        ({"turn": 1, "score": True}, "score must be a number"),
+        ({"turn": 1, "score": "1"}, "score must be a number"),
+        ({"turn": 1, "score": None}, "score is missing"),
+        ({"turn": "1", "score": 1}, "turn must be an integer"),
+        ({"turn": 0, "score": 1}, "turn must be at least 1"),
+        ({"turn": 2**63, "score": 1}, "turn must be at least 1"),
+        ({"response_id": 5, "score": 1}, "response_id must be a string"),
+        ({"response_id": "", "score": 1}, "response_id must be a string"),
+        ({"session": "", "score": 1}, "session must be a string"),
+        ({"turn": 1, "score": 1, "stars": 5}, "stars is no field of feedback"),
+        ({"turn": 1, "score": 1, "text": 5}, "text must be a string"),
+        ({"turn": 1, "score": 1, "text": "x" * (LONGEST_TEXT + 1)}, "text has more than 4000"),
+        ({"turn": 1, "score": 1, "source": "judge"}, 'source must be "user" or "client"'),
+        ({"turn": 1, "score": 1, "final": "yes"}, "final must be true or false"),
+        ({"turn": 1, "score": 1, "task": "x" * (MAX_NAME + 1)}, "task must be at most 256"),
+        ({"turn": 1, "score": 1, "group": ["g"]}, "group must be a string"),
+        ({"turn": 1, "score": 1, "key": "a\nb"}, "key must be at most 256 printable"),
+        ({"turn": 1, "score": 1, "text": "\ud800"}, "text holds half a surrogate pair"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    tmp_path: Path, renderer: Renderer, body: dict[str, Any], says: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        answer = await world.http.post(
+            feedback_url(world),
+            content=json.dumps(body),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 400
+        assert says in answer.json()["error"]["message"]
+        assert rows(world) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"turn": 1, "score": NaN}', 400),
+        (b'{"turn": 1, "score": Infinity}', 400),
+        (b'{"turn": 1, "score": 1, "score": -1}', 400),
+        (b"[]", 400),
+        (b"thumbs up", 400),
+        (b"", 400),
+        (b'{"turn": 1, "score": 1, "text": "' + b"x" * MAX_BYTES + b'"}', 413),
+    ],
+)
+async def test_bodies_that_are_none_are_refused(
+    tmp_path: Path, renderer: Renderer, body: bytes, status: int
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        sent = {"content-type": "application/json"}
+        answer = await world.http.post(feedback_url(world), content=body, headers=sent)
+        assert answer.status_code == status
+        assert rows(world) == []
+
+
+async def test_the_longest_text_fits_however_it_is_escaped(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        content = json.dumps({"turn": 1, "score": -1, "text": "\u00e9" * LONGEST_TEXT})
+        sent = {"content-type": "application/json"}
+        answer = await world.http.post(feedback_url(world), content=content, headers=sent)
+        assert answer.status_code == 200
+
+
+async def test_pages_forms_and_other_methods_are_refused_as_for_chat(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        page = {"origin": "https://evil.example"}
+        form = {"content-type": "text/plain"}
+        for headers in (page, form):
+            sent = json.dumps({"turn": 1, "score": 1})
+            feedback = await world.http.post(feedback_url(world), content=sent, headers=headers)
+            chat = await world.http.post("/chat/completions", content="{}", headers=headers)
+            assert feedback.status_code == chat.status_code
+            assert feedback.json() == chat.json()
+        assert (await world.http.get(feedback_url(world))).status_code == 405
+        assert rows(world) == []
+
+
+async def test_feedback_takes_a_place_like_a_turn(tmp_path: Path, renderer: Renderer) -> None:
+    slow = FakeSampler(Script(spell(renderer, "slow"), holds_after=0))
+    async with gateway(tmp_path, renderer, slow, max_concurrent=1, max_queue=0) as world:
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(world.ask("hi"))
+            await slow.holding.wait()
+            full = await give(world, turn=1, score=1)
+            slow.go_on.set()
+            await waiting
+        assert full.status_code == 429
+        assert (await give(world, turn=1, score=1)).status_code == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "turn": st.integers(-1, 5) | JSON,
+        "response_id": st.text(max_size=300) | JSON,
+        "session": st.text(max_size=300) | JSON,
+        "score": st.floats() | JSON,
+        "text": st.text() | JSON,
+        "source": st.sampled_from(["user", "client", "judge"]) | JSON,
+        "final": st.booleans() | JSON,
+        "task": st.text(max_size=300) | JSON,
+        "key": st.text(max_size=300) | JSON,
+        "other": JSON,
+    },
+)
+
+
+@given(st.binary(max_size=200) | BODIES, st.dictionaries(st.just("idempotency-key"), st.text()))
+def test_whatever_is_sent_is_understood_or_refused(
+    sent: bytes | Mapping[str, Any], headers: dict[str, str]
+) -> None:
+    body = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
+    refused: RequestError | None = None
+    try:
+        about, said = read(body, headers)
+    except RequestError as error:
+        refused = error
+    if refused is not None:
+        assert refused.status == 400
+        return
+    assert -1 <= said.score <= 1
+    assert said.source in ("user", "client")
+    assert about.what in ("turn", "response", "session")
+    assert said.key is None or (said.key.isprintable() and len(said.key) <= 256)
+    said.text.encode()
+
+
+# What the page says
+
+
+def page() -> str:
+    return (ROOT / "docs" / "feedback.md").read_text()
+
+
+async def test_the_pages_command_does_what_it_says(tmp_path: Path, renderer: Renderer) -> None:
+    (command,) = re.findall(r"```bash\n(.*?)```", page(), re.DOTALL)
+    (answer,) = re.findall(r"```json\n(.*?)```", page(), re.DOTALL)
+    async with gateway(tmp_path, renderer, api_key="the-key") as world:
+        reply = (await world.ask("hi", headers=bearer("the-key"))).json()
+        place = world.url.removesuffix("/v1")
+        assert "http://127.0.0.1:30000" in command
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euc", command.replace("http://127.0.0.1:30000", place)),
+            env={**os.environ, "TINKER_CLAW_GATEWAY__API_KEY": "the-key", "REPLY": reply["id"]},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        told, _ = await process.communicate()
+        assert process.returncode == 0
+        assert json.loads(told) == json.loads(answer)
+        assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
+        assert world.ledger.judgements.hints(1) == ("Two sentences will do.",)
+
+
+def test_the_page_knows_the_fields_the_messages_and_the_bounds() -> None:
+    fields = page().split("| field |")[1].split("\n\n")[0]
+    named = [name for line in fields.splitlines()[2:] for name in code(line.split("|")[1])]
+    assert sorted(named) == sorted(FIELDS)
+    for bound in (LONGEST_TEXT, MAX_BYTES):
+        assert f"{bound:,} " in page()
+    messages = page().split("| message |")[1].split("\n\n")[0].splitlines()[2:]
+    scores = list[tuple[str, str]]()
+    for line in messages:
+        words, verdict = (cell.strip() for cell in line.strip("|").split("|"))
+        for one in code(words) or [words.split(",")[0]]:
+            said = outright(one)
+            assert said is not None, one
+            scores.append((f"{said.score:+d}", verdict.split(",")[0].replace("\u2212", "-")))
+    assert len(scores) == 6
+    assert [mine for mine, _ in scores] == [told for _, told in scores]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# By message
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "hints"),
+    [
+        (UP, 1, ()),
+        (DOWN, -1, ()),
+        ("/good", 1, ()),
+        ("/good because it is short", 1, ()),
+        ("/bad", -1, ()),
+        ("/bad too long", -1, ("too long",)),
+    ],
+)
+@pytest.mark.parametrize("agent", [False, True], ids=["client", "openclaw"])
+async def test_a_message_that_is_a_verdict_judges_the_reply_before(
+    tmp_path: Path, renderer: Renderer, words: str, value: int, hints: Any, *, agent: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        for _ in range(2):  # sent again, as after a lost connection
+            if agent:
+                if not world.turns():
+                    await world.reply(openclaw("hi"), **TRACE)
+                await world.reply(openclaw("hi", assistant("fine"), user(words)), **TRACE)
+            else:
+                if not world.turns():
+                    await world.ask("hi")
+                await world.ask("hi", "fine", words)
+        assert said_of(world, 1) == Verdict((), value, "user", float(value))
+        assert world.ledger.judgements.hints(1) == hints
+        assert world.ledger.turns.next_state(1) == NextState("user", words)
+        (row,) = rows(world)
+        assert (row["source"], row["final"], row["unused"]) == ("user", 0, None)
+        asks = value < 0 and " " in words
+        assert world.column("untrained_because")[1:] == [None if asks else UNASKED] * 2
+        assert set(world.column("kind")) == {"main"}
+
+
+async def test_the_talk_goes_on_from_the_reply_to_a_verdict(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Four.", "Thanks!", "Six.")
+        await world.ask("2+2?")
+        await world.ask("2+2?", "Four.", UP)
+        await world.ask("2+2?", "Four.", UP, "Thanks!", "3+3?")
+        await world.ask("2+2?", "Four.", UP, "Thanks!", "3+3?", "Six.", "/bad it is 6.0")
+        assert world.column("lost") == [None] * 4
+        assert [state and state.text for state in world.next_states().values()] == [
+            *(UP, "3+3?", "/bad it is 6.0", None),
+        ]
+        assert [row["turn_id"] for row in rows(world)] == [1, 3]
+        assert world.ledger.turns.judgeable() == [1, 3]
+
+
+async def test_secrets_in_a_reason_are_not_kept(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask("hi", "fine", f"/bad use {SECRET}")
+        assert world.ledger.judgements.hints(1)[0].startswith("use ")
+        assert SECRET.encode() not in world.ledger.path.read_bytes()
+        assert SECRET not in "".join(map(str, (dict(row) for row in rows(world))))
+
+
+async def test_nothing_is_recorded_of_a_thumb_in_private(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        named = {"X-Session-Id": "s"}
+        await world.ask("hi", headers=named)
+        await world.ask("hi", "fine", UP, headers=named | {"X-Private": "true"})
+        assert rows(world) == []
+        assert said_of(world, 1) is None
+
+
+async def test_a_thumb_on_a_trained_reply_is_recorded_only(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        step = world.ledger.steps.begin(0, [world.ledger.samples.add(1, 1, None)])
+        parent = world.policy.current.version
+        world.ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
+        await world.ask("hi", "fine", DOWN)
+        assert [row["unused"] for row in rows(world)] == ["the reply was trained already"]
+        assert world.ledger.turns.judgeable() == []
+        assert world.ledger.samples.counts()["trained"] == 1

@@ -1,0 +1,187 @@
+"""Which samples a step takes: shares, groups, and an order that does not matter."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinker_claw.learner.batch import FILL_S, Choice, choose
+from tinker_claw.ledger.samples import Waiting
+
+NOW = 1e9
+
+
+def waits(
+    number: int,
+    *,
+    session: int = 1,
+    user: str = "ann",
+    tool: bool = False,
+    group: int | None = None,
+    age: float = 0.0,
+) -> Waiting:
+    return Waiting(number, session, user, tool, group, NOW - age)
+
+
+def chosen(
+    waiting: Iterable[Waiting],
+    *,
+    batch_size: int = 16,
+    most: int = 128,
+    share: float = 0.5,
+    now: float = NOW,
+) -> Choice:
+    return choose(list(waiting), batch_size=batch_size, most=most, share=share, now=now)
+
+
+def test_a_user_alone_in_one_session_waits_for_nobody() -> None:
+    assert chosen(waits(n) for n in range(20)).ids == tuple(range(16))
+    assert chosen(waits(n) for n in range(15)) == Choice((), None), "fifteen are not sixteen"
+
+
+def test_a_user_alone_waits_for_none_of_their_sessions_but_all_come_in() -> None:
+    greedy = [waits(n) for n in range(30)]
+    other = [waits(100 + n, session=2) for n in range(3)]
+    assert chosen([*greedy, *other]).ids == (*range(13), 100, 101, 102)
+
+
+def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
+    tools = [waits(n, tool=True) for n in range(16)]
+    assert chosen(tools) == Choice((), NOW + FILL_S)
+    assert chosen(tools, now=NOW + FILL_S).ids == tuple(range(16))
+    said = [waits(100 + n) for n in range(8)]
+    assert chosen([*tools, *said]).ids == (*range(8), *range(100, 108))
+
+
+@pytest.mark.parametrize(
+    "greedy",
+    [
+        [waits(n, session=1, user="bob") for n in range(30)],
+        [waits(n, session=n, user="bob") for n in range(30)],
+        [waits(n, session=n, tool=True) for n in range(30)],
+    ],
+    ids=["session", "user", "tools"],
+)
+def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Waiting]) -> None:
+    others = [waits(100 + n, session=100 + n % 4, user="eve") for n in range(8)]
+    assert chosen([*greedy, *others]).ids == (*range(8), *range(100, 108))
+    fewer = others[:3]
+    assert chosen([*greedy, *fewer]) == Choice((), NOW + FILL_S), "what is over it waits"
+    # In time it fills up, the oldest first; the others are in that batch.
+    later = chosen([*greedy, *fewer], now=NOW + FILL_S)
+    assert later.ids == (*range(13), 100, 101, 102)
+    assert len(chosen([*greedy, *fewer], share=1.0).ids) == 16
+
+
+def test_look_again_when_the_next_one_has_waited_long_enough() -> None:
+    some = [waits(n, age=FILL_S - 10 * n) for n in range(1, 16)] + [waits(50, user="eve")]
+    assert chosen(some) == Choice((), NOW + 10)
+
+
+def test_group_is_taken_whole_and_makes_a_batch_as_large_as_it_is() -> None:
+    group = [waits(n, session=n % 4, group=7) for n in range(24)]
+    assert chosen(group).ids == tuple(range(24))
+    assert chosen(group, most=10).ids == tuple(range(24)), "alone, though it is larger than allowed"
+    alone = [waits(100 + n) for n in range(20)]
+    assert chosen([*group, *alone]).ids == tuple(range(24)), "it is sixteen already"
+    assert chosen(group[:10] + alone).ids == (*range(10), *range(100, 106))
+
+
+def test_two_groups_share_a_batch_up_to_the_bound() -> None:
+    first = [waits(n, session=n % 2, group=1) for n in range(10)]
+    second = [waits(10 + n, session=2 + n % 2, group=2) for n in range(10)]
+    assert len(chosen([*first, *second], most=20).ids) == 20
+    # One more would be too many. Nobody is left over for ever: the older goes alone, the next next.
+    assert len(chosen([*first, *second], most=19).ids) == 10
+
+
+def test_group_that_finds_no_room_beside_older_samples_goes_first() -> None:
+    older = [waits(n) for n in range(5)]
+    group = [waits(10 + n, session=n, group=1) for n in range(30)]
+    assert chosen([*older, *group], most=32).ids == tuple(range(10, 40))
+    smaller = group[:14]
+    assert chosen([*older, *smaller], most=16).ids == (0, 1, *range(10, 24))
+
+
+def test_groups_of_one_user_leave_room_for_the_others() -> None:
+    bobs = [waits(n, session=n % 8, user="bob", group=n // 8) for n in range(32)]
+    ann = [waits(100 + n) for n in range(8)]
+    assert chosen([*bobs, *ann]).ids == (*range(8), *range(100, 108))
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.booleans(),
+        st.none() | st.integers(0, 3),
+        st.floats(0, 2 * FILL_S),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    ROWS,
+    st.integers(1, 8),
+    st.integers(0, 12),
+    st.floats(0.01, 1.0),
+    st.randoms(use_true_random=False),
+)
+def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
+    rows: list[Any], batch_size: int, more: int, share: float, random: Any
+) -> None:
+    waiting = [
+        waits(
+            n,
+            session=s,
+            user="ab"[s % 2],
+            tool=tool,
+            group=None if g is None else 10 * g + s % 2,
+            age=age,
+        )
+        for n, (s, tool, g, age) in enumerate(rows)
+    ]
+    most = batch_size + more
+
+    def ask(some: list[Waiting], now: float = NOW) -> Choice:
+        return chosen(some, batch_size=batch_size, most=most, share=share, now=now)
+
+    found = ask(waiting)
+    shuffled = waiting.copy()
+    random.shuffle(shuffled)
+    assert ask(shuffled) == found
+
+    taken = [one for one in waiting if one.id in found.ids]
+    sizes = Counter(one.group for one in waiting)
+    whole = Counter(one.group for one in taken)
+    assert all(whole[g] == sizes[g] for g in whole if g is not None)
+    assert len(taken) <= most or {one.group for one in taken} - {None} == {taken[0].group}
+    if found.ids and len(found.ids) < batch_size:
+        rest = [
+            sizes[one.group] for one in waiting if one.group is not None and one.id not in found.ids
+        ]
+        assert any(size + len(taken) > most for size in rest), "only a group makes it smaller"
+
+    # Nothing waits for ever: once all of it is old there is a batch.
+    late = ask(waiting, NOW + FILL_S)
+    assert bool(late.ids) == (len(waiting) >= batch_size)
+    if not found.ids and late.ids:
+        assert found.look_at is not None
+        assert NOW < found.look_at <= NOW + FILL_S
+
+
+@given(ROWS, st.integers(1, 8))
+def test_everything_is_taken_in_the_end(rows: list[Any], batch_size: int) -> None:
+    waiting = [
+        waits(n, session=s, group=g, tool=tool, age=2 * FILL_S)
+        for n, (s, tool, g, _) in enumerate(rows)
+    ]
+    waiting = [replace(one, user="ann") for one in waiting]
+    while len(waiting) >= batch_size:
+        ids = chosen(waiting, batch_size=batch_size, most=2 * batch_size).ids
+        assert ids
+        waiting = [one for one in waiting if one.id not in ids]

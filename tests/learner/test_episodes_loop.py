@@ -1,0 +1,188 @@
+"""Episodes and groups on their way through judge and learner, with a trainer that only counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeTrainer
+from tests.learner.test_loop import World, has_token, world
+from tinker_claw.learner.batch import FILL_S
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.groups import LIMIT_S, NO_OUTCOME
+from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.types import Attempt, NextState, Tokens
+
+FAR = 2**31
+"""A batch that never is."""
+
+
+def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> None:
+    attempt = Attempt("t", group, size if group else None, episode=True)
+    assert w.ledger.turns.enrol(w.ledger.turns.session("me", session), "me", attempt)
+
+
+def last(w: World, session: str, tokens: Tokens = (7, 8)) -> int:
+    """The end of an episode, which nothing follows."""
+    turn = w.turn("", session=session, tokens=tokens)
+    with w.ledger.turns._db.transaction() as tx:
+        tx.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
+    return turn
+
+
+def end(w: World, session: str, score: float) -> None:
+    said = Feedback(score, source="client", final=True)
+    assert w.ledger.feedback.give("me", About("session", session), said)
+    w.judging.wake()
+
+
+def why(w: World) -> set[str | None]:
+    rows = w.ledger._db.rows("SELECT expired_because FROM samples WHERE state = 'expired'")
+    return {row[0] for row in rows}
+
+
+async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path) -> None:
+    async with world(tmp_path, method="binary") as w:
+        for session, said in (("a", "YES"), ("b", "NO")):
+            begin(w, session)
+            w.turn(said, session=session)
+            await w.settled()
+            last(w, session)
+        end(w, "a", 1.0)
+        await w.until(lambda: w.ledger.samples.counts().get("held") == 3)
+        assert w.trainer.steps == []
+        end(w, "b", 0.0)
+        await w.version(1)
+        assert w.says.asked == 4, (
+            "for a verdict and a hint of each first step; of a last one nobody is"
+        )
+        rows = w.ledger._db.rows("SELECT reward, state FROM samples ORDER BY turn_id")
+        assert [tuple(row) for row in rows] == [
+            *((2.0, "trained"), (1.0, "trained"), (-1.0, "trained"), (0.0, "trained")),
+        ]
+        ((ppo,),) = w.trainer.steps
+        share = 1 / (2 * 4)  # two tokens, four samples
+        assert [d.advantages for d in ppo.datums] == [
+            *((share, share), (-share, -share), (share, share), (-share, -share)),
+        ], "each against the same step of the other"
+
+
+async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
+    async with world(tmp_path, method="binary", batch_size=2) as w:
+        for n in range(5):
+            begin(w, f"s{n}", size=5)
+            last(w, f"s{n}")
+        for n in range(5):
+            end(w, f"s{n}", n / 4)
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 5
+        ((ppo,),) = w.trainer.steps
+        assert len(ppo.datums) == 4, "the middle one has no advantage, and counts in B"
+        assert ppo.datums[0].advantages[0] == pytest.approx(-(2**0.5) / (2 * 5))
+
+
+async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:
+    # The clock of the learner is ahead, so that the limit comes in a moment.
+    async with world(tmp_path, method="binary", batch_size=2, ahead_s=LIMIT_S - 1.0) as w:
+        for session in "abc":
+            begin(w, session, size=3)
+            last(w, session)
+        end(w, "a", 1.0)
+        end(w, "b", -1.0)
+        await w.settled()
+        assert w.ledger.samples.counts().get("held") == 2
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 2
+        assert w.why_refused(3) == NO_OUTCOME
+
+
+async def test_refused_step_completes_its_episode(tmp_path: Path) -> None:
+    async with world(tmp_path, method="opd", batch_size=FAR) as w:
+        begin(w, "a", None)
+        w.turn("NO, HOW it should be", session="a")
+        await w.settled()
+        turn = last(w, "a")
+        end(w, "a", 1.0)
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        assert w.why_refused(turn) == "no hint"
+
+
+async def test_batch_in_which_nothing_is_better_expires_by_name_and_learning_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, method="binary") as w:
+        for n in range(4):
+            begin(w, f"s{n}", None)
+            last(w, f"s{n}")
+            end(w, f"s{n}", 0.0)
+        await w.until(lambda: w.ledger.samples.counts()["expired"] == 4)
+        assert why(w) == {NO_GRADIENT}
+        assert w.trainer.steps == []
+        for said in ("YES", "NO", "YES", "NO"):
+            w.turn(said)
+        await w.version(1)
+        assert w.health.learner.error is None
+
+
+async def test_sample_that_breaks_its_groups_step_is_set_aside_and_the_others_train(
+    tmp_path: Path,
+) -> None:
+    trainer = FakeTrainer(refuse=has_token(666))
+    async with world(tmp_path, method="binary", trainer=trainer, batch_size=2) as w:
+        for n in range(3):
+            begin(w, f"s{n}", size=3)
+            last(w, f"s{n}", tokens=(666,) if n == 0 else (7, 8))
+        for n in range(3):
+            end(w, f"s{n}", n / 2)
+        await w.version(1)
+        counts = w.ledger.samples.counts()
+        assert (counts["trained"], counts["quarantined"]) == (2, 1)
+
+
+async def test_lost_step_queues_its_group_whole_again(tmp_path: Path) -> None:
+    async with world(tmp_path, method="binary", batch_size=2, save_interval=9) as w:
+        trainer = w.trainer
+        for n in range(2):
+            begin(w, f"s{n}")
+            last(w, f"s{n}")
+            end(w, f"s{n}", float(n))
+        await w.version(1)
+    async with world(tmp_path, method="binary", trainer=trainer, batch_size=FAR) as w:
+        assert w.ledger.samples.counts()["queued"] == 2
+        given = w.ledger.feedback.give("me", About("session", "s0"), Feedback(1.0))
+        assert given is not None
+        assert given.unused is not None
+        assert w.ledger.samples.waiting() == 2, "it is whole, whatever is said of a part"
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, FILL_S])
+async def test_what_tools_have_judged_waits_for_what_users_say(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    async with world(tmp_path, method="binary", ahead_s=ahead_s) as w:
+        for n in range(4):
+            w.turn("YES" if n % 2 else "NO", role="tool")
+        await w.settled()
+        await w.until(lambda: w.ledger.samples.counts()["trained"] == (4 if ahead_s else 0))
+        if not ahead_s:
+            for said in ("YES", "NO"):
+                w.turn(said)
+            await w.version(1)
+            left = {one.tool for one in w.ledger.samples.queue()}
+            assert left == {True}
+            assert w.ledger.samples.waiting() == 2
+            # What a user says of one of them outright is no tool's.
+            (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
+            w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
+            w.judging.wake()
+            await w.until(lambda: {one.tool for one in w.ledger.samples.queue()} == {True, False})
+
+
+async def test_cut_reply_is_a_sample_only_where_it_was_rejected(tmp_path: Path) -> None:
+    async with world(tmp_path, method="binary", batch_size=FAR) as w:
+        turns = [w.turn(said, cut=True) for said in ("YES", "NO")]
+        await w.settled()
+        assert w.why_refused(turns[0]) == "cut by its token limit, and not rejected"
+        assert [s.turn_id for s in w.ledger.samples.oldest(9)] == turns[1:]
+        assert w.ledger.turns.next_state(turns[1]) == NextState("user", "NO")

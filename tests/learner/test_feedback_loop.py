@@ -1,0 +1,221 @@
+"""What is said outright of replies, in the loop: no call of the judge, none trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FakeSampler, FakeTrainer
+from tests.learner.test_judging import NEVER, Moody, judge_others_until
+from tests.learner.test_loop import SHORT, Says, World, world
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.types import Message, TokenLogprobs, Tokens, Vote
+
+MANY = 10_000
+
+
+def say(w: World, turn: int, score: float, text: str = "") -> None:
+    given = w.ledger.feedback.give("me", About("turn", turn), Feedback(score, text))
+    assert given is not None
+    assert given.unused is None, given.unused
+    w.judging.wake()
+
+
+def rewards(w: World) -> dict[int, Vote | None]:
+    return {sample.turn_id: sample.reward for sample in w.ledger.samples.oldest(MANY)}
+
+
+def unanswered(w: World) -> int:
+    """A turn that waits for its next state."""
+    turn = w.turn("YES")
+    w.ledger._db._connection.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
+    return turn
+
+
+@pytest.mark.parametrize(("score", "reward"), [(1.0, 1), (0.4, 0.4), (-0.1, -0.1)])
+async def test_a_turn_without_a_next_state_is_queued_and_no_judge_is_asked(
+    tmp_path: Path, score: float, reward: float
+) -> None:
+    async with world(tmp_path, method="binary", batch_size=MANY, running=False) as w:
+        turn = unanswered(w)
+        say(w, turn, score)
+        async with asyncio.TaskGroup() as group:
+            judging = group.create_task(w.judging.run())
+            await w.until(lambda: w.ledger.samples.waiting() == 1)
+            judging.cancel()
+        assert rewards(w) == {turn: reward}
+        assert w.says.asked == 0
+
+
+async def test_zero_says_that_it_is_not_to_be_trained(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=MANY) as w:
+        turn = w.turn("YES")
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        say(w, turn, 0)
+        await w.until(lambda: w.why_refused(turn) is not None)
+        assert w.why_refused(turn) == "neutral verdict, no hint"
+        assert w.ledger.samples.waiting() == 0
+        say(w, turn, 1)
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_reason_goes_to_the_teacher_as_a_hint_does(
+    tmp_path: Path, *, answered: bool
+) -> None:
+    async with world(tmp_path, method="combine", batch_size=MANY) as w:
+        turn = w.turn("NO, HOW")
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        if not answered:
+            turn = unanswered(w)
+        asked = w.says.asked
+        say(w, turn, -1, "say it in two sentences")
+        await w.until(lambda: rewards(w).get(turn) == -1 and not w.ledger.turns.judgeable())
+        (sample,) = [s for s in w.ledger.samples.oldest(MANY) if s.turn_id == turn]
+        assert sample.teacher is not None
+        assert sample.teacher.hint == "say it in two sentences"
+        assert w.says.asked == asked
+
+
+async def test_the_judges_hint_is_not_told_where_the_user_is_content(tmp_path: Path) -> None:
+    async with world(tmp_path, method="combine", batch_size=MANY) as w:
+        turn = w.turn("NO, HOW")
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        assert w.ledger.samples.oldest(1)[0].teacher is not None
+        say(w, turn, 1)
+        await w.until(lambda: rewards(w) == {turn: 1})
+        assert w.ledger.samples.oldest(1)[0].teacher is None
+
+
+@pytest.mark.parametrize("mood", ["mumbles", "down"])
+async def test_turns_that_rest_because_of_the_judge_go_on_at_once(
+    tmp_path: Path, mood: str
+) -> None:
+    says = Moody()
+    says.mood = mood
+    async with world(tmp_path, endpoint=says, judge_waits=NEVER, rests=NEVER, batch_size=MANY) as w:
+        turns = [w.turn("YES") for _ in range(12)]
+        await w.until(lambda: w.health.judge.state == "failing")
+        for turn in turns:
+            say(w, turn, 1)
+        await w.until(lambda: w.ledger.samples.waiting() == len(turns))
+        assert rewards(w) == dict.fromkeys(turns, 1)
+
+
+class Slow(Says):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asks, self.may = asyncio.Event(), asyncio.Event()
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        self.asks.set()
+        await self.may.wait()
+        return await super().answers(messages, n)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"), [("YES", 1), ("Well.", 0), ("UNJUDGEABLE", None), ("MUMBLE", None)]
+)
+async def test_what_is_said_while_the_judge_thinks_goes_before_its_answer(
+    tmp_path: Path, said: str, found: int | None
+) -> None:
+    says = Slow()
+    async with world(
+        tmp_path, method="binary", endpoint=says, judge_waits=NEVER, rests=NEVER, batch_size=MANY
+    ) as w:
+        turn = w.turn(said)
+        await says.asks.wait()
+        say(w, turn, -1)
+        says.may.set()
+        await w.until(lambda: rewards(w) == {turn: -1})
+        assert w.ledger.judgements.in_vain(turn) == 0
+        judged = w.ledger._db.one("SELECT judged FROM verdicts WHERE turn_id = ?", turn)
+        assert judged == found, "what it found is kept"
+
+
+async def test_what_is_said_while_the_teacher_scores_is_scored_anew(tmp_path: Path) -> None:
+    class Teacher(FakeSampler):
+        def __init__(self) -> None:
+            super().__init__((1,))
+            self.asks, self.may = asyncio.Event(), asyncio.Event()
+
+        async def logprobs(
+            self,
+            tokens: Tokens,
+            *,
+            start: int,
+            targets: Sequence[Sequence[int]] | None = None,
+            top_k: int = 0,
+        ) -> TokenLogprobs:
+            self.asks.set()
+            await self.may.wait()
+            return await super().logprobs(tokens, start=start, targets=targets, top_k=top_k)
+
+    teacher = Teacher()
+
+    class Taught(FakeTrainer):
+        async def base(self) -> Teacher:
+            return teacher
+
+    async with world(tmp_path, method="combine", batch_size=MANY, trainer=Taught()) as w:
+        turn = w.turn("NO, HOW")
+        await teacher.asks.wait()
+        say(w, turn, 1)
+        teacher.may.set()
+        await w.until(lambda: rewards(w) == {turn: 1})
+        assert w.ledger.samples.oldest(1)[0].teacher is None
+
+
+async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=MANY) as w:
+        bad = w.turn("MUMBLE")
+        await judge_others_until(w, lambda: w.why_refused(bad) is not None)
+        say(w, bad, -1)
+        await w.until(lambda: rewards(w).get(bad) == -1)
+
+
+async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path) -> None:
+    """A step never trains on the reward that a user has just taken back."""
+    async with world(tmp_path, method="binary", batch_size=2, running=False) as w:
+        turns = [w.turn("YES"), w.turn("YES")]
+        async with asyncio.TaskGroup() as group:
+            judging = group.create_task(w.judging.run())
+            await w.until(lambda: w.ledger.samples.waiting() == 2)
+            async with w.learner._one_step:
+                learning = group.create_task(w.learner.run())
+                for _ in range(20):
+                    await asyncio.sleep(0)  # it has its batch, and waits
+                say(w, turns[0], -1)
+            await w.until(lambda: w.ledger.samples.counts()["trained"] == 2)
+            judging.cancel()
+            learning.cancel()
+        found = w.ledger._db.rows("SELECT turn_id, reward FROM samples ORDER BY turn_id")
+        assert [tuple(row) for row in found] == [(turns[0], -1), (turns[1], 1)]
+        assert w.trainer.asked["load_state"] == 0, "there was nothing to recover from"
+
+
+async def test_sdpo_is_told_the_reason_where_nothing_has_followed(tmp_path: Path) -> None:
+    async with world(tmp_path, method="sdpo", batch_size=MANY) as w:
+        turn = unanswered(w)
+        say(w, turn, -1, "two sentences")
+        await w.until(lambda: rewards(w) == {turn: -1})
+        teacher = w.ledger.samples.oldest(1)[0].teacher
+        assert teacher is not None
+        assert teacher.hint == "two sentences"
+
+
+async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, method="sdft", batch_size=MANY) as w:
+        corrected = w.turn("NO", session="s")
+        await w.until(lambda: w.why_refused(corrected) is not None or rewards(w))
+        better = w.turn("YES", session="s", reply="like this")
+        w.ledger._db._connection.execute("DELETE FROM next_states WHERE turn_id = ?", (better,))
+        say(w, better, 1)
+        await w.until(lambda: w.ledger.judgements.demonstration(corrected) == "like this")

@@ -1,0 +1,113 @@
+"""What is said outright, in whatever order it meets the judge and the steps."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ledger.test_ledger import new_turn
+from tests.stories import Told
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.types import Vote
+
+Deed = tuple[Literal["say"], float] | tuple[Literal["judge", "queue", "begin", "commit", "void"]]
+SCORES = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0])
+DEEDS = st.one_of(
+    st.tuples(st.just("say"), SCORES),
+    st.tuples(st.sampled_from(["judge", "queue", "begin", "commit", "void"])),
+)
+
+
+class Life:
+    """One turn, and whatever may happen to it, as judge and learner would do it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.told = Told(directory)
+        self.ledger = self.told.ledger
+        self.turn = self.ledger.turns.add(new_turn(self.ledger, "s"))
+        self.said: list[float] = []
+        self.found: Vote | None = None
+        self.step: int | None = None
+        self.trained: Vote | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.ledger.turns.is_open(self.turn)
+
+    def do(self, deed: Deed) -> None:
+        match deed:
+            case ("say", score):
+                assert isinstance(score, float)
+                about = About("turn", self.turn)
+                answer = self.ledger.feedback.give("me", about, Feedback(score, f"no {score}"))
+                assert answer is not None
+                counts = self.trained is None and self.step is None
+                assert (answer.unused is None) == counts
+                self.said.append(score)
+            case ("judge",) if self.open and self.found is None:
+                self.found = 1
+                self.told.judge(self.turn, 1, "found")
+            case ("queue",) if self.open and (verdict := self.verdict()) is not None:
+                self.ledger.samples.add(self.turn, verdict.value, None)
+            case ("begin",) if self.step is None and (batch := self.ledger.samples.oldest(1)):
+                self.step = self.ledger.steps.begin(self.told.version.id, [batch[0].id])
+            case ("commit",) if self.step is not None:
+                (sample,) = self.ledger.samples.oldest(1)
+                self.trained = sample.reward
+                self.told.version = self.ledger.steps.commit(
+                    self.step, self.told.version, state_ref="s", sampler_ref="p", metrics={}
+                )
+                self.step = None
+            case ("void",) if self.step is not None:
+                self.ledger.steps.void(self.step, "failed")
+                self.step = None
+            case _:
+                pass
+
+    def verdict(self) -> Any:
+        return self.ledger.judgements.verdict(self.turn)
+
+    def check(self) -> None:
+        verdict = self.verdict()
+        if self.said:
+            newest = self.said[-1]
+            assert verdict.score == newest, "the newest counts, whatever the judge found"
+            assert verdict.value == (newest > 0) - (newest < 0)
+            hints = self.ledger.judgements.hints(self.turn)
+            assert hints == ((f"no {newest}",) if newest < 0 else ())
+        else:
+            assert (verdict and verdict.value) == self.found
+        row = self.ledger._db.row("SELECT judged FROM verdicts WHERE turn_id = ?", self.turn)
+        assert (row["judged"] if row else None) == self.found
+        counts = self.ledger.samples.counts()
+        assert counts["trained"] == (self.trained is not None), "once at most"
+        if counts["trained"]:
+            (kept,) = self.ledger._db.rows("SELECT reward FROM samples WHERE state = 'trained'")
+            assert kept["reward"] == self.trained
+        elif counts["queued"] and self.step is None:
+            assert self.ledger.samples.oldest(1)[0].reward == verdict.value, "never a stale one"
+
+
+@given(st.lists(DEEDS, max_size=12))
+def test_no_order_trains_twice_or_on_what_was_taken_back(deeds: list[Deed]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        life = Life(Path(directory))
+        for deed in deeds:
+            life.do(deed)
+            life.check()
+        life.ledger.close()
+
+
+def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) -> None:
+    ledger = Told(tmp_path).ledger
+    turn = ledger.turns.add(new_turn(ledger, "s", untrained_because="the client hung up"))
+    for score in (1.0, -1.0, 0.0):
+        answer = ledger.feedback.give("me", About("turn", turn), Feedback(score))
+        assert answer is not None
+        assert answer.unused == "the client hung up"
+    assert ledger.turns.judgeable() == []
+    ledger.close()

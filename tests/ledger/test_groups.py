@@ -1,0 +1,383 @@
+"""Episodes and groups in a real ledger: who waits for whom, what becomes of those that never get
+whole, and what is said of it. No order in which it all arrives makes a difference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ledger.test_ledger import new_turn
+from tinker_claw.cli.explain import tell
+from tinker_claw.config.settings import Training
+from tinker_claw.learner.diagnostics import step_rule
+from tinker_claw.ledger import groups, prune
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.groups import LIMIT_S
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
+from tinker_claw.ledger.turns import OVER, Ballot
+from tinker_claw.ledger.views import Filter, read, turns_where
+from tinker_claw.methods.passes import reward_parts
+from tinker_claw.types import Attempt, NextState, PolicyVersion
+
+SOON, LATE = 0.0, 10 * LIMIT_S
+"""Looks at a ledger, seconds since the newest row."""
+
+
+@dataclass
+class Told:
+    """A ledger to which clients and judge come."""
+
+    ledger: Ledger
+    version: PolicyVersion
+    keys: dict[str, int] = field(default_factory=dict[str, int])
+
+    def begin(self, key: str, attempt: Attempt | None) -> None:
+        self.keys[key] = self.ledger.turns.session("me", key)
+        if attempt is not None:
+            assert self.ledger.turns.enrol(self.keys[key], "me", attempt)
+
+    def turn(self, key: str) -> int:
+        turn = new_turn(self.ledger, session_id=self.keys[key], policy_version=self.version.id)
+        return self.ledger.turns.add(turn)
+
+    def judge(self, turn: int, votes: tuple[int, ...]) -> None:
+        self.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
+        ballots = [Ballot("", vote) for vote in votes]  # type: ignore[arg-type]
+        self.ledger.judgements.add(
+            turn, value=None, verdict_ballots=ballots, hint_ballots=(), hints=()
+        )
+        self.ledger.samples.add(turn, sum(votes) / len(votes), None)
+
+    def end(self, key: str, score: float) -> None:
+        """The outcome, and what judging makes of a last turn."""
+        assert self.ledger.feedback.give("me", About("session", key), Feedback(score, final=True))
+        for turn in self.ledger.turns.judgeable():
+            if self.ledger.turns.next_state(turn) is None:
+                self.ledger.samples.add(turn, None, None)
+
+    def look(self, later: float = SOON, most: int = 128) -> groups.Released:
+        self.ledger.samples.expire(0, 4)
+        newest = self.ledger._db.one("SELECT MAX(created_at) FROM turns") or 0.0
+        ended = self.ledger._db.one("SELECT MAX(created_at) FROM feedback") or 0.0
+        return self.ledger.groups.release(max(newest, ended) + later, most)
+
+    def queued(self) -> dict[tuple[str, int], float]:
+        """Rewards by session and step."""
+        rows = self.ledger._db.rows(
+            "SELECT key, idx, reward FROM samples JOIN turns ON turns.id = turn_id "
+            "JOIN sessions ON sessions.id = session_id WHERE state = 'queued'"
+        )
+        return {(row["key"], row["idx"]): row["reward"] for row in rows}
+
+    def words(self) -> set[str]:
+        """What the turns wait for, or what became of them; both ways to tell agree."""
+        run = read_run(self.ledger._db, 16)
+        turns = turns_where(self.ledger._db, "ORDER BY turns.id")
+        told = [outcome(turn, run) for turn in turns]
+        for one in told:
+            assert one.word in one.sentence
+        counted = count_outcomes(self.ledger._db, run)
+        assert counted == {word: [o.word for o in told].count(word) for word in counted}
+        assert counted.total() == len(turns)
+        return set(counted)
+
+
+def open_ledger(path: Path) -> Told:
+    ledger = Ledger(path)
+    return Told(ledger, ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0"))
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    found = open_ledger(tmp_path)
+    yield found
+    found.ledger.close()
+
+
+def in_group(name: str = "g", size: int = 2, task: str | None = "t") -> Attempt:
+    return Attempt(task, name, size, episode=True)
+
+
+def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
+    told: Told,
+) -> None:
+    for key in "ab":
+        told.begin(key, in_group())
+        told.judge(told.turn(key), (1, 1, -1) if key == "a" else (-1, 0, -1))
+        told.turn(key)
+    told.look()
+    assert told.queued() == {}
+    assert told.words() == {"waits for its outcome"}
+    told.end("a", 1.0)
+    assert told.look().queued == 0
+    assert told.words() == {"waits for its outcome", "waits for its group"}
+    told.end("b", -0.5)
+    assert told.look().queued == 4
+    assert told.queued() == pytest.approx(
+        {("a", 0): 4 / 3, ("a", 1): 1.0, ("b", 0): -0.5 - 2 / 3, ("b", 1): -0.5}
+    )
+    assert told.words() == {"waits for its step"}
+    assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
+    advantages = reward_parts(told.ledger.samples.oldest(99), Training())
+    assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
+
+
+def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
+    turns = list[int]()
+    for key in "ab":
+        told.begin(key, in_group())
+        turns.append(told.turn(key))
+        told.judge(turns[-1], (1, 1, -1) if key == "a" else (-1, 0, -1))
+        told.end(key, 1.0)
+    told.look()
+    rows, told_of = told.ledger._db, {"rule": step_rule("binary", Training())}
+    step = told.ledger.steps.begin(0, [one.id for one in told.ledger.samples.queue()])
+    told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics=told_of)
+    text = " ".join(tell(rows, turns[0], Training(), text=True))
+    assert (
+        "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
+    )
+    assert "Reward of step 0, outcome and votes: +1.33." in text
+    assert (
+        "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
+        "the mean +0.83)." in text
+    )
+    first, second = read(rows, "samples", Filter(), None)
+    assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
+    assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
+
+
+def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: Told) -> None:
+    told.begin("a", Attempt(episode=True))
+    told.turn("a")
+    told.end("a", 0.0)
+    told.look()
+    assert told.queued() == {("a", 0): 0.0}
+    (sample,) = told.ledger.samples.oldest(99)
+    assert sample.bucket is None
+
+
+def test_task_without_an_episode_changes_nothing(told: Told) -> None:
+    told.begin("a", Attempt("t"))
+    told.judge(told.turn("a"), (1,))
+    assert told.queued() == {("a", 0): 1.0}
+    assert told.look().look_at is None
+
+
+def test_short_group_trains_after_the_limit_and_a_missing_outcome_is_none(told: Told) -> None:
+    for key in "abc":
+        told.begin(key, in_group(size=4))
+        told.judge(told.turn(key), (1,))
+        told.turn(key)
+    told.end("a", 1.0)
+    told.end("c", -1.0)
+    before = told.look()
+    assert before.look_at is not None
+    assert told.look(LIMIT_S - 1).queued == 0
+    released = told.look(LIMIT_S)
+    assert (released.queued, released.expired, released.look_at) == (4, 1, None)
+    assert set(told.queued()) == {("a", 0), ("a", 1), ("c", 0), ("c", 1)}
+    assert told.words() == {"waits for its step", groups.NO_OUTCOME}
+
+
+def test_without_any_outcome_all_expire_by_name(told: Told) -> None:
+    told.begin("a", in_group())
+    told.judge(told.turn("a"), (1,))
+    told.begin("alone", Attempt(episode=True))
+    told.turn("alone")
+    told.look(LATE)
+    assert told.queued() == {}
+    assert told.words() == {groups.NO_OUTCOME}
+
+
+def test_what_the_judge_has_in_hand_is_waited_for_whatever_the_limit_says(told: Told) -> None:
+    told.begin("a", in_group(size=1))
+    turn = told.turn("a")
+    told.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
+    told.end("a", 1.0)
+    assert told.look(LATE).queued == 0
+    told.ledger.turns.refuse(turn, "the teacher could not score it")
+    told.turn("a")
+    assert told.look().queued == 0
+    assert told.words() == {"the teacher could not score it", OVER}
+
+
+def test_what_comes_after_an_outcome_or_when_the_group_is_over_is_not_trained(told: Told) -> None:
+    told.begin("a", in_group(size=1))
+    told.turn("a")
+    told.end("a", 1.0)
+    told.turn("a")
+    told.look()
+    told.begin("late", in_group(size=1))
+    told.turn("late")
+    assert set(told.queued()) == {("a", 0)}
+    assert told.words() == {"waits for its step", OVER}
+
+
+def test_turn_that_the_agent_did_not_go_on_from_holds_up_nobody(told: Told) -> None:
+    told.begin("a", in_group(size=1))
+    told.turn("a")  # sent again, perhaps
+    told.judge(told.turn("a"), (1,))
+    told.turn("a")
+    told.end("a", 1.0)
+    assert told.look().queued == 2
+    assert told.words() == {"waits for its step", groups.PASSED}
+
+
+def test_steps_at_which_all_had_the_same_reward_are_no_part_of_a_batch(told: Told) -> None:
+    for key, votes in (("a", (1, 1, -1)), ("b", (-1, 1, 1)), ("c", (1, -1, 1))):
+        told.begin(key, in_group(size=3))
+        told.judge(told.turn(key), votes)
+        told.judge(told.turn(key), (1,) if key == "a" else (0,))
+        told.end(key, 1.0)
+    released = told.look()
+    assert (released.queued, released.expired) == (3, 3)
+    assert {step for _, step in told.queued()} == {1}
+    assert groups.AGREED in told.words()
+
+
+def test_group_that_is_too_large_for_a_step_expires_by_name(told: Told) -> None:
+    for key in "ab":
+        told.begin(key, in_group())
+        for _ in range(3):
+            told.judge(told.turn(key), (1,) if key == "a" else (-1,))
+        told.end(key, 1.0)
+    assert told.look(most=5).expired == 6
+    assert told.words() == {groups.TOO_LARGE}
+
+
+def test_group_grows_old_as_one(told: Told) -> None:
+    for key in "ab":
+        told.begin(key, in_group())
+        told.judge(told.turn(key), (1,) if key == "a" else (-1,))
+        told.end(key, 1.0)
+        told.version = told.ledger.steps.commit(
+            told.ledger.steps.begin(told.version.id, []),
+            told.version,
+            state_ref="s",
+            sampler_ref="p",
+            metrics={},
+        )
+    told.look()
+    assert len(told.queued()) == 2
+    assert told.ledger.samples.expire(2, 1) == 2
+    assert told.queued() == {}
+    assert told.words() == {"its sample expired", groups.MATE_TOO_OLD}
+    told.begin("c", in_group())
+    told.turn("c")
+    assert OVER in told.words()
+
+
+def test_session_is_of_one_group_for_good(told: Told) -> None:
+    told.begin("a", in_group("g"))
+    assert not told.ledger.turns.enrol(told.keys["a"], "me", in_group("h"))
+    assert told.ledger.turns.enrol(told.keys["a"], "me", in_group("g", 5))
+    assert told.ledger._db.rows("SELECT name, size FROM groups")[0]["size"] == 5
+    # Another user's group of that name, and another task's, are other ones.
+    told.ledger.turns.enrol(told.ledger.turns.session("you", "a"), "you", in_group("g"))
+    told.begin("b", in_group("g", task=None))
+    assert told.ledger._db.one("SELECT COUNT(*) FROM groups") == 3
+
+
+def test_forgotten_session_leaves_no_name_and_its_group_goes_on_without_it(told: Told) -> None:
+    for key in "abc":
+        told.begin(key, in_group(size=3))
+        told.judge(told.turn(key), (1,) if key == "a" else (-1,))
+        told.end(key, 1.0)
+    told.look()
+    assert len(told.queued()) == 3
+    told.ledger.forget(prune.in_session("b", "me"))
+    told.look()
+    assert set(told.queued()) == {("a", 0), ("c", 0)}
+    told.ledger.forget(prune.in_session("a", "me"))
+    told.ledger.forget(prune.in_session("c", "me"))
+    assert told.ledger._db.one("SELECT COUNT(*) FROM groups") == 0
+    assert told.ledger._db.one("SELECT COUNT(*) FROM sessions WHERE task IS NOT NULL") == 0
+
+
+def test_feedback_changes_what_is_held_and_nothing_of_a_group_that_is_queued(told: Told) -> None:
+    told.begin("a", in_group(size=1))
+    turn = told.turn("a")
+    told.judge(turn, (1,))
+    given = told.ledger.feedback.give("me", About("turn", turn), Feedback(-0.5))
+    assert given is not None
+    assert given.unused is None
+    assert told.ledger.turns.judgeable() == [turn]
+    told.ledger.samples.add(turn, -0.5, None)
+    told.end("a", 1.0)
+    told.look()
+    assert told.queued() == {("a", 0): 0.5}
+    for said in (Feedback(1.0), Feedback(-1.0, final=True)):
+        late = told.ledger.feedback.give("me", About("turn", turn), said)
+        assert late is not None
+        assert late.unused is not None
+        assert "the episode is over" in late.unused
+    assert told.queued() == {("a", 0): 0.5}
+
+
+EPISODES = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # group
+        st.lists(st.sampled_from([(1,), (1, 1, -1), (0,), (-1, -1, 1)]), max_size=2),
+        st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(EPISODES, st.data())
+def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], data: Any) -> None:
+    """Turns, verdicts, outcomes and looks come mixed, each session's own in their order."""
+
+    def live(path: Path, order: list[int]) -> tuple[dict[tuple[str, int], float], ...]:
+        told = open_ledger(path)
+        sizes = [sum(g == group for group, _, _ in episodes) for g in (0, 1)]
+        left = {n: ["begin", *votes, "last", "end"] for n, (_, votes, _) in enumerate(episodes)}
+        for n in order:
+            (group, _, score), what, key = episodes[n], left[n].pop(0), f"s{n}"
+            if what == "begin":
+                told.begin(key, in_group(f"g{group}", sizes[group]))
+            elif what == "last":
+                told.turn(key)
+            elif what == "end":
+                told.end(key, score)
+            else:
+                told.judge(told.turn(key), what)
+            told.look()
+            counts = {
+                row["name"]: row["states"]
+                for row in told.ledger._db.rows(
+                    "SELECT name, COUNT(DISTINCT state = 'held') AS states FROM samples "
+                    "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+                    "JOIN groups ON groups.id = group_id GROUP BY name"
+                )
+            }
+            assert set(counts.values()) <= {1}, "a group is held, or it is not"
+        samples = told.ledger.samples.oldest(99)
+        advantages = zip(samples, reward_parts(samples, Training()), strict=True)
+        names = {id: key for key, id in told.keys.items()}
+        found = {
+            (names[sample.session_id], told.ledger.turns.get(sample.turn_id).index): advantage
+            for sample, advantage in advantages
+        }
+        assert found.keys() == told.queued().keys()
+        assert told.ledger.samples.counts().get("held", 0) == 0
+        rewards = told.queued()
+        told.ledger.close()
+        return found, rewards
+
+    steps = [n for n, (_, votes, _) in enumerate(episodes) for _ in range(len(votes) + 3)]
+    with tempfile.TemporaryDirectory() as folder:
+        by_session = live(Path(folder) / "one", steps)
+        mixed = live(Path(folder) / "two", data.draw(st.permutations(steps)))
+    assert mixed == by_session

@@ -1,0 +1,60 @@
+"""Messages that are nothing but a verdict on the reply before: a thumb, /good or /bad.
+
+Rule: nothing is guessed. What says anything else beside the verdict is a message like any other,
+and the judge reads it; what follows /good and /bad is the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.conversation.openclaw import last_user_index, words
+from tinker_claw.types import Message
+
+# Skin tones, and selectors of how an emoji is drawn; keyboards write neither, one or both.
+_LOOKS = "[\U0001f3fb-\U0001f3ff\ufe0e\ufe0f]*"
+_THUMBS = {
+    score: re.compile(rf"(?:{thumb}{_LOOKS}\s*)+")
+    for score, thumb in ((1, "\N{THUMBS UP SIGN}"), (-1, "\N{THUMBS DOWN SIGN}"))
+}
+_COMMAND = re.compile(r"/(?:(good)|bad)(?:\s*:\s|\s|\Z)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Outright:
+    """What a user says of the reply before, in so many words."""
+
+    score: int
+    """+1 or -1."""
+    reason: str = ""
+
+    @property
+    def asks(self) -> bool:
+        """It says what was wrong, so that the next reply is another try."""
+        return self.score < 0 and bool(self.reason)
+
+
+def outright(text: str) -> Outright | None:
+    """The verdict that a user's words are; None: they say something else, or more.
+
+    Args:
+        text: without what OpenClaw adds to it.
+    """
+    text = text.strip()
+    for score, thumbs in _THUMBS.items():
+        if thumbs.fullmatch(text):
+            return Outright(score)
+    if found := _COMMAND.match(text):
+        return Outright(1 if found[1] else -1, found[2].strip())
+    return None
+
+
+def only_verdict(messages: Sequence[Message]) -> bool:
+    """The user's last words are a verdict, and ask for nothing."""
+    at = last_user_index(messages)
+    if at is None or (at and messages[at - 1]["role"] == "user"):
+        return False
+    said = outright(words(messages[at]["content"]))
+    return said is not None and not said.asks

@@ -1,0 +1,133 @@
+"""POST /v1/feedback: what a user or their program says outright of a reply, or of a session.
+
+Rule: whoever asks about a turn that is not theirs, that was forgotten, that is private or that
+never was gets the same answer, for which the same was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, Final
+
+from tinker_claw.conversation.classify import session_key
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.body import INT64, flag, integer, load_body, number, shown, string
+from tinker_claw.gateway.limits import Caller
+from tinker_claw.gateway.request import GatewayDeps, record
+from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReusedError
+from tinker_claw.types import Source
+
+PATH = "/v1/feedback"
+MAX_BYTES: Final = 32_768
+"""Of a body: the longest text, in whatever way it is escaped."""
+MAX_NAME = 256
+"""Characters of a key, and of other names of a client's."""
+FIELDS = (
+    *("turn", "response_id", "session", "score", "text", "source", "final", "task", "group", "key"),
+)
+_ABOUT = {"turn": "turn", "response_id": "response", "session": "session"}
+
+
+def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
+    """What a request says, of what.
+
+    Args:
+        headers: names in lower case.
+
+    Raises:
+        RequestError: names the first field that is wrong.
+    """
+    fields = load_body(body)
+    for name in fields:
+        if name not in FIELDS:
+            told = f"{shown(name)} is no field of feedback; it has {', '.join(FIELDS)}."
+            raise RequestError(told, param=shown(name))
+    named = [name for name in _ABOUT if name in fields]
+    if len(named) != 1:
+        raise RequestError("Give one of turn, response_id and session: what it is about.")
+    if "score" not in fields:
+        raise RequestError("score is missing: a number from -1 to 1.", param="score")
+    key = _name(fields, "key")
+    sent = headers.get("idempotency-key", "").strip()
+    if len(sent) > MAX_NAME or not sent.isprintable() or (key and sent and key != sent):
+        raise RequestError(
+            f"The header Idempotency-Key must be at most {MAX_NAME} printable characters, and the "
+            "body's key, if it has one.",
+            param="Idempotency-Key",
+        )
+    said = Feedback(
+        score=number(fields["score"], "score", -1.0, 1.0),
+        text=_text(fields),
+        source=_source(fields.get("source", "user")),
+        final=flag(fields.get("final"), "final"),
+        task=_name(fields, "task"),
+        group=_name(fields, "group"),
+        key=key or sent or None,
+    )
+    return _about(fields, named[0]), said
+
+
+def _about(fields: Mapping[str, Any], name: str) -> About:
+    if name == "turn":
+        return About("turn", integer(fields[name], name, 1, INT64))
+    value = _name(fields, name) if name == "response_id" else string(fields[name], name)
+    assert value is not None
+    if name == "session":
+        return About("session", session_key(value))
+    return About("response", value)
+
+
+def _name(fields: Mapping[str, Any], at: str) -> str | None:
+    if at not in fields:
+        return None
+    name = string(fields[at], at)
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise RequestError(f"{at} must be at most {MAX_NAME} printable characters.", param=at)
+    return name
+
+
+def _text(fields: Mapping[str, Any]) -> str:
+    text = string(fields.get("text", ""), "text", empty=True)
+    if len(text) > LONGEST_TEXT:
+        raise RequestError(f"text has more than {LONGEST_TEXT} characters.", param="text")
+    return text.strip()
+
+
+def _source(value: Any) -> Source:
+    if value == "user" or value == "client":
+        return value
+    raise RequestError('source must be "user" or "client".', param="source")
+
+
+async def take(
+    deps: GatewayDeps, body: bytes, headers: Mapping[str, str], caller: Caller
+) -> dict[str, Any]:
+    """Record what a request says; returns the answer to it.
+
+    Raises:
+        RequestError: it is malformed, or this user has no such turn.
+        LedgerError: it could not be written.
+    """
+    about, said = read(body, headers)
+    text = await deps.privacy.redact_any(said.text)
+    try:
+        given = record(deps, caller.user, about, replace(said, text=text))
+    except KeyReusedError as error:
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+        raise RequestError(str(error), status=status, code="key_reused", param="key") from error
+    if given is None:
+        raise RequestError(
+            "You have no such turn: it never was, or nothing of it is kept.",
+            status=HTTPStatus.NOT_FOUND,
+            code="not_found",
+        )
+    return {
+        "object": "feedback",
+        "id": given.id,
+        "turn": given.turn_id,
+        "repeated": given.repeated,
+        "counts": given.unused is None,
+        "because": given.unused,
+    }

@@ -1,0 +1,118 @@
+"""Which of the waiting samples the next step takes.
+
+Rule: pure, and the order in which samples are given makes no difference. The oldest come first, and
+a group is taken whole or not at all. No session, no user and no tools fill more than their share of
+a batch while there is enough of others; what is over a share waits for them, for a time, and then
+fills up: a step of few voices is better than none. A user who is alone waits for no other session,
+only with the turns that tools have judged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from tinker_claw.ledger.samples import Waiting
+
+FILL_S = 300.0
+"""So long a sample that is over a share waits: long enough for the others who are at work just now,
+and nobody's step comes much later."""
+
+
+GROUPED = 8
+"""A step takes at most so many times `--batch-size`, for the sake of whole groups: with sixteen,
+eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
+_TOOLS = "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the next step takes."""
+
+    ids: tuple[int, ...]
+    """Of samples, ascending; (): there is no batch yet."""
+    look_at: float | None
+    """When there may be one although nothing has come, seconds since 1970; None: not before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What is taken together: a sample, or a group."""
+
+    ids: tuple[int, ...]
+    since: float
+    """When its last sample was queued."""
+    origins: tuple[Hashable, ...]
+    """Each has a share."""
+    alone: bool
+    """Nobody but its user waits."""
+
+
+def choose(
+    waiting: Sequence[Waiting], *, batch_size: int, most: int, share: float, now: float
+) -> Choice:
+    """Whole groups and single samples until there are at least `batch_size`.
+
+    A group that finds no room beside older samples, which are no batch without it, goes first; with
+    it a batch may be smaller than `batch_size`, where the next group would make it too large.
+
+    Args:
+        most: samples of a step. A group that is larger is taken alone.
+        share: of `batch_size`, for each session, each user, and the turns that tools have judged. A
+            user who is alone has none, and groups, to be whole, only their user's.
+        now: seconds since 1970.
+    """
+    units, limit = _units(waiting), max(1, int(share * batch_size))
+    taken, crowded = _take(units, batch_size, most, limit, now)
+    if len(taken) < batch_size and crowded:
+        others = [unit for unit in units if unit is not crowded[0]]
+        taken, _ = _take([crowded[0], *others], batch_size, most, limit, now)
+    elif len(taken) < batch_size:
+        due = [unit.since + FILL_S for unit in units if unit.since + FILL_S > now]
+        return Choice((), min(due, default=None) if len(waiting) >= batch_size else None)
+    return Choice(tuple(sorted(taken)), None)
+
+
+def _take(
+    units: Sequence[_Unit], batch_size: int, most: int, limit: int, now: float
+) -> tuple[list[int], list[_Unit]]:
+    """The samples that are taken, and the units for which there was no room."""
+    taken, crowded, over = list[int](), list[_Unit](), list[_Unit]()
+    counts = Counter[Hashable]()
+
+    def take(unit: _Unit) -> None:
+        if taken and len(taken) + len(unit.ids) > most:
+            crowded.append(unit)
+        elif len(taken) < batch_size:
+            taken.extend(unit.ids)
+            counts.update(dict.fromkeys(unit.origins, len(unit.ids)))
+
+    for unit in units:
+        if any(counts[origin] >= limit for origin in unit.origins):
+            over.append(unit)
+        else:
+            take(unit)
+    for unit in over:
+        too_many_tools = _TOOLS in unit.origins and counts[_TOOLS] >= limit
+        if (unit.alone and not too_many_tools) or now >= unit.since + FILL_S:
+            take(unit)
+    return taken, crowded
+
+
+def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
+    """The oldest first."""
+    together = defaultdict[Hashable, list[Waiting]](list)
+    for sample in waiting:
+        together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
+    alone = len({sample.user for sample in waiting}) <= 1
+    units = list[_Unit]()
+    for samples in together.values():
+        one = samples[0]
+        origins: list[Hashable] = [] if alone else [("user", one.user)]
+        if one.group is None:
+            origins += [("session", one.session), *[_TOOLS] * one.tool]
+        ids = tuple(sorted(sample.id for sample in samples))
+        since = max(sample.queued_at for sample in samples)
+        units.append(_Unit(ids, since, tuple(origins), alone))
+    return sorted(units, key=lambda unit: unit.ids)

@@ -1,0 +1,202 @@
+"""What was said outright of a reply, or of how a session ended, and what that changes.
+
+Rule: it outranks the judge, the newest goes before the older, and nothing is trained twice: what is
+said of a reply that was trained already is recorded. All that it changes of a turn, verdict, hint
+and sample, is one transaction. Who may say something of a turn is asked in one query: a turn of
+another user, a forgotten one, a private one and one that never was are the same nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from tinker_claw.errors import ClawError
+from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.prune import IS_BEING_FORGOTTEN
+from tinker_claw.ledger.turns import SET_ASIDE, reopen
+from tinker_claw.types import Source
+
+ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
+"""Why a turn is not trained, unless somebody says what it was like."""
+OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
+TOO_LATE = "the episode is over: it was queued already, or has expired"
+"""Why no reply is trained by it."""
+
+LONGEST_TEXT = 4000
+"""Characters: a hint is a sentence or two, which a teacher reads with every reply that it scores.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What it is about, in one of three ways."""
+
+    what: Literal["turn", "response", "session"]
+    name: int | str
+    """The ledger's id of a turn, the client's name of a reply, or of a session, whose newest main
+    turn is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What was said."""
+
+    score: float
+    """From -1 to 1."""
+    text: str = ""
+    """As it may be kept. Where the score is below 0 it is told to the teacher."""
+    source: Source = "user"
+    final: bool = False
+    """Of how the session ended, and of none of its replies."""
+    task: str | None = None
+    group: str | None = None
+    key: str | None = None
+    """The client's name for it, of which a user has one; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Feedback as it is recorded."""
+
+    id: int
+    turn_id: int
+    repeated: bool
+    """It had been recorded before."""
+    unused: str | None
+    """Why no reply is trained by it; None: it is the verdict of one."""
+
+
+class KeyReusedError(ClawError):
+    """A key came again with something else."""
+
+
+_ABOUT = {
+    "turn": "turns.id = ?",
+    "response": "turns.response_id = ?",
+    "session": "turns.id = (SELECT id FROM turns WHERE kind = 'main' AND session_id = (SELECT id "
+    "FROM sessions WHERE key = ? AND user = :user) ORDER BY idx DESC LIMIT 1)",
+}
+_FIND = f"""
+SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
+  LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
+  EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
+    WHERE sample_id = samples.id AND status = 'intent') AS training
+FROM turns JOIN sessions ON sessions.id = turns.session_id
+  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
+  LEFT JOIN samples ON samples.turn_id = turns.id
+WHERE {{}} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
+  AND NOT {IS_BEING_FORGOTTEN}
+"""
+
+
+class FeedbackTable:
+    """Rows that users and their programs write."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def give(self, user: str, about: About, said: Feedback) -> Given | None:
+        """Record it, and let it count where it can; None: this user has no such turn.
+
+        Raises:
+            KeyReusedError: its key came with something else before.
+        """
+        with self._db.transaction() as tx:
+            turn = tx.execute(
+                _FIND.format(_ABOUT[about.what].replace("?", ":name")),
+                {"name": about.name, "user": user},
+            ).fetchone()
+            if turn is None:
+                return None
+            if said.key is not None and (earlier := _earlier(tx, user, said.key)) is not None:
+                return _repeated(earlier, about, turn, said)
+            unused = _unused_outcome(turn) if said.final else _unused(turn)
+            feedback_id = _insert(tx, user, turn, said, unused)
+            if not said.final and (unused is None or turn["state"] is not None):
+                _judge(tx, turn["id"], said)
+            if unused is None and not said.final:
+                reopen(tx, turn["id"])
+        return Given(feedback_id, turn["id"], repeated=False, unused=unused)
+
+    def outcome(self, session_id: int) -> float | None:
+        """How the session ended, from -1 to 1, as it was said last; None: nobody has said so."""
+        return self._db.one(
+            "SELECT score FROM feedback WHERE session_id = ? AND final = 1 "
+            "ORDER BY id DESC LIMIT 1",
+            session_id,
+        )
+
+
+def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
+    return tx.execute("SELECT * FROM feedback WHERE user = ? AND key = ?", (user, key)).fetchone()
+
+
+def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:
+    # A session may have gone on since.
+    same_place = "session_id" if about.what == "session" else "turn_id"
+    place = turn["session_id"] if about.what == "session" else turn["id"]
+    names = (same_place, "score", "text", "source", "final", "task", "task_group")
+    now = (place, said.score, said.text, said.source, said.final, said.task, said.group)
+    if tuple(earlier[name] for name in names) != now:
+        raise KeyReusedError(
+            "This key came with other feedback before: a key names one; send another for another."
+        )
+    return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
+
+
+def _unused_outcome(turn: sqlite3.Row) -> str | None:
+    return {0: OUTCOME, 1: None, 2: TOO_LATE}[turn["episode"]]
+
+
+def _unused(turn: sqlite3.Row) -> str | None:
+    """Why nothing can be learned of a turn any more; None: something can."""
+    if turn["episode"] == 2:  # its group is trained as it is, or not at all
+        return TOO_LATE
+    if turn["state"] == "held":
+        return None
+    if turn["state"] == "queued":
+        return "the reply is just being trained" if turn["training"] else None
+    if turn["state"] is not None:
+        states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
+        return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
+    taken_up = turn["judged"] or turn["untrained_because"] in (SET_ASIDE, ENDED)
+    if turn["kind"] == "main" and turn["kept"] and (not turn["settled"] or taken_up):
+        return None
+    return turn["untrained_because"] or "what was sampled is not kept any more"
+
+
+def _insert(
+    tx: sqlite3.Connection, user: str, turn: sqlite3.Row, said: Feedback, unused: str | None
+) -> int:
+    values = {
+        **{"user": user, "key": said.key, "turn_id": turn["id"]},
+        **{"session_id": turn["session_id"], "score": said.score, "text": said.text},
+        **{"source": said.source, "final": said.final, "task": said.task},
+        **{"task_group": said.group, "unused": unused, "created_at": time.time()},
+    }
+    cursor = tx.execute(
+        f"INSERT INTO feedback ({', '.join(values)}) "
+        f"VALUES ({', '.join(f':{name}' for name in values)})",
+        values,
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:
+    """The verdict is what was said; what the judge found stands beside it."""
+    tx.execute(
+        "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "
+        "created_at = excluded.created_at, score = excluded.score",
+        (turn_id, (said.score > 0) - (said.score < 0), time.time(), said.source, said.score),
+    )
+    tx.execute("DELETE FROM hints WHERE turn_id = ? AND source <> 'judge'", (turn_id,))
+    if said.score < 0 and said.text:
+        tx.execute(
+            "INSERT INTO hints (turn_id, rank, text, source) VALUES (?1, "
+            "(SELECT COALESCE(MIN(rank) - 1, 0) FROM hints WHERE turn_id = ?1), ?2, ?3)",
+            (turn_id, said.text, said.source),
+        )

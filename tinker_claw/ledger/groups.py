@@ -1,0 +1,171 @@
+"""Episodes, and the groups in which they are compared: who waits for whom, and until when.
+
+Rule: an episode's samples are held until all of its group have their outcome, and are queued then,
+all in one transaction, with the rewards that the outcomes make of their votes. Nothing that happens
+in between, no crash and no age, leaves a part of a group in the queue. What never gets whole goes
+by a time limit: the episodes that have an outcome are queued as a smaller group, the others expire.
+A missing outcome is none; it is never taken for 0.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME
+
+LIMIT_S = 3600.0
+"""After the last that was heard of a group, of any of its sessions: few steps of an agent take
+longer, and its samples grow old while others learn."""
+NO_OUTCOME = "no outcome of its episode came in time"
+AGREED = "all episodes of its group had the same reward at this step"
+TOO_LARGE = "its group has more samples than a step may take, eight times --batch-size"
+MATE_TOO_OLD = "another sample of its group had grown too old"
+PASSED = "its episode ended without going on from it"
+"""Why samples or turns of an episode are not trained."""
+_SAME = 1e-6
+"""Rewards that differ by less are equal, but for how they were rounded."""
+
+_RUNNING = f"""
+SELECT id, group_id, (SELECT size FROM groups WHERE groups.id = group_id) AS size,
+  ({OUTCOME}) AS outcome,
+  EXISTS (SELECT 1 FROM turns WHERE turns.session_id = sessions.id AND kind = 'main'
+    AND settled = 0 AND {JUDGEABLE}) AS judging,
+  MAX(created_at, COALESCE((SELECT created_at FROM turns WHERE turns.session_id = sessions.id
+      ORDER BY turns.id DESC LIMIT 1), 0),
+    COALESCE((SELECT MAX(created_at) FROM feedback WHERE feedback.session_id = sessions.id
+      AND final = 1), 0)) AS heard
+FROM sessions WHERE episode = 1 ORDER BY id
+"""
+_OF = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What became of episodes at a look."""
+
+    queued: int
+    """Samples."""
+    expired: int
+    look_at: float | None
+    """When a time limit ends, seconds since 1970; None: nothing waits for one."""
+
+
+class GroupTable:
+    """Sessions that are episodes, and what is held of them."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def release(self, now: float, most: int) -> Released:
+        """Queue what is whole, end what has waited for too long.
+
+        Args:
+            now: seconds since 1970.
+            most: samples that a step may take; a group with more never fits into one.
+        """
+        together = defaultdict[tuple[bool, int], list[sqlite3.Row]](list)
+        for session in self._db.rows(_RUNNING):
+            alone = session["group_id"] is None
+            together[alone, session["id"] if alone else session["group_id"]].append(session)
+        queued, expired, limits = 0, 0, list[float]()
+        for sessions in together.values():
+            limit = max(session["heard"] for session in sessions) + LIMIT_S
+            if _whole(sessions) or (now >= limit and not any(s["judging"] for s in sessions)):
+                some, others = self._end(sessions, most)
+                queued, expired = queued + some, expired + others
+            elif now < limit:
+                limits.append(limit)
+        return Released(queued, expired, min(limits, default=None))
+
+    def _end(self, sessions: Sequence[sqlite3.Row], most: int) -> tuple[int, int]:
+        """A group, or an episode of none, is over; how many samples are queued and expired."""
+        group = sessions[0]["group_id"]
+        ids = [session["id"] for session in sessions]
+        queued = expired = 0
+        with self._db.transaction() as tx:
+            for session in sessions:
+                if session["outcome"] is None:
+                    expired += _expire(tx, session["id"], NO_OUTCOME)
+                    _refuse(tx, session["id"], NO_OUTCOME)
+                    continue
+                queued += tx.execute(
+                    "UPDATE samples SET state = 'queued', reward = ? + COALESCE(reward, 0) "
+                    f"WHERE state = 'held' AND {_OF}",
+                    (session["outcome"], session["id"]),
+                ).rowcount
+                _refuse(tx, session["id"], PASSED)
+            if group is not None:
+                gone = _expire_agreed(tx, group)
+                if queued - gone > most:
+                    gone += sum(_expire(tx, session, TOO_LARGE) for session in ids)
+                queued, expired = queued - gone, expired + gone
+            _close(tx, ids, group)
+        return queued, expired
+
+
+def expire_mates(tx: sqlite3.Connection) -> int:
+    """Expire what is left of groups of which a sample has grown too old; how many."""
+    broken = tx.execute(
+        "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
+        "JOIN sessions ON sessions.id = session_id WHERE EXISTS (SELECT 1 FROM groups) "
+        "AND state IN ('queued', 'held') AND group_id IS NOT NULL "
+        "AND EXISTS (SELECT 1 FROM sessions AS mate "
+        "CROSS JOIN turns AS old ON old.session_id = mate.id "
+        "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
+        "WHERE mate.group_id = sessions.group_id AND gone.state = 'expired' "
+        "AND gone.expired_because IS NULL)"
+    ).fetchall()
+    expired = 0
+    for (group,) in broken:
+        found = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,)).fetchall()
+        for (session,) in found:
+            expired += _expire(tx, session, MATE_TOO_OLD)
+            _refuse(tx, session, MATE_TOO_OLD)
+        _close(tx, [session for (session,) in found], group)
+    return expired
+
+
+def _whole(sessions: Sequence[sqlite3.Row]) -> bool:
+    """Whether all that the client has announced, and all that have come, are there."""
+    done = sum(s["outcome"] is not None and not s["judging"] for s in sessions)
+    return done == len(sessions) and done >= (sessions[0]["size"] or 1)
+
+
+def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
+    """Where all rewards of a step agree none is better than the others: only a teacher teaches."""
+    return tx.execute(
+        "UPDATE samples SET state = 'expired', expired_because = ? WHERE state = 'queued' "
+        "AND teacher_logprobs IS NULL AND turn_id IN (SELECT turns.id FROM turns "
+        "JOIN sessions ON sessions.id = session_id WHERE group_id = ? AND idx IN ("
+        "SELECT idx FROM sessions JOIN turns ON session_id = sessions.id "
+        "JOIN samples ON turn_id = turns.id WHERE group_id = ? AND state = 'queued' "
+        "GROUP BY idx HAVING COUNT(*) > 1 AND MAX(reward) - MIN(reward) < ?))",
+        (AGREED, group, group, _SAME),
+    ).rowcount
+
+
+def _expire(tx: sqlite3.Connection, session: int, why: str) -> int:
+    return tx.execute(
+        "UPDATE samples SET state = 'expired', expired_because = ? "
+        f"WHERE state IN ('queued', 'held') AND {_OF}",
+        (why, session),
+    ).rowcount
+
+
+def _refuse(tx: sqlite3.Connection, session: int, why: str) -> None:
+    """Turns that are neither samples nor refused will not be."""
+    tx.execute(
+        "UPDATE turns SET settled = 1, untrained_because = ? "
+        "WHERE session_id = ? AND kind = 'main' AND settled = 0",
+        (why, session),
+    )
+
+
+def _close(tx: sqlite3.Connection, sessions: Iterable[int], group: int | None) -> None:
+    tx.executemany("UPDATE sessions SET episode = 2 WHERE id = ?", [(id,) for id in sessions])
+    if group is not None:
+        tx.execute("UPDATE groups SET over = 1 WHERE id = ?", (group,))
