@@ -66,8 +66,7 @@ async def measure(shape: Shape, threads: int, say: Callable[[str], None]) -> tup
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        context = shape.prompt + shape.reply + 1024
-        with server(folder, context, threads) as url:
+        with server(folder, shape.context, threads) as url:
             bench = bench_on(url, folder, shape)
             say("serving the turns")
             turns, served = await serve_turns(bench)

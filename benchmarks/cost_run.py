@@ -57,6 +57,10 @@ class Shape:
     Qwen's size gives for a request of 80, a reply of 300 and a next state of 60 tokens (about 970:
     its instructions and fences are 520)."""
 
+    @property
+    def context(self) -> int:
+        return self.prompt + self.reply + 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -132,7 +136,7 @@ async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted:
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = HintScorer(parts, bench.renderer)
+    scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
     judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (judging, learner)]
@@ -159,7 +163,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
         *(ledger, trainer, base, build("combine"), policy, telemetry, Health()),
         *(Spending(Price(), ledger.spend, telemetry), bench.cfg),
     )
-    scorer = HintScorer(parts, bench.renderer)
+    scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)
@@ -170,7 +174,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
         for number, (prompt, done) in enumerate(turns):
             session = ledger.turns.session("me", str(number))
             turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
-            await scorer.score(ledger.turns.get(turn_id), HINTS, policy.current)
+            await scorer.under(ledger.turns.get(turn_id), HINTS, policy.current)
         found["teacher"] = account.usage
     ledger.close()
     await trainer.aclose()

@@ -50,6 +50,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         "local_gpu.trainer:LocalTrainer.publish",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
     ),
+    "measured": ("tinker_claw.learner.guard:Guard.admit",),
     "committing": ("tinker_claw.ledger.versions:_insert_version",),
     "committed": ("tinker_claw.ledger.versions:StepTable.commit",),
     "swapped": ("tinker_claw.policy:PolicyHolder.swap",),

@@ -12,6 +12,7 @@
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
+        │   └── TooFarError       it moved the policy further than one step may
         ├── LearningEndedError    a step fails again and again: learning ends until a restart
         │   └── DisagreementError sampler and trainer, again and again, are not of one mind
         └── OutageError           the service is away or refuses for a time: wait, then go on
@@ -103,6 +104,10 @@ class EmptyStepError(ClawError):
 
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
+
+
+class TooFarError(StepError):
+    """A step would have moved the policy further than one step may: nothing of it is kept."""
 
 
 class LearningEndedError(BackendError):

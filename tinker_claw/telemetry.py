@@ -147,8 +147,20 @@ class Telemetry:
         self._alarm = Gauge(
             "tinker_claw_agreement_alarm", "1: they did not agree when last compared", **make
         )
+        self._moved = Gauge(
+            "tinker_claw_step_kl",
+            "How far the last step that was measured moved the policy, in nats per token",
+            **make,
+        )
+        self._alarms = Gauge(
+            "tinker_claw_guard",
+            "What the guard makes of the replies: 0 well, 1 warns, 3 holds learning, 4 rolls back",
+            ["alarm"],
+            **make,
+        )
         self._waiting = Gauge("tinker_claw_samples_waiting", "Samples in the queue", **make)
         self._version = Gauge("tinker_claw_policy_version", "Serving policy version", **make)
+        self._alarms_seen = set[str]()
         self._latency = Histogram(
             "tinker_claw_turn_seconds", "Seconds per turn", buckets=_SECONDS, **make
         )
@@ -259,6 +271,14 @@ class Telemetry:
         if fate != "refused":
             log.info(f"sample.{fate}", count=count, **fields)
 
+    def alarms(self, rulings: Mapping[str, int]) -> None:
+        """What the guard found, by alarm; an alarm that has ended is 0."""
+        for known in self._alarms_seen - rulings.keys():
+            self._alarms.labels(known).set(0)
+        self._alarms_seen |= rulings.keys()
+        for alarm, ruling in rulings.items():
+            self._alarms.labels(alarm).set(ruling)
+
     def waiting(self, samples: int) -> None:
         self._waiting.set(samples)
 
@@ -268,6 +288,8 @@ class Telemetry:
         self._samples.labels("trained").inc(int(fields.get("samples", 0)))
         self._step_seconds.observe(seconds)
         self._agreed(fields)
+        if fields.get("moved") is not None:
+            self._moved.set(fields["moved"])
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 

@@ -461,6 +461,8 @@ class HintScores:
     """[T, k] at the student's own candidates; () in token mode."""
     overlap: int = 0
     """Summed over positions: how many of the student's k candidates are in the teacher's top k."""
+    weight: float = 1.0
+    """Of its distillation, 0 to 1: by how well such texts teach (methods/teachability.py)."""
 
 
 @dataclass(frozen=True, slots=True)

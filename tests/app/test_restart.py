@@ -71,6 +71,32 @@ def test_steps_after_the_last_saved_state_are_void_and_their_samples_train_again
     check(data, [], batch_size=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "passes"), [("published", 1), ("state loaded", 0), ("state loaded", 1)]
+)
+def test_killed_while_a_step_goes_too_far_the_old_version_serves_and_its_samples_are_queued(
+    tmp_path: Path, point: str, passes: int
+) -> None:
+    """A candidate is published and not admitted, and the state before it is loaded again."""
+    data = tmp_path / "data"
+    strict = ("--max-step-kl", "1e-15")
+    learned(data, 1, *strict, fate=Fate(point, passes=passes))
+    assert one(data, "SELECT COUNT(*) FROM versions") == 1
+    assert one(data, "SELECT COUNT(*) FROM samples WHERE state <> 'queued'") == 0
+    assert one(data, "SELECT COUNT(*) FROM step_samples WHERE step_id = 1") == 2
+    with life(data, *FLAGS) as again, talking(again.url) as who:
+        assert again.serves()
+        assert again.health()["policy_version"] == 0
+        who.wanted.set()
+        until(lambda: again.health()["policy_version"] >= 1)
+        who.over.set()
+        assert again.stop() == 0
+    taken = one(data, "SELECT step_id FROM samples ORDER BY id LIMIT 1")
+    assert taken > one(data, "SELECT MAX(id) FROM steps WHERE status = 'void'"), "trained after all"
+    check(data, who.seen, batch_size=2)
+
+
 def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS) as first:

@@ -36,7 +36,10 @@ DOLLAR = 1e6
 PRICE = Price(prefill=0.0, cached=0.0, sample=DOLLAR, train=DOLLAR)
 """Sampled and trained tokens cost a dollar each; prompts nothing."""
 VERDICT = Usage(sampled=10)
-SETTINGS = Settings(run=Run(method="binary"), training=Training(batch_size=2, max_staleness=50))
+SETTINGS = Settings(
+    run=Run(method="binary"),
+    training=Training(batch_size=2, max_staleness=50, max_step_kl=0),
+)
 
 
 @dataclass
@@ -99,7 +102,7 @@ async def life(
         )
         learner = Learner(parts, learning_rate=1e-3)
         judge = Judge(says, JudgeSettings(), hint_candidates=0)
-        scorer = HintScorer(parts, renderer)
+        scorer = HintScorer(parts, renderer, context_tokens=trainer.context_tokens)
         judged = Judging(parts, judge, scorer, learner.wake, concurrency=4)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judged, learner)]

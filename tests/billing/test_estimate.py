@@ -34,7 +34,7 @@ from tinker_claw.types import Usage
 PRICE = Price(prefill=1.0, cached=0.25, sample=2.0, train=0.5)
 QUESTION = Usage(prefill=100, cached=200, sampled=30)
 BATCH = ("YES", "NO", "YES", "NO, HOW it should be")
-SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4))
+SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4, max_step_kl=0))
 
 
 def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
@@ -76,7 +76,8 @@ async def scripted(path: Path, price: Price = PRICE) -> Found:
 async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
     judged = Usage(prefill=200, cached=400, sampled=60)  # verdict and hint are two questions
-    taught = Usage(prefill=8, sampled=1)  # prompt 4, hint 2, reply 2
+    # Prompt 4, hint 2, reply 2; and the like of one that was accepted, to see if the hint teaches.
+    taught = Usage(prefill=8 + 8, sampled=1 + 1)
     assert found.turns == [judged, judged, judged, judged + taught]
     trained = Usage(trained=4 * 5 + 5)  # four rewards and one hint, of 6 tokens each
     assert found.step == Spent(trained, 25 * 0.5 / 1e6)
@@ -89,15 +90,15 @@ async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> Non
     figures = found.figures
     for line in (
         'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1600.0',
-        'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 8.0',
+        'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 16.0',
         'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 25.0',
     ):
         assert line in figures
     assert 'tinker_claw_spent_usd_total{purpose="train"} 1.25e-05' in figures
     health = found.health
     tokens = health["spent_tokens"]
-    assert tokens == {"prefill": 808, "cached": 1600, "sampled": 241, "trained": 25}
-    assert health["spent_usd"] == pytest.approx((808 + 400 + 482 + 12.5) * 1e-6)
+    assert tokens == {"prefill": 816, "cached": 1600, "sampled": 242, "trained": 25}
+    assert health["spent_usd"] == pytest.approx((816 + 400 + 484 + 12.5) * 1e-6)
     assert (health["budget_usd"], health["spending_paused"]) == (None, None)
 
 
@@ -109,7 +110,7 @@ async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> Non
     assert found.metrics["usd"] is None
     ledger = Ledger(tmp_path)
     known = Spending(PRICE, ledger.spend, Telemetry(None))
-    assert known.spent_usd == pytest.approx((808 + 400 + 482 + 12.5) * 1e-6), "priced afterwards"
+    assert known.spent_usd == pytest.approx((816 + 400 + 484 + 12.5) * 1e-6), "priced afterwards"
     ledger.close()
 
 
@@ -158,7 +159,7 @@ async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> 
         reply_tokens=2,
         serve=Usage(prefill=4, sampled=2),
         judge=Usage(prefill=200, cached=400, sampled=60),
-        teacher=Usage(prefill=8, sampled=1),
+        teacher=Usage(prefill=16, sampled=2),
         admitted=1.0,
         hinted=0.25,
         stale=0.0,
@@ -190,7 +191,10 @@ async def test_stale_samples_and_kl_are_estimated_as_they_are_billed(tmp_path: P
         again = w.ledger.spend.of_step(2).usage
         assert again == Usage(prefill=36, sampled=6, trained=20)
         settings = SETTINGS.model_copy(
-            update={"training": Training(batch_size=4, kl_beta=0.1), "run": Run(method="binary")}
+            update={
+                "training": Training(batch_size=4, kl_beta=0.1, max_step_kl=0),
+                "run": Run(method="binary"),
+            }
         )
         habits = replace(
             assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.5
@@ -257,9 +261,11 @@ def test_first_estimate_says_what_it_assumes() -> None:
     told = forecast(settings, Price(0.195, 0.039, 0.6, 0.44), None)
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
-    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again.
-    assert told.train == Usage(prefill=8 * 11_300, sampled=8, trained=round(20.8 * 11_299))
-    assert told.teacher == Usage(prefill=round(4.8 * 11_340), sampled=5)
+    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
+    # all of them by the candidate of every fourth step.
+    assert told.train == Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
+    # Every eighth taught turn takes three passes more.
+    assert told.teacher == Usage(prefill=round(4.8 * (11_340 + 3 * 11_340 // 8)), sampled=5)
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
     parts = (told.judge_usd, told.teacher_usd, told.train_usd)
     assert told.step_usd == pytest.approx(sum(part or 0.0 for part in parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -177,7 +178,23 @@ def test_what_the_chat_format_can_do(tmp_path: Path, capsys: pytest.CaptureFixtu
     mine = ("--model-name", str(MODEL_DIR), "--renderer", "default")
     assert main.main(["doctor", *LOCAL, "--data-dir", str(tmp_path), *mine, "--port", "0"]) == 0
     told = line_of(capsys.readouterr().out, "tokenizer")
-    assert "replies are parsed when they are complete" in told
+    assert told.startswith("ok   tokenizer  chat format default, ")
+    assert told.endswith("was tried out, and text is streamed; hints have their place")
+
+
+def test_a_chat_template_that_was_tried_out_in_vain_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "mute"
+    shutil.copytree(MODEL_DIR, model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    flags = ("--data-dir", str(tmp_path), "--model-name", str(model), "--port", "0")
+    assert main.main(["doctor", *LOCAL, *flags]) == 0
+    told = line_of(capsys.readouterr().out, "tokenizer")
+    assert told.startswith("warn tokenizer  chat format default, ")
+    assert "hints have no place: its chat template does not show once" in told
 
 
 # The clock

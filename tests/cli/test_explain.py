@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.outcome import outcome
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.ledger.views import read_turns
 
 SENTENCES = {
@@ -144,6 +147,37 @@ def test_advantages_are_those_of_the_method(
     assert "It was fresh" in text
     text = told(directory, turns["trained on its verdict"], capsys)
     assert "from its hint" not in text
+
+
+@pytest.mark.parametrize(
+    ("weight", "why"),
+    [(0.25, "it was not known whether such"), (0.0, "such texts were found to teach nothing")],
+)
+def test_the_weight_of_its_teacher_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: float, why: str
+) -> None:
+    story = Told(tmp_path)
+    turn, sample = story.sampled("s", -1, replace(TEACHER, weight=weight))
+    _, whole = story.sampled("t", -1, TEACHER)
+    story.step(sample, whole)
+    story.ledger.close()
+    text = told(tmp_path, turn, capsys)
+    assert f"the weight {weight:g} is in it, because {why}" in text
+    whole_text = told(tmp_path, turn + 1, capsys)
+    of = [float(re.findall(r"from its hint: ([\d.]+)", one)[0]) for one in (text, whole_text)]
+    assert of[0] == pytest.approx(of[1] * weight, abs=0.001)
+    assert "the weight" not in whole_text
+
+
+def test_why_no_teacher_was_heard_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    turn = story.judged("s", -1, "hint")
+    story.ledger.samples.add(turn, -1, None, TEACHES_NOTHING)
+    story.ledger.close()
+    said = f"No teacher was asked or heard: {TEACHES_NOTHING}."
+    assert said in told(tmp_path, turn, capsys)
 
 
 def test_a_step_without_its_rule_is_told_by_the_settings_of_today(

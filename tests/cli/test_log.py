@@ -45,7 +45,7 @@ MORE = {
     "topk_ids topk_logprobs",
     "verdicts": "next_state feedback answers hint_texts judge_prompt by_second audit",
     "feedback": "text",
-    "samples": "hint overlap teacher_logprobs teacher_targets",
+    "samples": "hint untaught overlap weight teacher_logprobs teacher_targets",
     "steps": "taken rule",
     "versions": "state_ref sampler_ref",
 }

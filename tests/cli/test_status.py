@@ -245,6 +245,15 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
     [
         (set(), "waiting", "ok", "ok", 5, "v3; 5 of 16 samples for the next step are queued."),
         (set(), "finished", "ok", "ok", 5, "v3; learning has ended."),
+        (
+            set(),
+            "held",
+            "ok",
+            "ok",
+            16,
+            "v3 as before; learning is held until you say from which version to go on (`run.py "
+            "rollback`); 16 samples are queued, none is lost.",
+        ),
         (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
         (
             set(),

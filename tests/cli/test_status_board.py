@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from tests.ports import deaf_port
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
+from tinker_claw.cli.status import board, read_overview
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Usage
 
 KEYS = (
-    "data_dir batch_size run policy_version pinned step samples_waiting sessions private_sessions "
-    "turns verdicts feedback hints samples steps not_trained lost_next_states usd "
-    "bills_without_price helps"
+    "data_dir batch_size run policy_version pinned held step samples_waiting sessions "
+    "private_sessions turns verdicts feedback hints samples steps not_trained lost_next_states usd "
+    "bills_without_price helps teachability"
 )
 
 
@@ -66,10 +68,49 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
-    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "0.0312", "-"]
+    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "-", "0.0312", "-"]
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("gain", "says"),
+    [
+        (0.2, "they teach: +0.200 nats per token (+0.200 to +0.200), of 3 accepted and 3 rejected "
+         "replies; they count in full"),
+        (-0.2, "they teach nothing: -0.200 nats per token (-0.200 to -0.200), of 3 accepted and 3 "
+         "rejected replies; they are weighted to nothing, rewards count as ever"),
+        (0.0, "not known yet: +0.000 nats per token (+0.000 to +0.000), of 3 accepted and 3 "
+         "rejected replies; they count 0.25"),
+    ],
+)  # fmt: skip
+def test_whether_hints_teach_is_told(
+    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str], gain: float, says: str
+) -> None:
+    told = Told(tmp_path)
+    for number in range(3):
+        good, bad = told.judged(f"good {number}", 1), told.judged(f"bad {number}", -1, "hint")
+        told.ledger.gains.add("me", {good: gain, bad: 0.0})
+    told.ledger.close()
+    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    assert f"hints      of me: {says}" in capsys.readouterr().out.splitlines()
+    assert main.main(["status", "--port", free, "--json", "--data-dir", str(tmp_path)]) == 2
+    found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
+    assert found["difference"] == pytest.approx(gain)
+    assert found["weight"] == {0.2: 1.0, -0.2: 0.0, 0.0: 0.25}[gain]
+
+
+def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
+        version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+        ledger.hold.because("replies have grown")
+        (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("held")]
+        assert told == "held       learning waits for a rollback: replies have grown"
+        ledger.steps.roll_back(version)
+        assert ledger.hold.reason is None
+        assert read_overview(tmp_path, 16)["held"] is None
 
 
 def test_every_turn_is_trained_or_has_its_reason(

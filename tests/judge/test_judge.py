@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import httpx
 import pytest
@@ -156,20 +157,61 @@ def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None
     assert parse_hint(answer) == hint
 
 
-def test_hints_are_distinct_and_shortest_first() -> None:
-    def said(hint: str) -> str:
-        return f"\\boxed{{1}}[HINT]{hint}[/HINT]"
+LONG, SHORT = "use short sentences, please", "no lists at all"
 
-    answers = [
-        said("use short sentences, please"),
-        said("no lists at all"),
-        said("no lists at all"),
-    ]
-    assert choose_hints([*answers, "\\boxed{-1}"], 3) == (
-        "no lists at all",
-        "use short sentences, please",
-    )
-    assert choose_hints(answers, 1) == ("no lists at all",)
+
+@pytest.mark.parametrize(
+    ("found", "read", "most", "hints"),
+    [
+        ((LONG, SHORT, SHORT), 3, 3, (SHORT, LONG)),
+        ((LONG, LONG, SHORT), 3, 3, (LONG, SHORT)),
+        ((LONG, SHORT, None), 3, 3, (SHORT, LONG)),
+        ((LONG, LONG, SHORT), 3, 1, (LONG,)),
+        ((SHORT, None, None), 3, 3, ()),
+        ((SHORT, None, None), 1, 3, (SHORT,)),
+        ((SHORT, None), 2, 3, ()),
+        ((None, None, None), 3, 3, ()),
+        ((), 0, 3, ()),
+    ],
+    ids=[
+        *("most said first", "however long", "then the shortest", "bounded", "no majority"),
+        *("of those that could be read", "a tie is none", "none", "nothing asked"),
+    ],
+)
+def test_a_hint_takes_a_majority_of_the_votes_that_could_be_read(
+    found: tuple[str | None, ...], read: int, most: int, hints: tuple[str, ...]
+) -> None:
+    assert choose_hints(found, read, most) == hints
+
+
+@pytest.mark.parametrize(
+    ("votes", "role", "hints_from", "heard"),
+    [
+        ("\\boxed{-1}", "user", "user", True),
+        ("\\boxed{0}", "user", "user", True),
+        ("hm", "user", "user", True),
+        ("\\boxed{1}", "user", "user", False),
+        ("\\boxed{-1}", "tool", "user", False),
+        ("\\boxed{-1}", "tool", "any", True),
+    ],
+)
+async def test_hints_are_for_what_was_not_accepted_and_from_tools_by_a_setting_only(
+    votes: str, role: Literal["user", "tool"], hints_from: Literal["user", "any"], heard: bool
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"][0]["content"])
+        hint = r"\boxed{1}[HINT]leave the list out[/HINT]"
+        return completion(*[hint if "[HINT]" in asked[-1] else votes] * 3)
+
+    settings = JudgeSettings(hints_from=hints_from)
+    async with endpoint(answer) as http:
+        judge = Judge(http, settings, hint_candidates=1)
+        judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
+    assert judgement.hints == (("leave the list out",) if heard else ())
+    asks_for_one = any("[HINT]" in system for system in asked)
+    assert asks_for_one is (role == "user" or heard), "what cannot count is not paid for"
 
 
 def completion(*texts: str) -> httpx.Response:

@@ -51,17 +51,21 @@ from tinker_claw.types import (
 
 PROMPT = (1, 2, 3, 4)
 HINT = (90, 91)
+BETTER = (90, 92)
 SHORT = Backoff(first_s=0.01, longest_s=0.04)
 
 
 class Splicer:
     """The part of a renderer that hints need."""
 
-    def shorten(self, text: str) -> str:
-        return text
+    def shorten(self, text: str, most: int) -> str:
+        return text if len(text) <= most else f"{text[:most]} [...]"
+
+    def hint_tokens(self, hint: str, words: str) -> tuple[int, ...]:
+        return BETTER if "better" in hint else HINT
 
     def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
-        return (*prompt[:hint_at], *HINT, *prompt[hint_at:])
+        return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
 
 
 @dataclass
@@ -122,6 +126,8 @@ class World:
         role: Literal["user", "tool"] = "user",
         reply: str = "done",
         cut: bool = False,
+        user: str = "me",
+        prompt: tuple[int, ...] = PROMPT,
     ) -> int:
         """A captured main turn whose next state is `said`, of a session of its own unless named."""
         self.sessions += 1
@@ -136,11 +142,11 @@ class World:
         )
         turn_id = self.ledger.turns.add(
             NewTurn(
-                session_id=self.ledger.turns.session("me", session or str(self.sessions)),
+                session_id=self.ledger.turns.session(user, session or str(self.sessions)),
                 kind=Kind.MAIN,
                 kind_reason="test",
                 policy_version=self.policy.current.version.id,
-                prompt=PROMPT,
+                prompt=prompt,
                 completion=done,
                 hint_at=hint_at,
                 request_text="please",
@@ -163,6 +169,10 @@ class World:
 
     async def version(self, number: int) -> None:
         await self.until(lambda: self.policy.current.version.id >= number)
+
+    def untaught(self, turn_id: int) -> str | None:
+        """Why the sample of this turn has no teacher."""
+        return self.ledger.turns._db.one("SELECT untaught FROM samples WHERE turn_id = ?", turn_id)
 
     def why_refused(self, turn_id: int) -> str | None:
         row = self.ledger.turns._db.row(  # there is no reader for it yet
@@ -188,7 +198,7 @@ async def world(
     ahead_s: float = 0.0,
     **training: Any,
 ) -> AsyncGenerator[World]:
-    cfg = Training(**({"batch_size": 4} | training))
+    cfg = Training(**({"batch_size": 4, "max_step_kl": 0} | training))
     ledger = Ledger(path)
     trainer = trainer or FakeTrainer()
     policy = PolicyHolder(await restore(ledger, trainer))
@@ -204,8 +214,8 @@ async def world(
         waits=waits,
         now=lambda: time.time() + ahead_s,
     )
-    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=1)
-    scorer = HintScorer(parts, Splicer())  # type: ignore[arg-type]
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=cfg.hint_candidates)
+    scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),
         concurrency=4,
@@ -277,13 +287,18 @@ async def test_sample_without_a_hint_costs_no_teacher_call(tmp_path: Path) -> No
         assert w.ledger.samples.waiting() == 1
 
 
-async def test_failed_teacher_drops_the_sample_and_says_why(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+@pytest.mark.parametrize("method", ["combine", "opd"])
+async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, method: str) -> None:
+    async with world(tmp_path, method=method) as w:
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
         await w.settled()
-        assert w.why_refused(failed) == "the teacher could not score it: scoring fails, as told"
-        assert w.ledger.samples.waiting() == 0
+        why = "the teacher could not score it: scoring fails, as told"
+        assert w.untaught(failed) == (why if method == "combine" else None)
+        assert w.why_refused(failed) == (None if method == "combine" else why)
+        assert [s.reward for s in w.ledger.samples.oldest(9)] == (
+            [-1] if method == "combine" else []
+        )
 
 
 async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -> None:
@@ -294,10 +309,10 @@ async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -
     async with world(tmp_path, trainer=Odd()) as w:
         odd = w.turn("NO, HOW it should be")
         await w.settled()
-        why = w.why_refused(odd)
+        why = w.untaught(odd)
         assert why is not None
         assert why.endswith("a score is not a number")
-        assert w.ledger.samples.waiting() == 0
+        assert [s.teacher for s in w.ledger.samples.oldest(9)] == [None]
 
 
 @pytest.mark.parametrize(("method", "waiting"), [("combine", 1), ("opd", 0)])

@@ -34,6 +34,7 @@ NUDGE = Method(
         ),
         words="\n\n[what they asked in return: {hint}]",
         tokens=60,
+        most=200,
     ),
     admitted=0.5,
     taught=0.25,
@@ -66,7 +67,7 @@ def test_its_estimate_rests_on_its_record() -> None:
     settings = Settings(run=Run(method="nudge"))
     habits = assumed(settings, base_judges=True)
     assert (habits.admitted, habits.hinted) == (0.5, 0.25)
-    assert habits.teacher.prefill == 11_000 + 60 + 300
+    assert habits.teacher.prefill == (11_000 + 60 + 300) * (8 + 3) // 8
     found = estimate(settings, Price(), habits)
     # One verdict question, two judged turns a sample; a quarter goes through a second pass.
     assert found.judge.prefill == 2 * 16 * 800

@@ -17,7 +17,7 @@ from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
-from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
@@ -31,6 +31,7 @@ from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
+from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -48,10 +49,6 @@ from tinker_claw.shipped import DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
-UNKNOWN_FORMAT: Final = (
-    "no chat format is known by this model's name: hints teach nothing, and replies come when they "
-    "are complete; name the format with --renderer (qwen3, for example)"
-)
 MOST_OPEN: Final = 4
 """Named versions. Each holds an engine with its own KV cache; the one unused longest is closed."""
 
@@ -86,8 +83,8 @@ async def wire(
     asked = settings.judge.judge_prompts
     prompts = Prompts.read(asked) if asked else INCLUDED
     renderer = Renderer.load(model.tokenizer, model.family)
-    if settings.run.renderer == "auto" and renderer.family == "default":
-        log.warning("renderer.unknown", risk=UNKNOWN_FORMAT)
+    for refusal in renderer.refusals:
+        log.warning("renderer.refuses", of=refusal)
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
@@ -116,6 +113,7 @@ async def wire(
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
+        guard=Guard(parts, every=measured_every(settings)),
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
@@ -131,7 +129,7 @@ async def wire(
             prompts=prompts,
             second=await _second(settings.judge, stack),
         ),
-        HintScorer(parts, renderer),
+        HintScorer(parts, renderer, context_tokens=can.context_tokens),
         learner.wake,
         redact=redactor.redact,
     )

@@ -17,6 +17,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Means
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.teachability import EVERY
 from tinker_claw.telemetry import log
 from tinker_claw.types import Sample, Usage
 
@@ -27,6 +28,8 @@ JUDGE_PROMPT_TOKENS = 1_100
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
 """Of one answer of the judge, thinking included."""
+MEASURED_EVERY = 4
+"""Where a service bills it, of so many steps one is measured (`learner.guard`)."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -42,7 +45,8 @@ class TrafficProfile:
     judge: Usage
     """Of judging one turn."""
     teacher: Usage
-    """Of scoring one turn that the teacher is told something of."""
+    """Of scoring one turn that the teacher is told something of, and of measuring now and then how
+    well that teaches."""
     admitted: float
     """Samples per judged turn."""
     hinted: float
@@ -78,6 +82,7 @@ def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
     prompt, reply = PROMPT_TOKENS, REPLY_TOKENS
     method, m = build(settings.run.method), settings.judge.prm_m
     questions = method.questions
+    texts = settings.training.hint_candidates if Signal.HINT in method.needs else 1
     judge = Usage(
         prefill=questions * JUDGE_PROMPT_TOKENS,
         cached=questions * (m - 1) * JUDGE_PROMPT_TOKENS,
@@ -88,11 +93,8 @@ def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
         reply_tokens=reply,
         serve=Usage(prefill=prompt, sampled=reply),
         judge=judge if base_judges else Usage(),
-        teacher=teacher_usage(
-            method,
-            prompt + reply,
-            settings.training.hint_candidates if Signal.HINT in method.needs else 1,
-        ),
+        teacher=teacher_usage(method, prompt + reply, texts)
+        + _times(teacher_usage(method, prompt + reply, texts + 2), 1 if texts > 1 else 1 / EVERY),
         admitted=method.admitted,
         hinted=method.taught,
         stale=STALE,
@@ -127,6 +129,7 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
         datums = _datums(method, cfg, rewarded=True, hinted=hinted)
         train += _times(Usage(trained=length - 1), batch * share * datums)
     again = habits.stale + (1 if cfg.kl_beta > 0 else 0)
+    again += 1 / measured_every(settings) if cfg.max_step_kl > 0 else 0
     train += _times(_score(length), batch * again)
     judge = _times(habits.judge, judged)
     teacher = _times(habits.teacher, batch * habits.hinted)
@@ -146,19 +149,28 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     )
 
 
-def step_usage(samples: Sequence[Sample], version: int, method: Method, cfg: Training) -> Usage:
-    """What one step over these samples will be billed, from policy version `version` on."""
+def measured_every(settings: Settings) -> int:
+    """Of so many steps one scores its candidate."""
+    return MEASURED_EVERY if settings.run.backend == "tinker" else 1
+
+
+def step_usage(
+    samples: Sequence[Sample], version: int, method: Method, cfg: Training, *, measured: bool
+) -> Usage:
+    """What one step over these samples will be billed, from policy version `version` on.
+
+    Args:
+        measured: the candidate that it makes scores them.
+    """
     usage = Usage()
     for sample in samples:
         length = len(sample.prompt) + len(sample.completion.tokens)
-        datums = _datums(
-            method, cfg, rewarded=sample.reward is not None, hinted=sample.teacher is not None
-        )
+        taught = sample.teacher is not None and sample.teacher.weight > 0
+        datums = _datums(method, cfg, rewarded=sample.reward is not None, hinted=taught)
         usage += Usage(trained=datums * (length - 1))
         if sample.policy_version != version:
             usage += _score(length)
-        if cfg.kl_beta > 0:
-            usage += _score(length)
+        usage += _times(_score(length), (cfg.kl_beta > 0) + measured)
     return usage
 
 

@@ -240,11 +240,14 @@ async def tokenizer(seen: CheckContext) -> Finding:
         told += "; thinking cannot be switched"
     if isinstance(renderer.stream(prompt.tokens), BufferedStream):
         told += "; replies are parsed when they are complete, so agents see them late"
+    elif renderer.family == "default":
+        told += "; its own template was tried out, and text is streamed"
     else:
         told += "; text and tool calls are streamed"
     if prompt.hint_at is not None:
-        return Finding(f"{told}; hints have their place")
+        return Finding("; ".join([told, "hints have their place", *renderer.refusals]))
     told += "; no place for a hint is known: hints teach nothing here, verdicts still do"
+    told = "; ".join([told, *renderer.refusals])
     return Finding(told, "warn" if build(seen.settings.run.method).teaching else "ok")
 
 

@@ -149,6 +149,8 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield from _quote(used, text=text)
     if known.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
+    if known.untaught:
+        yield from wrapped(f"No teacher was asked or heard: {known.untaught}.")
 
 
 def _episode(turn: TurnView) -> Iterator[str]:
@@ -238,7 +240,7 @@ def _by_teacher(
         return
     bounded = _distilled(teacher, done, cfg, cfg.opd_clip)
     free = _distilled(teacher, done, cfg, 0.0)
-    mean = weight * sum(abs(a) for row in bounded for a in row) / len(bounded)
+    mean = weight * teacher.weight * sum(abs(a) for row in bounded for a in row) / len(bounded)
     told = f"Advantage from its {method.teaching.what}: {mean:.3f} in the mean over its tokens"
     told += ", of either sign"
     if cfg.opd_clip:
@@ -249,6 +251,11 @@ def _by_teacher(
             f"; {sum(cut) / len(cut):.0%} of the differences between teacher and reply were cut "
         )
         told += f"to {cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
+    if teacher.weight != 1:
+        why = "it was not known whether such texts teach"
+        if teacher.weight == 0:
+            why = "such texts were found to teach nothing"
+        told += f"; the weight {teacher.weight:g} is in it, because {why}"
     yield from wrapped(f"{told}.")
 
 

@@ -296,6 +296,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _metric("gradient", "grad_norm"),
         _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
+        _metric("moved", "moved"),
         Column("apart", lambda record: apart(record["metrics"]), right=True, least=5),
         Column("cost", _usd),
         Column("error", lambda record: short(record["error"] or "", _LONGEST)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any, ClassVar
@@ -41,8 +41,10 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import read_figures
+from tinker_claw.ledger.gains import read_gains
 from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.views import Record
+from tinker_claw.methods.teachability import teachability
 from tinker_claw.privacy.marker import NEAR_MISS
 
 EXIT_WELL = 0
@@ -81,7 +83,17 @@ def read_overview(directory: Path, batch_size: int) -> Record:
     """
     with reading(directory / FILE) as ledger, ledger.moment():
         figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
-    return {"data_dir": str(directory), "batch_size": batch_size, **figures}
+        gains = sorted(read_gains(ledger).items())
+    known = {user: teachability(found.accepted, found.rejected) for user, found in gains}
+    taught = {
+        user: {**asdict(one), "teaches": one.teaches, "weight": one.weight, "meaning": str(one)}
+        for user, one in known.items()
+    }
+    return {
+        **{"data_dir": str(directory), "batch_size": batch_size, **figures},
+        # By user, whether what the teacher is told of their turns teaches.
+        "teachability": taught,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +224,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         at = health[f"{part}_since"]
         return f"since {moment(at, now)} ({span(max(0, now - at))} ago)"
 
-    for part in health.get("wrong", ()):
+    warns = health.get("guard") == "warns" and health["learner"] != "held"
+    for part in (*health.get("wrong", ()), *(["guard"] if warns else [])):
         state = health[part]
         if state == "paused":  # which has a line of its own
             continue
@@ -265,6 +278,12 @@ def board(seen: Record) -> list[str]:
     return lines
 
 
+_FOLLOWS = {
+    1.0: "they count in full",
+    0.0: "they are weighted to nothing, rewards count as ever",
+}
+
+
 def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     """What fits into a line each."""
     model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
@@ -277,6 +296,8 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
         pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
+    if seen["held"]:
+        yield "held", f"learning waits for a rollback: {seen['held']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
@@ -288,6 +309,9 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     if any((said := seen["feedback"]).values()):
         told = f"replies {said['replies']}, sessions {said['sessions']}"
         yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
+    for user, known in seen["teachability"].items():
+        follows = _FOLLOWS.get(known["weight"], f"they count {known['weight']:g}")
+        yield "hints", f"of {user}: {known['meaning']}; {follows}"
     if seen["lost_next_states"]:
         yield "lost", lost(seen["lost_next_states"])
     samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))

@@ -163,7 +163,8 @@ class RollbackFlags(VersionFlags):
 
     It becomes a new version whose parent it is: numbers only grow, and nothing is deleted, so that
     a rollback can be taken back with another. Samples of the versions that are left expire; what
-    they have trained on is not trained again. A pin ends.
+    they have trained on is not trained again. A pin ends, and so does a hold of learning; to go on
+    from where it is, name the newest version.
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(

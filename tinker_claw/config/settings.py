@@ -203,6 +203,11 @@ class JudgeSettings(Section):
         ge=16,
         when="`status` says that its answers are cut off",
     )
+    hints_from: Literal["user", "any"] = _setting(
+        "user",
+        "whose words may become a hint: the user's, or also what tools return",
+        when="no user is there to correct, and everything that the tools read can be trusted",
+    )
     judge_url: str | None = _setting(
         None,
         "OpenAI-compatible endpoint (…/v1) that judges; the base model judges unless set",
@@ -345,6 +350,14 @@ class Training(Section):
         unit="advantage per nat",
         ge=0,
         when="what was not trained gets worse; 0.01 to 0.05 are usual",
+    )
+    max_step_kl: float = _setting(
+        0.1,
+        "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
+        unit="nats per token",
+        ge=0,
+        when="steps are taken again at a smaller rate although they do good (higher), or a step "
+        "does harm (lower)",
     )
     hint_candidates: int = _setting(
         1,

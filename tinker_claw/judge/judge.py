@@ -22,6 +22,7 @@ from tinker_claw.judge.prompts import (
     choose_hints,
     hint_messages,
     majority,
+    parse_hint,
     parse_hint_vote,
     parse_vote,
     verdict_messages,
@@ -85,7 +86,8 @@ class Second:
 
 
 class Judge:
-    """m votes on the verdict and, where the method wants hints, m votes on those, side by side."""
+    """m votes on the verdict and, where the method wants hints and the reply was not accepted, m
+    votes on those."""
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class Judge:
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
         self._prompts, self._asked = prompts, prompts.version
+        self._hints_from = settings.hints_from
         self._fallback = second.endpoint if second and second.role == "fallback" else None
         self._auditor = second if second and second.role == "auditor" else None
         self._draw = draw
@@ -117,16 +120,16 @@ class Judge:
         return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
-        """Ask about one turn.
+        """Ask about one turn. What was accepted needs no hint, and what tools return gives none
+        unless the settings say so: whoever can write a web page could write one.
 
         Raises:
             JudgeError: no endpoint could be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
         verdict_prompt = verdict_messages(request, reply, state, self._prompts)
-        hint_prompt = (
-            hint_messages(request, reply, state, self._prompts) if self._hint_candidates else None
-        )
+        hears = self._hint_candidates and (state.role == "user" or self._hints_from == "any")
+        hint_prompt = hint_messages(request, reply, state, self._prompts) if hears else None
         try:
             async with asyncio.TaskGroup() as group:
                 judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))
@@ -134,11 +137,13 @@ class Judge:
         except ExceptionGroup as failed:
             raise first_cause(failed) from failed
         (verdict_answers, hint_answers, by_second), audited = judging.result(), auditing.result()
+        found = [parse_hint(answer) for answer in hint_answers]
+        read = sum(parse_hint_vote(answer) is not None for answer in hint_answers)
         return Judgement(
             verdict=_verdict(verdict_answers),
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
-            hints=choose_hints(hint_answers, self._hint_candidates),
+            hints=choose_hints(found, read, self._hint_candidates),
             prompt=self._asked,
             by_second=by_second,
             audit=_verdict(audited) if audited else None,
@@ -166,16 +171,11 @@ class Judge:
     async def _ask_both(
         self, endpoint: Endpoint, verdict: Sequence[Message], hint: Sequence[Message] | None
     ) -> tuple[list[str], list[str]]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                verdicts = group.create_task(self._ask(endpoint, verdict))
-                hints = group.create_task(self._ask(endpoint, hint))
-        except ExceptionGroup as failed:
-            raise first_cause(failed) from failed
-        return verdicts.result(), hints.result()
-
-    async def _ask(self, endpoint: Endpoint, prompt: Sequence[Message] | None) -> list[str]:
-        return await endpoint.answers(prompt, self._m) if prompt else []
+        """A reply that was accepted needs no hint, and is not asked about twice."""
+        verdicts = await endpoint.answers(verdict, self._m)
+        if hint is None or _verdict(verdicts).value == 1:
+            return verdicts, []
+        return verdicts, await endpoint.answers(hint, self._m)
 
     async def _audit(self, verdict: Sequence[Message]) -> list[str]:
         if self._auditor is None or self._draw() >= self._auditor.share:

@@ -276,7 +276,17 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
     return Verdict(votes=tuple(votes), value=value)
 
 
-def choose_hints(answers: Iterable[str], most: int) -> tuple[str, ...]:
-    """Distinct hints, the shortest first, at most `most` of them."""
-    hints = {hint for answer in answers if (hint := parse_hint(answer))}
-    return tuple(sorted(hints, key=lambda hint: (len(hint), hint))[:most])
+def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
+    """Distinct hints, at most `most`, where a majority of the answers that could be read gave one.
+
+    What most of them said comes first, and of those the shortest: how well a hint teaches is not
+    known before a teacher is asked (methods/teachability.py).
+
+    Args:
+        found: of each answer its hint, or None.
+        read: answers that could be read.
+    """
+    hints = Counter(hint for hint in found if hint is not None)
+    if 2 * hints.total() <= read:
+        return ()
+    return tuple(sorted(hints, key=lambda hint: (-hints[hint], len(hint), hint))[:most])

@@ -49,7 +49,9 @@ class Health:
     has ended: by accident, and then it starts again; or because going on would do harm.
     `agreement` is between sampler and trainer, as far as anything has shown: `ok` or `alarm`.
     `servers`, where others than this process sample: `ok`, or `away` for those that are out of the
-    rotation. `upkeep` drops what is not to be kept any longer.
+    rotation. `upkeep` drops what is not to be kept any longer. `guard` is `ok`, or `warns` of what
+    becomes of the replies; where that is grave the learner is `held` until a rollback says from
+    which version to go on.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,7 @@ class Health:
         self.agreement = PartHealth()
         self.servers = PartHealth()
         self.upkeep = PartHealth()
+        self.guard = PartHealth()
         self.backend = Outages()
         self.last_error: str | None = None
 
@@ -80,6 +83,10 @@ class Health:
         self.agreement.enter(state, error)
         self.last_error = error or self.last_error
 
+    def guard_is(self, sentences: Sequence[str]) -> None:
+        """What it has found; () when nothing."""
+        self.guard.enter("warns" if sentences else "ok", "; ".join(sentences) or None)
+
     def servers_away(self, sentences: Sequence[str]) -> None:
         """Which inference servers are not asked, and why; () when all are."""
         self.servers.enter("away" if sentences else "ok", " ".join(sentences) or None)
@@ -98,8 +105,9 @@ class Health:
             "agreement": self.agreement,
             "servers": self.servers,
             "upkeep": self.upkeep,
+            "guard": self.guard,
         }
-        fine = ("ok", "waiting", "training", "observing", "finished")
+        fine = ("ok", "waiting", "training", "observing", "finished", "warns")
         wrong = [name for name, part in parts.items() if part.state not in fine]
         wrong = ["backend", *wrong] if away else wrong
         shown: dict[str, Any] = {
@@ -197,6 +205,8 @@ def _learning(away: Set[Asking], learner: str, *, ended: bool) -> str | None:
         return "learning starts again by itself"
     if learner == "stalled" or "learning" in away:
         return "learning waits"
+    if learner == "held":
+        return "learning is held until you say from which version to go on (`run.py rollback`)"
     if learner == "recovering":
         return "a step failed, and the state before it is being loaded"
     return None

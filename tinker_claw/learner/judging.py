@@ -2,7 +2,8 @@
 
 Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
 or a ledger that fails leaves the turn to be tried again, and no verdict is made up; a teacher that
-fails drops the sample, and says why. While the service behind either is away, the turn waits.
+fails, or teaches nothing, leaves the reward, and the sample says why. While the service behind
+either is away, the turn waits.
 
 A turn that cannot be judged although others can is tried three times, ever later, and then set
 aside by name. While the judge fails as a whole no try counts, and one turn asks at a time.
@@ -28,12 +29,13 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.learner.scoring import HintScorer, Lesson
+from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.ledger.turns import TRIES, Ballot
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
+from tinker_claw.types import HintScores, NextState, Turn, Usage, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
@@ -334,15 +336,13 @@ class Judging:
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
         told = self._told(turn, verdict, hints)
-        if reason := self._parts.method.refuses(verdict, told, cut=turn.cut, episode=turn.episode):
+        refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
+        if reason := refuses(told):
             self._refuse(turn_id, reason)
             return
-        try:
-            teacher = await self._score(turn, told)
-        except OutageError:
-            raise
-        except (AlignmentError, BackendError, RequestError) as error:
-            self._refuse(turn_id, f"the teacher could not score it: {error}")
+        teacher, untaught = await self._taught(turn, verdict, told)
+        if teacher is None and (reason := refuses(())):
+            self._refuse(turn_id, untaught or reason)
             return
         self._check(turn_id)
         now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
@@ -350,7 +350,7 @@ class Judging:
             self._wake.set()  # somebody has said otherwise meanwhile
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
-        ledger.samples.add(turn_id, reward, teacher)
+        ledger.samples.add(turn_id, reward, teacher, untaught)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
@@ -434,17 +434,35 @@ class Judging:
             turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
         )
 
-    async def _score(self, turn: Turn, told: tuple[str, ...]) -> HintScores | None:
+    async def _taught(
+        self, turn: Turn, verdict: Verdict, told: tuple[str, ...]
+    ) -> tuple[HintScores | None, str | None]:
+        """What the teacher says, or why it says nothing; both None: there is nothing to tell it.
+        What comes of that takes no reward away."""
         if not told:
-            return None
-        spending = self._parts.spending
-        tokens = len(turn.prompt) + len(turn.completion.tokens)
-        async with spending.room_to_teach(teacher_usage(self._parts.method, tokens, len(told))):
+            return None, None
+        state = self._parts.ledger.turns.next_state(turn.id)
+        rejected = verdict.value == -1 and state is not None and state.role == "user"
+        lesson = self._scorer.plan(turn, told, rejected=rejected)
+        if isinstance(lesson, str):
+            return None, lesson
+        try:
+            teacher = await self._score(lesson)
+        except OutageError:
+            raise
+        except (AlignmentError, BackendError, RequestError) as error:
+            return None, f"the teacher could not score it: {error}"
+        return teacher, None if teacher else TEACHES_NOTHING
+
+    async def _score(self, lesson: Lesson) -> HintScores | None:
+        spending, method = self._parts.spending, self._parts.method
+        usage = sum((teacher_usage(method, tokens, 1) for tokens in lesson.passes), Usage())
+        async with spending.room_to_teach(usage):
             with (
                 self._parts.health.backend.watching("teaching"),
-                spending.paying("teacher", turn_id=turn.id),
+                spending.paying("teacher", turn_id=lesson.turn.id),
             ):
-                return await self._scorer.score(turn, told, self._parts.policy.current)
+                return await self._scorer.teach(lesson, self._parts.policy.current)
 
     def _check(self, turn_id: int) -> None:
         """Raises where the turn was forgotten while somebody was asked about it."""

@@ -1,8 +1,8 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
 `Learner.run` waits for a batch (`batch` says of what), `_take` for room in the budget, `_step`
-begins a step and voids it when it fails, and `_train_and_swap` is the step: score, train, save,
-publish, commit, swap.
+begins a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish,
+measure, save, commit, swap. What `guard` finds too large a change is taken again at a smaller rate.
 
 Rule: until the commit nothing has happened: the samples are queued, the old policy serves, and a
 restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
@@ -14,19 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 
 from tinker_claw.billing.estimate import step_usage
 from tinker_claw.errors import (
+    BackendError,
     ClawError,
     DisagreementError,
     EmptyStepError,
     LedgerError,
     OutageError,
+    TooFarError,
+    UndoError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
+from tinker_claw.learner.guard import (
+    ONE_SIDED,
+    RATES,
+    Finding,
+    Guard,
+    Ruling,
+    as_metrics,
+    one_sided,
+)
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -39,7 +52,7 @@ from tinker_claw.learner.recovery import (
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.methods.passes import BatchItem
-from tinker_claw.policy import Policy
+from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Adam, LossPass, Sample, StepReport, Usage
@@ -53,6 +66,7 @@ class Learner:
         parts: LoopParts,
         *,
         learning_rate: float,
+        guard: Guard | None = None,
         score_fresh: bool = False,
         step_usd: Callable[[], float | None] = lambda: None,
         waits: Backoff = WAITS,
@@ -60,6 +74,7 @@ class Learner:
     ) -> None:
         """
         Args:
+            guard: measures every step unless it is given.
             score_fresh: see `Capabilities`.
             step_usd: what a step would cost with what is known by now; None: no price is.
             waits: between attempts while the service is away.
@@ -70,6 +85,9 @@ class Learner:
         self._score_fresh = score_fresh
         self._observing = Observing(parts, step_usd) if parts.training.observe else None
         self._alarm = Alarm(parts.health)
+        self._guard = guard or Guard(parts)
+        self.rolls_back: Callable[[int, str], Awaitable[object]] | None = None
+        """To a version, after which learning is held for that reason."""
         self.recovery = Recovery(parts, self._rehearse, self.retire, waits)
         self.stepping = False
         """A step is in hand."""
@@ -132,7 +150,7 @@ class Learner:
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._close_retired())
             while not self._finishing:
-                health.learner_is("observing" if self._observing else "waiting")
+                self._show_idle()
                 await self._something()
                 while not self._finishing and (batch := await self._next()):
                     await self._take(batch)
@@ -147,11 +165,26 @@ class Learner:
                 await self._wake.wait()
         self._wake.clear()
 
+    def _show_idle(self) -> None:
+        health, newest = self._parts.health, self._parts.policy.newest.version.id
+        if reason := self._parts.ledger.hold.reason:
+            health.learner_is(
+                "held",
+                f"{reason[0].upper()}{reason[1:]}. To go on from here: `python run.py rollback "
+                f"v{newest}`; from before: an earlier version (`python run.py versions`)",
+            )
+        else:
+            health.learner_is("observing" if self._observing else "waiting")
+
     async def _next(self) -> list[Sample] | None:
-        """The next batch, as soon as the ledger can be written."""
+        """The next batch, as soon as the ledger can be written; None: too few, or held."""
         while True:
             try:
-                return self._batch()
+                if self._parts.ledger.hold.reason is not None or (batch := self._batch()) is None:
+                    return None
+                if (finding := self._guard.look()) is None:
+                    return batch
+                await self._hold(finding)
             except LedgerError as error:
                 outage = as_outage(error)
                 self._parts.health.backend.seen("learning", outage)
@@ -184,26 +217,51 @@ class Learner:
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
+    async def _hold(self, finding: Finding) -> None:
+        """Take no step until a rollback; where it is grave, answer with a version from before."""
+        ledger, newest = self._parts.ledger, self._parts.policy.newest.version.id
+        ledger.hold.because(finding.told)
+        log.warning("learning.held", alarm=finding.alarm, because=finding.told)
+        with suppress(BackendError, UndoError):  # it is held all the same
+            await self.save()  # so that learning can go on from here
+            well = self._guard.well() if finding.ruling is Ruling.ROLL_BACK else None
+            pinned = self._parts.policy.pinned is not None  # then the user has chosen who answers
+            if self.rolls_back and well is not None and well != newest and not pinned:
+                told = f"{finding.told}; the weights of v{well} answer, from before that"
+                await self.rolls_back(well, told)
+
     async def _take(self, batch: Sequence[Sample]) -> None:
-        """Take a step, unless the batch is another one by the time that there is room for it."""
-        holds, failed = self._holds, None
-        async with self._room(batch), self._one_step:
-            if self.recovery.suspect:
-                await self.recovery.after(None)
-            elif holds == self._holds and self._parts.ledger.samples.still_queued(batch):
-                failed = await self._step(batch)
-        if failed:
-            async with self._one_step:
-                await self.recovery.after_step(batch, *failed)
+        """Take a step, unless the batch is another one by the time that there is room for it.
+
+        One that goes too far is taken again at a smaller rate; where that does not help either, the
+        samples are set aside.
+        """
+        holds, samples = self._holds, self._parts.ledger.samples
+        for rate in RATES:
+            failed = None
+            async with self._room(batch), self._one_step:
+                if self.recovery.suspect:
+                    await self.recovery.after(None)
+                elif holds == self._holds and samples.still_queued(batch):
+                    failed = await self._step(batch, rate)
+            if failed:
+                async with self._one_step:
+                    await self.recovery.after_step(batch, *failed)
+            if not failed or not isinstance(failed[1], TooFarError):
+                return
+        for sample in batch:
+            samples.quarantine(sample.id)
+        self._parts.telemetry.sample("quarantined", count=len(batch))
 
     def _room(self, samples: Sequence[Sample]) -> AbstractAsyncContextManager[None]:
         """Wait until the budget has room for a step over these samples."""
-        parts, version = self._parts, self._parts.policy.newest.version.id
+        parts, newest = self._parts, self._parts.policy.newest.version
+        measured = self._guard.measures(newest.step + 1)
         return parts.spending.room_to_step(
-            step_usage(samples, version, parts.method, parts.training)
+            step_usage(samples, newest.id, parts.method, parts.training, measured=measured)
         )
 
-    async def _step(self, batch: Sequence[Sample]) -> tuple[int, ClawError] | None:
+    async def _step(self, batch: Sequence[Sample], rate: float) -> tuple[int, ClawError] | None:
         """One step, or a void one, with its failure, after which the same samples are queued."""
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
@@ -212,7 +270,7 @@ class Learner:
         try:
             with parts.health.backend.watching("learning"), waiting_for_the_ledger():
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
-                await self._train_and_swap(step_id, batch)
+                await self._train_and_swap(step_id, batch, rate)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", outage=True)
             raise
@@ -224,6 +282,10 @@ class Learner:
             with suppress(LedgerError):  # the next attempt does it
                 parts.ledger.samples.expire_these(ids, NO_GRADIENT)
                 parts.telemetry.sample("expired", count=len(ids))
+        except TooFarError as error:
+            self._void(step_id, str(error), outage=True)
+            log.warning("step.too_far", step_id=step_id, rate=rate, error=str(error))
+            return step_id, error
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
@@ -234,28 +296,30 @@ class Learner:
             self.stepping = False
         return None
 
-    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
-        """The step itself: train, save, publish, commit, swap."""
+    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample], rate: float) -> None:
+        """The step itself: train, publish, measure, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
-        items, passes, report, usage = await self._train(step_id, batch)
+        rate *= ONE_SIDED if one_sided(batch) else 1.0
+        items, passes, report, usage = await self._train(step_id, batch, rate)
         agreed = agreement(items, passes, report, parent.version.id)
         self._alarm.admit(agreed)
-        step = parent.version.step + 1
-        save = step % parts.training.save_interval == 0
-        state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
-        publishing = time.monotonic()
+        step, publishing = parent.version.step + 1, time.monotonic()
         sampler = await parts.trainer.publish()
-        metrics = step_metrics(items, passes, report, parent.version.step, agreed)
-        metrics |= parts.spending.figures(usage)
         try:
+            moved, scoring = await self._measure(step_id, step, items, sampler)
+            save = step % parts.training.save_interval == 0
+            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
+            metrics = step_metrics(items, passes, report, parent.version.step, agreed)
+            metrics |= {"rate": rate, "moved": moved} | parts.spending.figures(usage + scoring)
+            rule = {"rule": step_rule(parts.method.name, parts.training)}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | {"rule": step_rule(parts.method.name, parts.training)},
+                metrics=metrics | rule | as_metrics(self._guard.replies()),
             )
-        except LedgerError:  # the next attempt publishes anew
+        except ClawError:  # nobody has been answered by it; the next attempt publishes anew
             await sampler.aclose()
             raise
         self.retire(parts.policy.swap(Policy(version, sampler)))
@@ -268,7 +332,7 @@ class Learner:
         parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
 
     async def _train(
-        self, step_id: int, samples: Sequence[Sample]
+        self, step_id: int, samples: Sequence[Sample], rate: float = 1.0
     ) -> tuple[list[BatchItem], list[LossPass], StepReport, Usage]:
         """Score what is only known now, and take an optimizer step; both are charged to the step.
 
@@ -285,8 +349,23 @@ class Learner:
             if not passes:
                 raise EmptyStepError("no sample of the batch carries a gradient")
             self.recovery.suspect = True
-            report = await parts.trainer.train_step(passes, self._adam)
+            adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
+            report = await parts.trainer.train_step(passes, adam)
         return items, passes, report, account.usage
+
+    async def _measure(
+        self, step_id: int, step: int, items: Sequence[BatchItem], candidate: Sampler
+    ) -> tuple[float | None, Usage]:
+        """How far the candidate has moved, and what that cost; None: this step is not measured.
+
+        Raises:
+            TooFarError: it is not to answer anybody.
+        """
+        if not self._guard.measures(step):
+            return None, Usage()
+        paying = self._parts.spending.paying("train", step_id=step_id)
+        with paying as account, accidents_are_failures():
+            return await self._guard.admit(items, candidate), account.usage
 
     async def _rehearse(self, step_id: int, samples: Sequence[Sample]) -> None:
         """A step that is not committed, charged to the one that failed."""

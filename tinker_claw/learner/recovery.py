@@ -25,6 +25,7 @@ from tinker_claw.errors import (
     OutageError,
     RequestError,
     StepError,
+    TooFarError,
     first_cause,
 )
 from tinker_claw.learner.parts import LoopParts
@@ -160,7 +161,7 @@ class Recovery:
                 trainer alone is to blame.
         """
         await self.after(error)
-        if isinstance(error, OutageError):
+        if isinstance(error, (OutageError, TooFarError)):
             return
         failures = self._ledger.steps.failures([sample.id for sample in batch])
         if failures < FAILURES_BEFORE_BISECTING or not await self._works(step_id):

@@ -37,6 +37,7 @@ class Rollback:
         self._forget_session = forget_session
         self._wake_judging = wake_judging
         self._one = asyncio.Lock()
+        learner.rolls_back = self.roll_back
 
     async def pin(self, version_id: int) -> None:
         """Answer with this version from now on; learning goes on.
@@ -59,10 +60,11 @@ class Rollback:
             log.info("unpinned", version=self._policy.current.version.id)
             return self._policy.current.version.id
 
-    async def roll_back(self, version_id: int) -> PolicyVersion:
+    async def roll_back(self, version_id: int, held: str | None = None) -> PolicyVersion:
         """Answer with this version at once, and learn on from its state, as a new version.
 
-        A step in hand ends first; what it makes is left behind.
+        A step in hand ends first; what it makes is left behind. A hold ends; `held` is the reason
+        for one that begins.
 
         Raises:
             UndoError: there is none, or its weights or its state cannot be had.
@@ -75,7 +77,7 @@ class Rollback:
             before = self._policy.pin(Policy(version, sampler))
             try:
                 async with self._learner.between_steps():
-                    new = await self._load(version, version.state_ref)
+                    new = await self._load(version, version.state_ref, held)
                     self._learner.retire(self._policy.swap(Policy(new, sampler)))
                     self._policy.pin(None)
             except BaseException:
@@ -111,7 +113,9 @@ class Rollback:
         log.info("judged_again", turns=len(again))
         return again
 
-    async def _load(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+    async def _load(
+        self, version: PolicyVersion, state_ref: str, held: str | None
+    ) -> PolicyVersion:
         try:
             await self._trainer.load_state(state_ref)
         except asyncio.CancelledError:
@@ -122,7 +126,7 @@ class Rollback:
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
-        new = self._ledger.steps.roll_back(version)
+        new = self._ledger.steps.roll_back(version, held)
         self._learner.recovery.suspect = False
         return new
 

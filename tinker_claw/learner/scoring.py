@@ -7,45 +7,191 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import AlignmentError, ClawError
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    ClawError,
+    OutageError,
+    RequestError,
+)
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.ledger.samples import TEACHES_NOTHING
+from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.teachability import EVERY, Teachability, reply_gain, teachability
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import HINT_TEMPLATE, HintScores, Sample, TokenLogprobs, Turn
+from tinker_claw.telemetry import log
+from tinker_claw.types import HintScores, Sample, TokenLogprobs, Tokens, Turn
+
+_UNFIT: Final = "what its teacher would be told does not fit"
+_AHEAD: Final = 6
+"""Rejected replies that are measured before there is an accepted one to compare them with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the teacher is asked about one turn."""
+
+    turn: Turn
+    user: str
+    told: tuple[str, ...]
+    """Texts of which it is told one."""
+    own: bool
+    """The reply is one that tells, by its rejection, how well such texts teach."""
+    accepted: Turn | None
+    """A reply that the user accepted, behind the prompt that its matter began with."""
+    told_then: str | None
+    """What belongs to that prompt; None: what belongs to the turn."""
+    free: frozenset[int]
+    """Turns whose own logprobs are the untold teacher's: the base sampled them."""
+
+    @property
+    def passes(self) -> list[int]:
+        """Tokens of every pass over a reply, without those of the texts."""
+        found = [_length(self.turn)] * len(self.told)
+        if self.own and self.turn.id not in self.free:
+            found.append(_length(self.turn))
+        if (reply := self.accepted) is not None:
+            again = len(self.told) if self.told_then is None else 1
+            found += [_length(reply)] * (again + (reply.id not in self.free))
+        return found
+
+
+_T = TypeVar("_T")
 
 
 class HintScorer:
-    """Scores a reply under the prompt into which is spliced what the method tells the teacher."""
+    """Scores a reply under the prompt into which is spliced what the method tells the teacher, and
+    measures now and then how well that teaches (methods/teachability.py)."""
 
-    def __init__(self, parts: LoopParts, renderer: Renderer) -> None:
+    def __init__(self, parts: LoopParts, renderer: Renderer, *, context_tokens: int) -> None:
+        self._parts = parts
         self._teacher = parts.base if parts.training.teacher == "base" else None
         """None lets the policy of the moment teach."""
         self._renderer = renderer
-        teaching = parts.method.teaching
-        self._words = teaching.words if teaching else HINT_TEMPLATE
+        self._teaching = parts.method.teaching or HINT
+        self._context_tokens = context_tokens
         self._cfg = parts.training
+        self._in_hand = set[int]()
+        """Accepted replies that are being scored."""
 
-    async def score(self, turn: Turn, hints: Sequence[str], policy: Policy) -> HintScores:
-        """Scores under the hint whose teacher shares most candidates with the student.
+    def plan(self, turn: Turn, told: Sequence[str], *, rejected: bool) -> Lesson | str:
+        """What to ask about a turn, or why nothing is asked.
+
+        Args:
+            rejected: by the user.
+        """
+        most, gains = self._teaching.most, self._parts.ledger.gains
+        short = [self._renderer.shorten(text, most) for text in told]
+        if not self._teaching.cuts:
+            short = [text for text in short if text in told]
+        if not short:
+            return f"{_UNFIT}: it has more than {most} tokens"
+        texts = tuple(text for text in short if self._has_room(turn, text))
+        if not texts:
+            return f"{_UNFIT}: with it the prompt is longer than the context"
+        user = gains.user_of(turn.session_id)
+        known, many = self.known(user), len(texts) > 1
+        own, found = False, None
+        if many or not known.settled or turn.id % EVERY == 0:
+            own = rejected and gains.opening(turn.id) == turn.id
+            own = own and (many or known.rejected <= 2 * known.accepted + _AHEAD)
+            found = gains.accepted(user, again=many)
+        if known.weight == 0 and not own and found is None:
+            return TEACHES_NOTHING
+        if found is None or found.turn_id in self._in_hand:
+            return Lesson(turn, user, texts, own, None, None, self._sampled_by_base(turn))
+        reply, first = (self._parts.ledger.turns.get(n) for n in (found.turn_id, found.opening))
+        free = self._sampled_by_base(turn, *([reply] if reply.id == first.id else []))
+        reply = replace(reply, prompt=first.prompt, hint_at=first.hint_at)
+        then = found.told and self._renderer.shorten(found.told, most)
+        fits = all(self._has_room(reply, text) for text in ([then] if then else texts))
+        return Lesson(turn, user, texts, own, reply if fits else None, then, free)
+
+    def known(self, user: str) -> Teachability:
+        """How well what is told of a user's turns teaches."""
+        gains = self._parts.ledger.gains.of(user)
+        return teachability(gains.accepted, gains.rejected)
+
+    async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
+        """Scores under the text that teaches best, as far as that is measured; None: such texts
+        teach nothing.
 
         Raises:
-            AlignmentError: the turn has no place for a hint, or the scores do not fit the tokens.
+            AlignmentError: the scores do not fit the tokens.
             BackendError: the teacher failed.
         """
-        teacher = self._teacher or policy.sampler
-        scored = [await self._under(turn, hint, teacher, many=len(hints) > 1) for hint in hints]
-        return max(scored, key=lambda scores: scores.overlap)
+        before = self.known(lesson.user)
+        scored = await self.under(lesson.turn, lesson.told, policy)
+        best = max(range(len(scored)), key=lambda n: scored[n].overlap)
+        try:
+            own, other = await self._gains(lesson, scored, policy)
+        except OutageError:
+            raise
+        except (AlignmentError, BackendError, RequestError) as error:
+            log.warning("teachability.unmeasured", turn=lesson.turn.id, error=str(error))
+            own, other = [], []
+        if own and len(other) == len(own):
+            best = max(range(len(own)), key=lambda n: (other[n] - own[n], scored[n].overlap))
+        gains = {lesson.turn.id: own[best]} if own else {}
+        if other and lesson.accepted is not None:
+            gains[lesson.accepted.id] = other[min(best, len(other) - 1)]
+        if gains:
+            self._parts.ledger.gains.add(lesson.user, gains)
+        after = self.known(lesson.user)
+        if after.weight != before.weight:
+            log.info("teachability", user=lesson.user, weight=after.weight, known=str(after))
+            rewards = self._parts.method.reward > 0
+            self._parts.ledger.samples.weigh(lesson.user, after.weight, rewards_count=rewards)
+        return replace(scored[best], weight=after.weight) if after.weight else None
+
+    async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
+        """Scores of a reply under each text."""
+        many = len(texts) > 1
+        return [await self._under(turn, text, self._asked(policy), many=many) for text in texts]
+
+    async def _gains(
+        self, lesson: Lesson, scored: Sequence[HintScores], policy: Policy
+    ) -> tuple[list[float], list[float]]:
+        """Of the turn's own reply under each text, and of the accepted one under each, or under the
+        one that belongs to it; [] where they are not to be measured."""
+        clip, own, other = self._cfg.opd_clip, list[float](), list[float]()
+        if lesson.own:
+            untold = await self._untold(lesson.turn, lesson, policy)
+            own = [reply_gain(scores.logprobs, untold, clip) for scores in scored]
+        if (reply := lesson.accepted) is not None:
+            self._in_hand.add(reply.id)
+            try:
+                untold = await self._untold(reply, lesson, policy)
+                texts = lesson.told if lesson.told_then is None else (lesson.told_then,)
+                for text in texts:
+                    scores = await self._plain(
+                        self._hinted(reply, text), reply, self._asked(policy)
+                    )
+                    other.append(reply_gain(scores, untold, clip))
+            finally:
+                self._in_hand.discard(reply.id)
+        return own, other
+
+    async def _untold(self, turn: Turn, lesson: Lesson, policy: Policy) -> Sequence[float]:
+        if turn.id in lesson.free:
+            return turn.completion.logprobs
+        return await self._plain(turn.prompt, turn, self._asked(policy))
+
+    async def _plain(self, prompt: Tokens, turn: Turn, teacher: Sampler) -> Sequence[float]:
+        done = turn.completion.tokens
+        scores = await teacher.logprobs((*prompt, *done), start=len(prompt))
+        _fits(scores, len(done), 0, f"turn {turn.id}")
+        return scores.logprobs
 
     async def _under(self, turn: Turn, hint: str, teacher: Sampler, *, many: bool) -> HintScores:
-        if turn.hint_at is None:
-            raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
-        hint = self._renderer.shorten(hint)
-        hinted = self._renderer.splice(turn.prompt, turn.hint_at, hint, self._words)
-        done = turn.completion
+        hinted, done = self._hinted(turn, hint), turn.completion
         topk = self._cfg.opd_mode == "topk"
         scores = await teacher.logprobs(
             hinted + done.tokens,
@@ -60,6 +206,31 @@ class HintScorer:
             targets=scores.targets if topk else (),
             overlap=_overlap(done.topk_ids, scores.topk_ids),
         )
+
+    def _hinted(self, turn: Turn, text: str) -> tuple[int, ...]:
+        if turn.hint_at is None:
+            raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
+        return self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)
+
+    def _has_room(self, turn: Turn, text: str) -> bool:
+        told = self._renderer.hint_tokens(text, self._teaching.words)
+        return _length(turn) + len(told) <= self._context_tokens
+
+    def _sampled_by_base(self, *turns: Turn) -> frozenset[int]:
+        """Those whose sampler was the frozen base in all but name, if that is who teaches."""
+        if self._teacher is None:
+            return frozenset()
+        version = self._parts.ledger.steps.version
+        return frozenset(
+            turn.id for turn in turns if (by := version(turn.policy_version)) and by.step == 0
+        )
+
+    def _asked(self, policy: Policy) -> Sampler:
+        return self._teacher or policy.sampler
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.prompt) + len(turn.completion.tokens)
 
 
 async def batch_items(
@@ -77,26 +248,45 @@ async def batch_items(
     scores are asked for at once, so that a backend can compute the prefixes that they share once.
     """
 
-    async def item(sample: Sample) -> BatchItem | ClawError:
+    async def item(sample: Sample) -> BatchItem:
         wanted = score_fresh or sample.policy_version != policy.version.id
+        return BatchItem(
+            sample=sample,
+            current=await _current(sample, policy, cfg) if wanted else None,
+            reference=await _reference(sample, base, cfg),
+        )
+
+    return await _side_by_side([item(sample) for sample in samples])
+
+
+async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
+    """What this sampler says of the sampled tokens of each."""
+
+    async def score(sample: Sample) -> TokenLogprobs:
+        tokens = sample.completion.tokens
+        scores = await sampler.logprobs(sample.prompt + tokens, start=len(sample.prompt))
+        _fits(scores, len(tokens), 0, f"sample {sample.id}")
+        return scores
+
+    return await _side_by_side([score(sample) for sample in samples])
+
+
+async def _side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results in order, or the first failure, once all have ended."""
+
+    async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
         try:
-            return BatchItem(
-                sample=sample,
-                current=await _current(sample, policy, cfg) if wanted else None,
-                reference=await _reference(sample, base, cfg),
-            )
+            return await doing
         except ClawError as error:  # the group would wrap it
             return error
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(item(sample)) for sample in samples]
-    items: list[BatchItem] = []
-    for task in tasks:
-        found = task.result()
-        if isinstance(found, ClawError):
-            raise found
-        items.append(found)
-    return items
+        tasks = [group.create_task(one(doing)) for doing in work]
+    found = [task.result() for task in tasks]
+    for result in found:
+        if isinstance(result, ClawError):
+            raise result
+    return [result for result in found if not isinstance(result, ClawError)]
 
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:

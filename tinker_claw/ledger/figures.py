@@ -16,7 +16,7 @@ from typing import Any
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
 from tinker_claw.ledger.samples import BY_TOOLS
-from tinker_claw.ledger.versions import pinned, read_line
+from tinker_claw.ledger.versions import held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import StopReason
 
@@ -119,6 +119,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "policy_version": newest["id"] if newest else None,
         # The version that answers whatever is learned; None: the newest does.
         "pinned": pinned(rows),
+        # Why learning waits until a rollback says from where to go on; None: it does not.
+        "held": held(rows),
         # Optimizer steps that the newest version is away from the base.
         "step": run.step,
         "samples_waiting": run.queued,

@@ -13,6 +13,7 @@ from pathlib import Path
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.feedback import FeedbackTable
+from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.prune import (
     Forgetting,
@@ -26,7 +27,7 @@ from tinker_claw.ledger.prune import (
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
 from tinker_claw.ledger.turns import JudgementTable, TurnTable
-from tinker_claw.ledger.versions import Pin, StepTable
+from tinker_claw.ledger.versions import Hold, Pin, StepTable
 
 
 class Ledger:
@@ -40,11 +41,13 @@ class Ledger:
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.feedback = FeedbackTable(self._db)
+        self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)
+        self.hold = Hold(self._db)
 
     def _take_up(self) -> None:
         """Go on with what a process began to forget, and did not finish."""

@@ -40,7 +40,11 @@ _TRAINING = "being trained right now"
 _EXPIRED = "its sample expired"
 _QUARANTINED = "its sample was set aside"
 _GOING = "being forgotten"
-_HEADS = (_SIDE, "the teacher could not score it")
+_HEADS = (
+    _SIDE,
+    "the teacher could not score it",
+    "what its teacher would be told does not fit",
+)
 """Reasons that go on with something of the turn's own."""
 
 

@@ -74,8 +74,8 @@ _SAID = {
     "votes": "answer = ''",
     "hints": "text = ''",
     "feedback": "text = '', key = NULL",
-    "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, teacher_logprobs = NULL, "
-    "teacher_targets = NULL",
+    "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, untaught = NULL, "
+    "teacher_logprobs = NULL, teacher_targets = NULL",
 }
 """What was said after a turn, and what was made of that."""
 _NOTHING = "x'00'"
@@ -467,7 +467,7 @@ def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) 
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
-    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
+    for table in ("next_states", "votes", "verdicts", "hints", "feedback", "gains"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
     if _withdraw(tx, turn):

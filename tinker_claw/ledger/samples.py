@@ -26,6 +26,9 @@ from tinker_claw.ledger.turns import OVER, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
+TEACHES_NOTHING = "what its teacher would be told was found to teach nothing"
+"""Stands as the reason why a sample is not taught, or its turn not trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class Queued:
@@ -76,25 +79,35 @@ class SampleTable:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, turn_id: int, reward: float | None, teacher: HintScores | None) -> int:
+    def add(
+        self,
+        turn_id: int,
+        reward: float | None,
+        teacher: HintScores | None,
+        untaught: str | None = None,
+    ) -> int:
         """Queue a turn as a sample, or hold it, where it is of an episode that runs. It comes too
         late for one that is over.
 
         Args:
             reward: of an episode's turn without its outcome, the mean of its votes.
+            untaught: why it has no teacher, though there was something to tell.
         """
         with self._db.transaction() as tx:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             cursor = tx.execute(
-                "INSERT INTO samples (turn_id, reward, hint, teacher_logprobs, teacher_targets, "
-                "overlap, created_at, state, expired_because) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, "
+                "INSERT INTO samples (turn_id, reward, hint, untaught, weight, teacher_logprobs, "
+                "teacher_targets, overlap, created_at, state, expired_because) "
+                "SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, "
                 "CASE episode WHEN 0 THEN 'queued' WHEN 1 THEN 'held' ELSE 'expired' END, "
-                "CASE episode WHEN 2 THEN ?8 END "
+                "CASE episode WHEN 2 THEN ?10 END "
                 "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?1",
                 (
                     turn_id,
                     reward,
                     teacher.hint if teacher else None,
+                    untaught,
+                    teacher.weight if teacher else None,
                     pack_floats(teacher.logprobs) if teacher else None,
                     pack_float_rows(teacher.targets) if teacher else None,
                     teacher.overlap if teacher else None,
@@ -103,6 +116,30 @@ class SampleTable:
                 ),
             )
         return int(cursor.lastrowid or 0)
+
+    def weigh(self, user: str, weight: float, *, rewards_count: bool) -> None:
+        """What is known by now of how well a user's teacher teaches counts for what is queued, too,
+        unless a step has it in hand. What then carries no signal is no sample any more.
+        """
+        with self._db.transaction() as tx:
+            found = tx.execute(
+                "SELECT samples.id, turn_id, reward FROM samples "
+                "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+                "WHERE state = 'queued' AND user = ? AND teacher_logprobs IS NOT NULL "
+                "AND samples.id NOT IN (SELECT sample_id FROM step_samples JOIN steps "
+                "ON steps.id = step_samples.step_id WHERE status = 'intent')",
+                (user,),
+            ).fetchall()
+            for row in found:
+                if weight or (rewards_count and row["reward"] is not None):
+                    tx.execute("UPDATE samples SET weight = ? WHERE id = ?", (weight, row["id"]))
+                    continue
+                tx.execute("DELETE FROM step_samples WHERE sample_id = ?", (row["id"],))
+                tx.execute("DELETE FROM samples WHERE id = ?", (row["id"],))
+                tx.execute(
+                    "UPDATE turns SET untrained_because = ? WHERE id = ?",
+                    (TEACHES_NOTHING, row["turn_id"]),
+                )
 
     def waiting(self) -> int:
         """How many samples are queued."""
@@ -159,7 +196,7 @@ class SampleTable:
         ids = None if among is None else json.dumps(list(among))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
-            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, "
+            "samples.teacher_logprobs, samples.teacher_targets, samples.overlap, samples.weight, "
             f"versions.step AS policy_step, group_id, {BY_TOOLS} AS tool, turns.* {_QUEUED} "
             "LIMIT ?2",
             *(ids, count),
@@ -221,4 +258,5 @@ def teacher_of(row: sqlite3.Row) -> HintScores | None:
         logprobs=unpack_floats(row["teacher_logprobs"]),
         targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
         overlap=row["overlap"],
+        weight=row["weight"],
     )

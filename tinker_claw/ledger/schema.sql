@@ -148,11 +148,21 @@ CREATE TABLE hints (
   PRIMARY KEY (turn_id, rank)
 ) STRICT;
 
+-- How much likelier a reply is to the teacher where it is told something, in nats per token.
+CREATE TABLE gains (
+  turn_id INTEGER PRIMARY KEY REFERENCES turns (id),
+  user    TEXT NOT NULL,
+  gain    REAL NOT NULL
+) STRICT;
+CREATE INDEX gains_by_user ON gains (user, turn_id);
+
 CREATE TABLE samples (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
   reward           REAL,                 -- NULL: hint only; while it is held, the mean of its votes alone
   hint             TEXT,                 -- NULL: reward only
+  untaught         TEXT,                 -- why it has no hint, though there was one; NULL: there was none, or it has it
+  weight           REAL,                 -- of its distillation; NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
   overlap          INTEGER,
@@ -172,7 +182,7 @@ CREATE TABLE steps (
   finished_at REAL,
   metrics     TEXT,                      -- JSON
   error       TEXT,
-  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void because the service was away, not by its samples
+  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void by no fault of one of its samples, as when the service was away
 ) STRICT;
 
 -- Of steps that a crash has undone.

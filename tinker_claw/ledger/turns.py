@@ -406,6 +406,21 @@ def completion_of(row: sqlite3.Row) -> Completion:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedReply:
+    """What a guard looks at of a main turn with a verdict."""
+
+    turn_id: int
+    text: str
+    tokens: int
+    nats: float
+    """Mean -logprob of a sampled token."""
+    cut: bool
+    """Its limit of tokens ended it."""
+    called_tools: bool
+    verdict: float
+
+
 # Votes, verdicts and hints
 
 
@@ -436,7 +451,7 @@ class JudgementTable:
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that was said of one turn, together. What was said outright still counts.
+        """Write everything that a judge said of one turn. What was said outright still counts.
 
         Args:
             prompt: version of what the judge was asked; None: no judge was.
@@ -538,6 +553,41 @@ class JudgementTable:
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
         return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
+
+    def lately(self, most: int, after: int) -> list[JudgedReply]:
+        """The newest main turns with a verdict, newest first; only those behind turn `after`."""
+        rows = self._db.rows(
+            "SELECT turns.id, reply_text, completion_tokens, logprobs, stop_reason, role, value "
+            "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
+            "LEFT JOIN next_states ON next_states.turn_id = turns.id "
+            "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
+            "AND blanked IS NULL AND LENGTH(tokens) > 1 ORDER BY verdicts.turn_id DESC LIMIT ?",
+            after,
+            most,
+        )
+        return [
+            JudgedReply(
+                turn_id=row["id"],
+                text=row["reply_text"],
+                tokens=row["completion_tokens"],
+                nats=-sum(unpack_floats(row["logprobs"])) / row["completion_tokens"],
+                cut=row["stop_reason"] == StopReason.LENGTH,
+                called_tools=row["role"] == "tool",
+                verdict=row["value"],
+            )
+            for row in rows
+        ]
+
+    def verdicts(self, most: int, after: int) -> list[Vote]:
+        """The newest, newest first, those without a valid vote left out; only behind turn
+        `after`."""
+        rows = self._db.rows(
+            "SELECT value FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
+            "ORDER BY turn_id DESC LIMIT ?",
+            after,
+            most,
+        )
+        return [row["value"] for row in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         """Best first. What was said outright goes before what the judge has read, and where it

@@ -1,6 +1,6 @@
 """Steps, the policy versions that they make, and the line that these stand in.
 
-The protocol of one step: intent row; train; save state; publish; one transaction that commits the
+The protocol of one step: intent row; train; publish; save state; one transaction that commits the
 step, the samples it consumed and the new version. A step without that transaction never happened:
 `begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
 
@@ -23,8 +23,8 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-_PINNED = "pinned"
-"""The key in `meta`."""
+_PINNED, _HELD, _GUARDED_FROM = "pinned", "held", "guarded from turn"
+"""Keys in `meta`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,33 @@ class Pin:
     def end(self) -> None:
         with self._db.transaction() as tx:
             _end_pin(tx)
+
+
+class Hold:
+    """Learning waits until the user says from which version it is to go on, by a rollback."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    @property
+    def reason(self) -> str | None:
+        """None: learning goes on."""
+        return held(self._db)
+
+    def because(self, reason: str) -> None:
+        with self._db.transaction() as tx:
+            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_HELD, reason))
+
+    @property
+    def guarded_from(self) -> int:
+        """The newest turn when a rollback last said from where to go on: what was before it is no
+        measure of what came later. 0: there was no rollback."""
+        return int(self._db.one("SELECT value FROM meta WHERE key = ?", _GUARDED_FROM) or 0)
+
+
+def held(rows: Rows) -> str | None:
+    """Why learning is held; None: it is not."""
+    return rows.one("SELECT value FROM meta WHERE key = ?", _HELD)
 
 
 def pinned(rows: Rows) -> int | None:
@@ -274,14 +301,21 @@ class StepTable:
                 ref=sampler_ref or saved.sampler_ref,
             )
 
-    def roll_back(self, to: PolicyVersion) -> PolicyVersion:
-        """A new version with the weights of `to`, from which learning goes on; a pin ends.
+    def roll_back(self, to: PolicyVersion, because: str | None = None) -> PolicyVersion:
+        """A new version with the weights of `to`, from which learning goes on; pin and hold end.
 
         The steps since then stay what they were, in a line that is left: what they trained on is
-        trained, and is not queued again.
+        trained, and is not queued again. `because`: why learning is held nevertheless.
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
+            tx.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
+            if because is not None:
+                tx.execute("INSERT INTO meta VALUES (?, ?)", (_HELD, because))
+            tx.execute(
+                "INSERT OR REPLACE INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns",
+                (_GUARDED_FROM,),
+            )
             version = _insert_version(
                 tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
             )
@@ -293,6 +327,31 @@ class StepTable:
         with self._db.transaction() as tx:
             tx.execute("UPDATE versions SET state_ref = ? WHERE id = ?", (state_ref, version.id))
         return replace(version, state_ref=state_ref)
+
+    def replies(self, after: int, most: int) -> list[tuple[int, dict[str, Any]]]:
+        """What committed steps found of the replies before them, with the version that they began
+        with: the first and the newest `most`, oldest first; only figures that rest on turns behind
+        `after`."""
+        such = (
+            "SELECT id, parent, json_extract(metrics, '$.replies') AS found FROM steps "
+            "WHERE status = 'committed' AND json_extract(metrics, '$.replies.since') > ?1 "
+        )
+        rows = self._db.rows(
+            f"SELECT * FROM ({such} ORDER BY id LIMIT 1) "
+            f"UNION SELECT * FROM ({such} ORDER BY id DESC LIMIT ?2) ORDER BY id",
+            after,
+            most,
+        )
+        return [(row["parent"], json.loads(row["found"])) for row in rows]
+
+    def void_lately(self, because: str) -> int:
+        """How many steps from the newest version on are void for a reason that begins so."""
+        return self._db.one(
+            "SELECT COUNT(*) FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
+            "AND parent = (SELECT MAX(id) FROM versions)",
+            len(because),
+            because,
+        )
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """How many steps with exactly these samples failed, outages left out."""

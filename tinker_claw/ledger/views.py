@@ -272,6 +272,8 @@ class Contents:
     hints: tuple[str, ...]
     hint: str | None
     """That the teacher was told."""
+    untaught: str | None
+    """Why the teacher was not asked, though there was something to tell."""
     overlap: int | None
     teacher: HintScores | None
     usd: float | None
@@ -281,8 +283,8 @@ class Contents:
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, teacher_logprobs, teacher_targets, overlap, "
-        "verdicts.prompt AS asked, by_second, audit "
+        "SELECT turns.*, role, text, samples.hint, untaught, weight, teacher_logprobs, "
+        "teacher_targets, overlap, verdicts.prompt AS asked, by_second, audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
@@ -311,6 +313,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         audit=row["audit"],
         hints=tuple(hint["text"] for hint in hints),
         hint=row["hint"],
+        untaught=row["untaught"],
         overlap=row["overlap"],
         teacher=teacher_of(row),
         usd=rows.one("SELECT SUM(usd) FROM spend WHERE turn_id = ?", turn_id),
@@ -543,7 +546,8 @@ def _said(known: Contents) -> Record:
 def _full_sample(known: Contents) -> Record:
     scores = known.teacher
     return {
-        **{"hint": known.hint, "overlap": known.overlap},
+        **{"hint": known.hint, "untaught": known.untaught, "overlap": known.overlap},
+        "weight": scores.weight if scores else None,
         "teacher_logprobs": scores.logprobs if scores else None,
         "teacher_targets": scores.targets if scores else None,
     }

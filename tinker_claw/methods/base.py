@@ -57,6 +57,10 @@ class Teaching:
     """How the text stands at the hint's place, as {hint}: data, and named as such."""
     tokens: int
     """About so many, for the estimate."""
+    most: int
+    """Tokens of a text at most."""
+    cuts: bool = True
+    """A longer one is told without its middle; False: it is not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,14 @@ BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
 # A verdict alone teaches nothing here, and its reward is not used.
 
 
-HINT = Teaching("hint", tells=lambda known: known.hints, words=HINT_TEMPLATE, tokens=40)
+HINT = Teaching(
+    "hint",
+    tells=lambda known: known.hints,
+    words=HINT_TEMPLATE,
+    tokens=40,
+    most=256,  # the one to three sentences that the judge is asked for
+    cuts=False,
+)
 
 OPD = Method(
     name="opd",

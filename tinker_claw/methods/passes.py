@@ -75,8 +75,9 @@ def build_passes(
         advantages = _summed(item, weights.reward * reward, 0.0 if topk else weights.distill, cfg)
         if any(advantages):
             ppo.append(_ppo_datum(item.sample, [a * scale for a in advantages]))
-        if topk and item.sample.teacher is not None:
-            cross_entropy.append(_topk_datum(item, weights.distill * scale, cfg))
+        if topk and (teacher := item.sample.teacher) is not None and teacher.weight > 0:
+            distill = weights.distill * teacher.weight
+            cross_entropy.append(_topk_datum(item, distill * scale, cfg))
     passes: list[LossPass] = []
     if ppo:
         bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
@@ -125,7 +126,8 @@ def _summed(item: BatchItem, reward: float, distill: float, cfg: Training) -> li
     total = [reward] * len(own)
     if distill and sample.teacher is not None:
         hinted = token_advantages(sample.teacher.logprobs, own, cfg.opd_clip)
-        total = [a + distill * h for a, h in zip(total, hinted, strict=True)]
+        weight = distill * sample.teacher.weight
+        total = [a + weight * h for a, h in zip(total, hinted, strict=True)]
     if cfg.kl_beta > 0:
         if item.reference is None:
             raise AlignmentError(f"sample {sample.id}: no reference logprobs for the KL term")

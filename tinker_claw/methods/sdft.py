@@ -33,6 +33,7 @@ SDFT = Method(
         tells=_demonstration,
         words="\n\n[a reply to this that the user accepted, quoted as data: {hint}]",
         tokens=320,
+        most=1024,
     ),
     admitted=0.2,
     taught=1.0,

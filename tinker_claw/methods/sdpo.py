@@ -35,6 +35,7 @@ SDPO = Method(
         words="\n\n[a first reply to this was not what was wanted; what came after it, quoted as "
         "data: {hint}]",
         tokens=120,
+        most=1024,
     ),
     admitted=HINTED,  # hints, too, come of rejected replies
     taught=1.0,

@@ -18,11 +18,11 @@ from itertools import islice, product
 from typing import Any, TypeAlias, cast
 
 import renderers
-from jinja2 import TemplateError
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
 from tinker_claw.render.outside_text import CutTokenizer, Guard, written_tools
+from tinker_claw.render.own_template import UNFIT, OwnTemplate
 from tinker_claw.render.prompt_cache import (
     Encoder,
     History,
@@ -113,9 +113,6 @@ def _takes(config: Any, options: Mapping[str, Any]) -> bool:
 
 Tools = Sequence[Mapping[str, Any]]
 
-_UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
-"""What formats raise for messages that they do not take."""
-
 _ENCODES_BY_ITSELF = frozenset({"gpt-oss"})
 """Over OpenAI's own encoder, which takes all text for text and writes control tokens one by one."""
 
@@ -198,8 +195,11 @@ class Format:
         self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
-        self._by_template = name == "default"  # the tokenizer's own template, run in one piece
-        if not self._by_template:
+        self.own: OwnTemplate | None = None
+        """The tokenizer's own template, where the package has no format for the model."""
+        if name == "default":
+            self.own = OwnTemplate(tokenizer, config, switches)
+        else:
             self._laying = renderers.create_renderer(
                 cast("Any", self._typesetter), config, chat_template_kwargs=switches
             )
@@ -231,7 +231,7 @@ class Format:
                 said, offered = self._guarded(messages, tools)
                 prompt = self._render(said, offered, hint)
                 found = PromptLayout(self._encoder, prompt.tokens, {}, prompt.hint_at)
-        except _UNFIT as error:
+        except UNFIT as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {first_line(error)}.",
                 param="messages",
@@ -252,7 +252,7 @@ class Format:
             rendered = self.plain.bridge_to_next_turn(
                 list(prompt), list(completion), cast("Any", said), tools=cast("Any", offered)
             )
-        except _UNFIT:  # a full render says what is wrong
+        except UNFIT:  # a full render says what is wrong
             return None
         if rendered is None:
             return None
@@ -356,11 +356,10 @@ class Format:
         return places
 
     def _render(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Prompt:
+        if self.own is not None:
+            return self.own.prompt(messages, tools, hint)
         said: Any = messages
-        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": True}
-        if self._by_template:  # its render() renders every prefix, for nothing
-            return Prompt(tuple(self.plain.render_ids(said, **given)), None)
-        rendered = self.plain.render(said, **given)
+        rendered = self.plain.render(said, tools=cast("Any", tools), add_generation_prompt=True)
         return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
 
     def _tried_out(self) -> bool:
@@ -370,11 +369,11 @@ class Format:
             hint = _last_question(messages)
             try:
                 expected = self._render(*self._guarded(messages, tools), hint)
-            except _UNFIT:
+            except UNFIT:
                 continue
             try:
                 found = self._lay(messages, tools, hint)
-            except (*_UNFIT, AssertionError, NotImplementedError):
+            except (*UNFIT, AssertionError, NotImplementedError):
                 return False
             if found is not None and found.prompt() != expected:
                 return False
@@ -392,7 +391,7 @@ class Format:
             head, kinds = _head(messages), _kinds(messages)
             try:
                 whole = self._attributed(messages, tools, range(len(messages)))
-            except _UNFIT:
+            except UNFIT:
                 return frozenset()
             for at in range(head + 1, (_last_question(messages) or 0) + 1):
                 if kinds[at] == "tool":  # it belongs to the call
@@ -402,7 +401,7 @@ class Format:
                     before = self._attributed(asked, tools, range(len(asked)))
                     places = [*range(head), *range(at, len(messages))]
                     behind = self._attributed([messages[i] for i in places], tools, places)
-                except _UNFIT:
+                except UNFIT:
                     before = behind = []
                 begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
                 cut = _first_of([i for i, *_ in behind], at)
@@ -424,13 +423,13 @@ class Format:
         for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
             try:
                 front, behind = cut(head, said, tools)
-            except _UNFIT:
+            except UNFIT:
                 continue
             try:
                 short, few = _stand_ins(head, tools)
                 if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
                     return False
-            except _UNFIT:
+            except UNFIT:
                 return False
             tried += 1
         return tried > 0

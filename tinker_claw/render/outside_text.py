@@ -190,9 +190,12 @@ class CutTokenizer:
 
     def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
         """The ids of the template's text."""
+        return self.encode(self.template_text(messages, **options), add_special_tokens=False)
+
+    def template_text(self, messages: Sequence[Any], **options: Any) -> str:
+        """What the template makes of the messages, before it is encoded."""
         options = {k: v for k, v in options.items() if k not in ("tokenize", "return_dict")}
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return self.encode(text, add_special_tokens=False)
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def encoded(
         self, text: str, *, with_starts: bool = False

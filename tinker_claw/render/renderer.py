@@ -1,7 +1,8 @@
 """The chat format of one model.
 
-Rule: the package's hand-written format decides every token; this class chooses between a full
-render and an exact extension, finds where a hint goes, and keeps hints from forging markers.
+Rule: the package's hand-written format decides every token, or, where it has none, the model's own
+template (own_template.py); this class chooses between a full render and an exact extension, finds
+where a hint goes, and keeps hints from forging markers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tinker_claw.render.tokenizer import load
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
 # Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
-# token. Others are parsed when they are complete.
+# token. Others of the package are parsed when they are complete.
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 
@@ -41,8 +42,6 @@ _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
 _TAILS = 64
 """Ends of prompts of which it is known whether they open thinking."""
-HINT_TOKENS = 1024
-"""Of a text that the teacher is told, at most."""
 _LETTERS = 16
 """Of a token, at most, where a text is bounded before it is encoded."""
 _GAP = " [...] "
@@ -77,16 +76,20 @@ class Renderer:
         self._formats = LRUCache[Switches, Format](_FORMATS)
         self._formats[()] = first
         self._base = first.plain
+        self._own = first.own
         self.config: Any = cast("Any", self._base).config
         """Of the `renderers` package; says which switches the chat template has."""
         self.family: str = self.config.name
-        self.stop_tokens = tuple(self._base.get_stop_token_ids())
+        stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]
+        self.stop_tokens = tuple(dict.fromkeys(stops))
+        self.refusals = self._own.refusals if self._own else ()
+        """What the model's own chat template was tried out for in vain, each with its reason."""
         self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
         self._alone: dict[int, str] = {}
         """Texts of single ids: samplers that stream give one at a time. No more than there are ids,
         some 10 MB."""
         self._words_a_token: int | None = None
-        self._markers = self._find_markers() if self.family in _MARKED else None
+        self._markers = self._find_markers()
 
     @classmethod
     def load(cls, model: str, family: str = "auto") -> Renderer:
@@ -164,7 +167,7 @@ class Renderer:
             previous_prompt, previous_completion, new_messages, tools, hint_message
         )
 
-    def shorten(self, text: str, most: int = HINT_TOKENS) -> str:
+    def shorten(self, text: str, most: int) -> str:
         """The text, or both ends of it where it has more than `most` tokens."""
         half = most // 2
         widest = half * _LETTERS
@@ -205,7 +208,7 @@ class Renderer:
         thinking = self._opens_thinking(_behind_last(prompt, self._markers.stop))
         return MarkedStream(
             self._markers,
-            self.decode,
+            self._own.decode if self._own else self.decode,
             lambda block: self._parse_call(block, tools) if may_call else None,
             thinking=thinking,
         )
@@ -251,7 +254,11 @@ class Renderer:
         return self._formats[switches]
 
     def _find_markers(self) -> Markers | None:
-        """None when a marker is no single token of this tokenizer."""
+        """None where replies can only be read when they are complete."""
+        if self._own is not None:
+            return None if self._own.no_streaming else self._own.markers(self.stop_tokens)
+        if self.family not in _MARKED:
+            return None
         names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         ids = [self._encode(name) for name in names]
         if any(len(i) != 1 for i in ids):
@@ -261,6 +268,8 @@ class Renderer:
 
     def _opens_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
+        if self._own is not None and self._own.marks_no_thinking:
+            return False
         if tail not in self._tails:
             self._tails[tail] = prompt_ends_in_reasoning(
                 cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)

@@ -225,9 +225,10 @@ class _Decoder:
         """Forget ids up to the last boundary, so that feeding costs the new ids only."""
         for kept in range(1, min(_CHARACTER_TOKENS, len(self._ids) - 1) + 1):
             head = self._decode(self._ids[:-kept])
-            if not head.endswith(_UNFINISHED):
+            # Some decoders show a run of bytes only when all of it is whole.
+            if not head.endswith(_UNFINISHED) and len(head) <= self._shown:
                 self._ids = self._ids[-kept:]
-                self._shown = max(0, self._shown - len(head))
+                self._shown -= len(head)
                 return
 
 

@@ -1,0 +1,50 @@
+"""Whether hints teach, asked of the demo's real model by a user who corrects it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.taught import OPENS, PLAIN, Wish, course
+from tinker_claw.cli.status import board, read_overview
+
+STEPS = 12
+"""Of 16 turns; within so many it is found out, and mostly within four."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wish", "teaches"), [(PLAIN, True), (OPENS, False)])
+async def test_whether_hints_teach_is_found_out_within_a_few_steps_turns(
+    tmp_path: Path, wish: Wish, teaches: bool
+) -> None:
+    async with course(tmp_path / "run", wish, batch_size=100_000) as run:
+
+        def known() -> bool:
+            return run.scorer.known("me").teaches is not None
+
+        await run.talk(lambda: known() or run.turns > 16 * STEPS)
+        found = run.scorer.known("me")
+        assert found.teaches is teaches, found
+        assert run.turns <= 16 * STEPS
+
+
+@pytest.mark.slow
+async def test_opd_alone_says_that_its_hints_teach_nothing_and_does_no_harm(
+    tmp_path: Path,
+) -> None:
+    """It has no reward that could stand in: a few steps go by what is not known yet."""
+    said = list[str]()
+    async with course(tmp_path / "run", OPENS, method="opd") as run:
+
+        def found() -> bool:
+            if not said and run.scorer.known("me").teaches is False:
+                said.extend(board(read_overview(tmp_path / "run", 16)))
+            return bool(said) or run.turns > 16 * STEPS
+
+        accepted, length = await run.exam()
+        await run.talk(found)
+        after, length_after = await run.exam()
+        assert any(line.startswith("hints      of me: they teach nothing") for line in said)
+        assert after > accepted - 0.15, "64 replies each, so a difference has an error of 0.07"
+        assert length_after == pytest.approx(length, rel=0.2)

@@ -1,0 +1,238 @@
+"""Hints that teach, hints that teach nothing, and hints that cannot be told: what becomes of the
+sample, and what of its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.learner.test_loop import BETTER, HINT, Says, World, world
+from tinker_claw.errors import SamplerError
+from tinker_claw.ledger.samples import TEACHES_NOTHING
+from tinker_claw.methods.teachability import UNKNOWN_WEIGHT
+from tinker_claw.policy import Sampler
+from tinker_claw.types import Message, TokenLogprobs, Tokens
+
+GOOD, BAD = (9, 9), (7, 8)
+"""Replies that a user accepts, and that they reject."""
+FEWEST = 3
+"""Replies of each kind from which on something is concluded, where there are as many of both."""
+ENOUGH = 99
+"""Samples that nobody queues here, so that no step is taken."""
+
+
+class Teacher(FakeSampler):
+    """Told HINT or BETTER it finds good replies so many nats likelier than untold, and bad ones so
+    many less."""
+
+    def __init__(self, hint: float, better: float = 0.0) -> None:
+        super().__init__((1,))
+        self._gains = {HINT: hint, BETTER: better}
+        self.fail_plain = 0
+        """So many scorings of replies alone fail."""
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+    ) -> TokenLogprobs:
+        if self.fail_plain and targets is None:
+            self.fail_plain -= 1
+            raise SamplerError("scoring fails, as told")
+        scores = await super().logprobs(tokens, start=start, targets=targets, top_k=top_k)
+        told = [gain for at, gain in self._gains.items() if _holds(tokens[:start], at)]
+        gain = told[0] if told else 0.0
+        found = tuple(LOGPROB + (gain if t in GOOD else -gain) for t in tokens[start:])
+        return TokenLogprobs(
+            **{name: getattr(scores, name) for name in ("start", "targets", "topk_ids")},
+            topk_logprobs=scores.topk_logprobs,
+            logprobs=found,
+        )
+
+
+def _holds(tokens: Tokens, part: tuple[int, ...]) -> bool:
+    return any(tuple(tokens[at : at + len(part)]) == part for at in range(len(tokens)))
+
+
+@dataclass
+class Taught(FakeTrainer):
+    """A trainer whose base is that teacher."""
+
+    teacher: Teacher = field(default_factory=lambda: Teacher(0.3))
+
+    async def base(self) -> Sampler:
+        return self.teacher
+
+
+async def say(w: World, pairs: int, user: str = "me") -> list[int]:
+    """So many replies are accepted, and then as many corrected; returns the latter turns."""
+    for _ in range(pairs):
+        w.turn("YES", tokens=GOOD, user=user)
+    await w.settled()
+    corrected = list[int]()
+    for _ in range(pairs):
+        corrected.append(w.turn("NO, HOW it should be", tokens=BAD, user=user))
+        await w.settled()
+    return corrected
+
+
+def weights(w: World) -> list[float | None]:
+    """Of the queued samples of rejected replies."""
+    queued = [s for s in w.ledger.samples.oldest(ENOUGH) if s.reward != 1]
+    return [s.teacher.weight if s.teacher else None for s in queued]
+
+
+async def test_until_it_is_known_a_small_weight_holds(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
+        for _ in range(4):
+            w.turn("NO, HOW it should be", tokens=BAD)
+        await w.settled()
+        assert weights(w) == [UNKNOWN_WEIGHT] * 4
+        await say(w, 1)
+        assert {*weights(w)} == {UNKNOWN_WEIGHT}
+
+
+async def test_hints_that_teach_count_in_full_and_so_do_those_that_are_queued(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
+        await say(w, FEWEST)
+        assert weights(w) == [1.0] * FEWEST
+
+
+async def test_hints_that_pull_away_are_weighted_to_nothing_and_rewards_stay(
+    tmp_path: Path,
+) -> None:
+    trainer = Taught(teacher=Teacher(-0.3))
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH) as w:
+        first = await say(w, FEWEST)
+        assert weights(w) == [0.0] * (FEWEST - 1) + [None], "the queued ones, and that which showed"
+        asked = len(w.base.scored)
+        later = w.turn("NO, HOW it should be", tokens=BAD)
+        await w.settled()
+        assert len(w.base.scored) == asked, "nothing is paid for what counts for nothing"
+        assert [w.untaught(turn) for turn in (first[-1], later)] == [TEACHES_NOTHING] * 2
+        assert [s.reward for s in w.ledger.samples.oldest(ENOUGH)] == [1] * 3 + [-1] * 4
+
+
+async def test_opd_trains_on_nothing_where_hints_teach_nothing(tmp_path: Path) -> None:
+    trainer = Taught(teacher=Teacher(-0.3))
+    async with world(tmp_path, method="opd", trainer=trainer, batch_size=FEWEST + 1) as w:
+        first = await say(w, FEWEST)
+        assert w.ledger.samples.waiting() == 0, "those that were queued are taken back"
+        later = [w.turn("NO, HOW it should be", tokens=BAD) for _ in range(20)]
+        await w.settled()
+        assert {w.why_refused(turn) for turn in (*first, *later)} == {TEACHES_NOTHING}
+        assert w.trainer.steps == []
+
+
+async def test_what_is_known_of_a_user_is_of_that_user(tmp_path: Path) -> None:
+    trainer = Taught(teacher=Teacher(-0.3))
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH) as w:
+        await say(w, FEWEST)
+        hers = w.turn("NO, HOW it should be", tokens=BAD, user="her")
+        await w.settled()
+        assert w.untaught(hers) is None
+        assert weights(w)[-1] == UNKNOWN_WEIGHT
+
+
+async def test_a_rejected_reply_behind_a_correction_is_not_measured(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
+        for _ in range(4):
+            w.turn("NO, HOW it should be", tokens=BAD, session="one")
+            await w.settled()
+        assert len(w.ledger.gains.of("me").rejected) == 1
+
+
+async def test_an_accepted_reply_is_measured_behind_the_prompt_that_its_matter_began_with(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
+        w.turn("NO, HOW it should be", tokens=BAD, session="one", prompt=(1, 2, 3, 4))
+        await w.settled()
+        w.turn("YES", tokens=GOOD, session="one", prompt=(1, 2, 3, 4, 7, 8, 5))
+        await w.settled()
+        w.turn("NO, HOW it should be", tokens=BAD, session="two", prompt=(1, 2, 6, 4))
+        await w.settled()
+        assert (1, 2, 3, *HINT, 4, *GOOD) in w.base.scored
+        assert (1, 2, 3, 4, *GOOD) in w.base.scored, "another version than the base's said it there"
+        assert w.ledger.gains.of("me").accepted == pytest.approx((0.3,))
+
+
+async def test_once_it_is_known_measuring_is_rare(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
+        await say(w, FEWEST)
+        asked, measured = len(w.base.scored), len(w.ledger.gains.of("me").rejected)
+        for _ in range(16):
+            w.turn("NO, HOW it should be", tokens=BAD)
+        await w.settled()
+        assert len(w.ledger.gains.of("me").rejected) == measured + 2
+        assert len(w.base.scored) == asked + 16, "its own scores are those of the base"
+
+
+class TwoHints(Says):
+    """Says two things, each as often as the other."""
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        found = await super().answers(messages, n)
+        texts = ("do it the other way", "do it so much better, please", "do it the other way")
+        said = zip(found, texts, strict=True)
+        return [answer.replace("do it the other way", text) for answer, text in said]
+
+
+@pytest.mark.parametrize(("hint", "better"), [(-0.3, 0.3), (0.3, -0.3)])
+async def test_of_several_hints_the_one_that_teaches_best_is_taken(
+    tmp_path: Path, hint: float, better: float
+) -> None:
+    trainer = Taught(teacher=Teacher(hint, better))
+    async with world(
+        tmp_path, trainer=trainer, endpoint=TwoHints(), hint_candidates=2, batch_size=ENOUGH
+    ) as w:
+        await say(w, FEWEST)
+        taken = {s.teacher.hint for s in w.ledger.samples.oldest(ENOUGH) if s.teacher}
+        best = "do it so much better, please" if better > 0 else "do it the other way"
+        assert taken == {best}, "neither the shortest nor that which most votes gave"
+
+
+async def test_measuring_that_fails_takes_nothing_away(tmp_path: Path) -> None:
+    trainer = Taught()
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH) as w:
+        trainer.teacher.fail_plain = 99
+        await say(w, FEWEST)
+        assert weights(w) == [UNKNOWN_WEIGHT] * FEWEST
+        assert w.ledger.gains.of("me").accepted == ()
+
+
+class Long(Says):
+    """Gives a hint of more tokens than one may have."""
+
+    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        found = await super().answers(messages, n)
+        return [answer.replace("the other way", "long " * 60) for answer in found]
+
+
+@pytest.mark.parametrize("method", ["combine", "opd"])
+async def test_a_hint_that_is_too_long_leaves_the_reward(tmp_path: Path, method: str) -> None:
+    async with world(tmp_path, method=method, endpoint=Long(), batch_size=ENOUGH) as w:
+        turn = w.turn("NO, HOW it should be")
+        await w.settled()
+        why = "what its teacher would be told does not fit: it has more than 256 tokens"
+        assert w.untaught(turn) == (why if method == "combine" else None)
+        assert w.why_refused(turn) == (None if method == "combine" else why)
+        assert w.base.scored == []
+
+
+async def test_a_hint_that_does_not_fit_the_context_leaves_the_reward(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=FakeTrainer(context_tokens=7), batch_size=ENOUGH) as w:
+        turn = w.turn("NO, HOW it should be")
+        await w.settled()
+        assert str(w.untaught(turn)).endswith("with it the prompt is longer than the context")
+        assert [s.reward for s in w.ledger.samples.oldest(9)] == [-1]
+        assert w.base.scored == []

@@ -1,0 +1,448 @@
+"""Keeps one step from doing much harm, and says when learning as a whole does.
+
+Two questions, asked of figures. How far did a step move the policy (`moved`)? What has become of
+the replies since learning began (`Replies`, `drift`)? The answer is a `Ruling`.
+
+A bound on advantages would be none: Adam divides scale out. So the change itself is measured, on
+the tokens of the batch, before the candidate answers anybody; a step that goes too far is taken
+again at half the rate. Many small steps may still do harm together, and that shows in what replies
+are like: it counts as harm only where the user does not accept more of them than before, and where
+those that they accept are not like that, too.
+
+Rule: figures go in and a ruling comes out, both pure; `Guard` reads the figures from the ledger, so
+that a restart forgets nothing. Nothing here stops serving.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from statistics import fmean
+from typing import Any
+
+from tinker_claw.errors import TooFarError
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.scoring import score_all
+from tinker_claw.ledger.figures import Share
+from tinker_claw.ledger.turns import JudgedReply
+from tinker_claw.methods.passes import BatchItem
+from tinker_claw.policy import Sampler
+from tinker_claw.telemetry import log
+from tinker_claw.types import Sample
+
+
+class Ruling(IntEnum):
+    """What follows; the larger, the graver."""
+
+    PASS = 0
+    WARN = 1
+    """The user is told."""
+    RETRY = 2
+    """The step is taken again at half the rate."""
+    HOLD = 3
+    """No further step is taken until the user says from which version to go on."""
+    ROLL_BACK = 4
+    """The same, and meanwhile the last version answers that raised no alarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A ruling with its reason."""
+
+    alarm: str
+    """Its name, for metrics."""
+    ruling: Ruling
+    told: str
+    """A sentence without its full stop."""
+
+
+# How far a step moves the policy
+
+RATES = (1.0, 0.5, 0.25)
+"""Shares of the learning rate at which a step is tried, one after the other."""
+ONE_SIDED = 0.25
+"""The largest share of the rate for a batch in which nothing stands against anything else."""
+_IMPOSSIBLE = -50.0
+"""Nats, in place of what is less likely: no figure is infinite."""
+_CERTAIN = 1e-9
+"""The least probability that is left for all other tokens."""
+_FAR = "the step moved the policy too far"
+
+
+def moved(before_T: Sequence[float], after_T: Sequence[float]) -> float:
+    """How far a policy has moved on some tokens, in nats per token, never below 0.
+
+    With p and q the probability of a token before and after: the mean of
+    p log(p / q) + (1 - p) log((1 - p) / (1 - q)), which is KL(before || after) between that token
+    and all others together, and never more than the whole KL at that place. It needs no more than
+    the logprobs of the tokens, however they were drawn. Over 53 steps of the demo it was 0.7 of the
+    KL between the 20 likeliest tokens and the rest. The k3 estimator, exp(d) - 1 - d, has no bias,
+    and was up to 35 times that, by single tokens that had become likely.
+
+    Args:
+        before_T: (T,) logprobs under the version that serves.
+        after_T: (T,) of the same tokens under the candidate.
+    """
+    return fmean(_apart(b, a) for b, a in zip(before_T, after_T, strict=True))
+
+
+def too_far(found: float, most: float) -> Finding | None:
+    """What follows for a step that moved the policy by `found`; None: it may answer."""
+    if found <= most:
+        return None
+    told = f"{_FAR}: {found:.3g} nats per token on its batch, and --max-step-kl is {most:g}"
+    return Finding("change", Ruling.RETRY, told)
+
+
+def _apart(before: float, after: float) -> float:
+    before, after = max(before, _IMPOSSIBLE), max(after, _IMPOSSIBLE)
+    rest, rest_after = (max(-math.expm1(min(x, 0.0)), _CERTAIN) for x in (before, after))
+    return max(0.0, math.exp(before) * (before - after) + rest * math.log(rest / rest_after))
+
+
+def one_sided(batch: Sequence[Sample]) -> bool:
+    """All verdicts agree and there is no hint: nothing in the batch says what would be better."""
+    return all(s.teacher is None for s in batch) and len({s.reward for s in batch}) == 1
+
+
+# What replies are like
+
+WINDOW = 64
+"""Newest judged replies that are looked at together; four batches."""
+LATELY = 64
+"""Newest steps among which the replies are sought that were accepted best."""
+FEWEST = 16
+"""Of judged replies, for their figures to be compared with others."""
+FEWEST_ACCEPTED = 8
+RISEN = 0.1
+"""More of the replies are accepted than before by at least this share: learning does good."""
+FALLEN = 0.2
+"""Fewer of them, by so much: what would hold learning rolls back."""
+REJECTED = (64, 128)
+"""In a row: warn, hold. Who accepts one reply in 20 rejects the next 128 once in 700 times."""
+FEWEST_OPINIONS = 20
+AGAINST = (0.1, 0.25)
+"""Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
+_NEVER = math.inf
+_ENDS = 80
+"""Characters of a reply's beginning and end that are looked at."""
+_REFUSES = re.compile(
+    r"\W*(i('m| am) (very )?sorry|sorry, (but )?i|i (can('|no)t|am (unable|not able)|won't)\b"
+    r"|as an ai|es tut mir leid|ich kann (leider|das) n|je (suis désolé|ne peux pas)"
+    r"|lo siento|no puedo|mi dispiace|não posso|抱歉|对不起|我无法|申し訳)",
+    re.IGNORECASE,
+)
+_QUESTION = re.compile(r"[?？؟]\W*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What some replies are like, in the mean."""
+
+    replies: int
+    tokens: float
+    nats: float
+    """-logprob per sampled token: how undecided the policy is."""
+    cut: float
+    """Share that its limit of tokens ended: no stop token came."""
+    refusals: float
+    questions: float
+    """Share that ends in one."""
+    tools: float
+    """Share that called tools."""
+    alike: float
+    """Share with the text of another reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """Judged replies, newest last: what a user got lately."""
+
+    all: Form
+    accepted: Form | None
+    """Those with a verdict above 0; None: fewer than `FEWEST_ACCEPTED`."""
+    good: float
+    """Share of them."""
+    since: int
+    """The oldest one's turn."""
+
+    @classmethod
+    def of(cls, judged: Sequence[JudgedReply]) -> Replies | None:
+        """None: too few to say anything."""
+        if len(judged) < FEWEST:
+            return None
+        good = [reply for reply in judged if reply.verdict > 0]
+        return cls(
+            all=_form(judged),
+            accepted=_form(good) if len(good) >= FEWEST_ACCEPTED else None,
+            good=len(good) / len(judged),
+            since=min(reply.turn_id for reply in judged),
+        )
+
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> Replies:
+        """From the metrics of a step."""
+        accepted = stored["accepted"]
+        return cls(
+            all=Form(**stored["all"]),
+            accepted=None if accepted is None else Form(**accepted),
+            good=stored["good"],
+            since=stored["since"],
+        )
+
+
+def _form(judged: Sequence[JudgedReply]) -> Form:
+    often = Counter(reply.text for reply in judged)
+    return Form(
+        replies=len(judged),
+        tokens=fmean(reply.tokens for reply in judged),
+        nats=fmean(reply.nats for reply in judged),
+        cut=fmean(reply.cut for reply in judged),
+        refusals=fmean(_REFUSES.match(reply.text[:_ENDS]) is not None for reply in judged),
+        questions=fmean(_QUESTION.search(reply.text[-_ENDS:]) is not None for reply in judged),
+        tools=fmean(reply.called_tools for reply in judged),
+        alike=fmean(often[reply.text] > 1 for reply in judged),
+    )
+
+
+# What is an alarm
+
+Bounds = tuple[float, float, float]
+_NO_LESS = 0.02
+"""Added to what is divided by: a rise from next to nothing is none."""
+
+
+def _times(now: float, then: float) -> float:
+    return (now + _NO_LESS) / (then + _NO_LESS)
+
+
+def _fewer(now: float, then: float) -> float:
+    return _times(then, now)
+
+
+def _more(now: float, then: float) -> float:
+    return now - then
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A figure of `Form`, and how far it may grow."""
+
+    name: str
+    figure: str
+    grown: Callable[[float, float], float]
+    bounds: Bounds
+    """From where on: warn, hold, roll back."""
+    told: str
+    """What it says of the replies, with {now} and {then}."""
+    excused: bool = True
+    """By replies that are accepted more often than before, or are accepted and like that."""
+    shown: str = "{:.0%}"
+
+    def of(self, form: Form) -> float:
+        return float(getattr(form, self.figure))
+
+
+def _tokens(name: str, grown: Callable[[float, float], float], bounds: Bounds, how: str) -> Alarm:
+    told = f"replies have {how} to {{now}} tokens from {{then}}"
+    return Alarm(name, "tokens", grown, bounds, told, shown="{:.0f}")
+
+
+def _share(name: str, figure: str, bounds: Bounds, told: str, *, excused: bool = True) -> Alarm:
+    told = f"{{now}} of the replies {told}, before {{then}}"
+    return Alarm(name, figure, _more, bounds, told, excused=excused)
+
+
+ALARMS = (
+    _tokens("length", _times, (1.4, 2.0, 3.0), "grown"),
+    _tokens("brevity", _fewer, (1.5, 2.0, 4.0), "shrunk"),
+    Alarm(  # praise for disorder excuses it no more than its rejection does
+        *("entropy", "nats", _times, (2.0, 2.5, 4.0)),
+        told="the policy has grown undecided, {now} nats a token from {then}",
+        excused=False,
+        shown="{:.2f}",
+    ),
+    _share("stop", "cut", (0.15, 0.3, 0.5), "are cut by their limit"),
+    _share("refusals", "refusals", (0.15, 0.3, 0.5), "refuse"),
+    _share("questions", "questions", (0.25, 0.45, 0.7), "end in a question"),
+    # What a user asks for changes it, too.
+    _share("tools", "tools", (0.3, _NEVER, _NEVER), "call tools"),
+    # Whoever praises one sentence gets it for everything.
+    _share("repetition", "alike", (0.15, 0.3, _NEVER), "are the same as another", excused=False),
+)
+
+
+def drift(now: Replies, before: Sequence[Replies]) -> list[Finding]:
+    """What has become of the replies, compared with the first ones and with the best accepted.
+
+    Args:
+        before: the first since learning began, or since a rollback said where to go on; then later
+            ones.
+    """
+    if not before:
+        return []
+    best = max(before, key=lambda one: one.good)  # of equals the first
+    worst = dict[str, Finding]()
+    for one in (*_against(now, before[0]), *_against(now, best)):
+        worst[one.alarm] = max(worst.get(one.alarm, one), one, key=lambda found: found.ruling)
+    return list(worst.values())
+
+
+def _against(now: Replies, before: Replies) -> list[Finding]:
+    found = list[Finding]()
+    for alarm in ALARMS:
+        if alarm.excused and now.good >= before.good + RISEN:
+            continue
+        value, then = alarm.of(now.all), alarm.of(before.all)
+        measures = [then]
+        if alarm.excused and now.accepted is not None:
+            measures.append(alarm.of(now.accepted))
+        grown = min(alarm.grown(value, measure) for measure in measures)
+        if ruling := _ruling(grown, alarm.bounds):
+            if ruling is Ruling.HOLD and alarm.excused and now.good <= before.good - FALLEN:
+                ruling = Ruling.ROLL_BACK
+            shown = {"now": alarm.shown.format(value), "then": alarm.shown.format(then)}
+            told = alarm.told.format(**shown)
+            told += f" (the newest {now.all.replies} judged ones; {now.good:.0%} are accepted, "
+            told += f"{before.good:.0%} then)"
+            found.append(Finding(alarm.name, ruling, told))
+    return found
+
+
+def _ruling(value: float, bounds: Bounds) -> Ruling:
+    rulings = (Ruling.WARN, Ruling.HOLD, Ruling.ROLL_BACK)
+    reached = [ruling for bound, ruling in zip(bounds, rulings, strict=True) if value >= bound]
+    return max(reached, default=Ruling.PASS)
+
+
+def rejection(verdicts: Sequence[float]) -> list[Finding]:
+    """Whether nothing is accepted any more. `verdicts`: the newest first."""
+    row = next((n for n, verdict in enumerate(verdicts) if verdict >= 0), len(verdicts))
+    told = f"the last {row} judged replies were all rejected, and that does not say what is wanted"
+    ruling = _ruling(row, (*REJECTED, _NEVER))
+    return [Finding("rejection", ruling, told)] if ruling else []
+
+
+Opinion = tuple[float, float]
+"""What the judge said of a reply and what somebody else did, each from -1 to 1."""
+Opinions = Callable[[int], Sequence[Opinion]]
+"""Of the newest judged replies of which somebody else has an opinion, too, an auditor, or the user
+outright; only behind a turn."""
+
+
+def contradiction(opinions: Sequence[Opinion]) -> list[Finding]:
+    """Whether the judge's verdicts can be trusted."""
+    both = [(own, other) for own, other in opinions if own and other]
+    if len(both) < FEWEST_OPINIONS:
+        return []
+    share = Share(0, 0, sum(own * other < 0 for own, other in both), len(both))
+    told = f"{share.good} of {share.of} verdicts are contradicted by the auditor or the user"
+    ruling = _ruling(share.interval[0], (*AGAINST, _NEVER))
+    return [Finding("verdicts", ruling, told)] if ruling else []
+
+
+# In a run
+
+_FAR_IN_VAIN = 2 * len(RATES)
+"""Steps in a row that were void for it: two batches, at every rate."""
+
+
+class Guard:
+    """Of one run."""
+
+    def __init__(
+        self, parts: LoopParts, *, every: int = 1, opinions: Opinions = lambda after: ()
+    ) -> None:
+        """
+        Args:
+            every: of so many steps one is measured: to score the candidate costs what a service
+                bills.
+            opinions: none unless somebody has them.
+        """
+        self._parts = parts
+        self._most = parts.training.max_step_kl
+        self._every = every
+        self._opinions = opinions
+        self._told = frozenset[tuple[str, Ruling]]()
+        """What was logged, so that it is not logged again."""
+
+    def measures(self, step: int) -> bool:
+        """Whether step number `step` of the line is measured."""
+        return self._most > 0 and (step - 1) % self._every == 0
+
+    async def admit(self, items: Sequence[BatchItem], candidate: Sampler) -> float:
+        """Let the candidate answer; returns how far it has moved on the batch, in nats per token.
+
+        Raises:
+            TooFarError: it has moved further than one step may.
+        """
+        scores = await score_all([item.sample for item in items], candidate)
+        before, after = list[float](), list[float]()
+        for item, score in zip(items, scores, strict=True):
+            before += item.current.logprobs if item.current else item.sample.completion.logprobs
+            after += score.logprobs
+        found = moved(before, after)
+        if ruled := too_far(found, self._most):
+            raise TooFarError(ruled.told)
+        return found
+
+    def replies(self) -> Replies | None:
+        """What the newest replies are like."""
+        ledger = self._parts.ledger
+        return Replies.of(ledger.judgements.lately(WINDOW, ledger.hold.guarded_from))
+
+    def look(self) -> Finding | None:
+        """Whether another step may be taken; None: it may. Warnings go to health, log and metrics.
+
+        A reason to hold is written down, and stands until a rollback.
+        """
+        found = self._findings()
+        self._show(found)
+        worst = max(found, key=lambda one: one.ruling, default=None)
+        return worst if worst and worst.ruling >= Ruling.HOLD else None
+
+    def well(self) -> int | None:
+        """The newest version whose replies raised no alarm; None: there is none."""
+        recorded = self._recorded()
+        replies = [found for _, found in recorded]
+        passed = [
+            version
+            for n, (version, found) in enumerate(recorded)
+            if not drift(found, replies[: n or 1])
+        ]
+        return passed[-1] if passed else None
+
+    def _recorded(self) -> list[tuple[int, Replies]]:
+        ledger = self._parts.ledger
+        stored = ledger.steps.replies(ledger.hold.guarded_from, LATELY)
+        return [(version, Replies.read(found)) for version, found in stored]
+
+    def _findings(self) -> list[Finding]:
+        ledger = self._parts.ledger
+        after = ledger.hold.guarded_from
+        found = rejection(ledger.judgements.verdicts(REJECTED[1], after))
+        found += contradiction(self._opinions(after))
+        if now := self.replies():
+            found += drift(now, [replies for _, replies in self._recorded()])
+        if ledger.steps.void_lately(_FAR) >= _FAR_IN_VAIN:
+            told = "two batches in a row moved the policy too far, even at a quarter of the rate"
+            found.append(Finding("change", Ruling.HOLD, told))
+        return found
+
+    def _show(self, found: Sequence[Finding]) -> None:
+        self._parts.health.guard_is([one.told for one in found])
+        self._parts.telemetry.alarms({one.alarm: int(one.ruling) for one in found})
+        now = frozenset((one.alarm, one.ruling) for one in found)
+        for one in found:
+            if (one.alarm, one.ruling) not in self._told:
+                log.warning("guard.alarm", alarm=one.alarm, ruling=one.ruling.name, told=one.told)
+        self._told = now
+
+
+def as_metrics(replies: Replies | None) -> dict[str, Any]:
+    """For the metrics of a step, which are the memory of the alarms."""
+    return {} if replies is None else {"replies": asdict(replies)}

@@ -1,0 +1,126 @@
+"""How much likelier a reply is to a teacher that was told something, and which replies tell that.
+
+Rule: of a reply there is one gain, a number without words, and whether the reply was accepted is
+what its verdict says now. A reply counts behind the prompt that its matter began with: where the
+user asked for it again, behind that of the first try, which holds no correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinker_claw.ledger.database import Database, Rows
+
+RECENT = 2000
+"""Newest turns among which accepted replies are sought."""
+MOST = 256
+"""Gains of a user that are kept."""
+_TRIES = 16
+"""Turns of a session among which the first try is sought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Of one user's replies, the newest first, in nats per token."""
+
+    accepted: tuple[float, ...] = ()
+    rejected: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A reply that its user accepted."""
+
+    turn_id: int
+    opening: int
+    """The turn whose prompt it is put behind; the same one where it was the first try."""
+    told: str | None
+    """What the teacher would be told of that first try; None: nothing is known of it."""
+
+
+class GainTable:
+    """Rows that judging writes, and what there is to measure."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def user_of(self, session_id: int) -> str:
+        return self._db.one("SELECT user FROM sessions WHERE id = ?", session_id)
+
+    def add(self, user: str, gains: Mapping[int, float]) -> None:
+        """Write gains by turn; the oldest of the user give way."""
+        with self._db.transaction() as tx:
+            tx.executemany(
+                "INSERT OR REPLACE INTO gains (turn_id, user, gain) "
+                "SELECT id, ?, ? FROM turns "
+                "WHERE id = ? AND blanked IS NOT 'forgotten'",  # as it may be meanwhile
+                [(user, gain, turn_id) for turn_id, gain in gains.items()],
+            )
+            tx.execute(
+                "DELETE FROM gains WHERE user = ?1 AND turn_id <= (SELECT turn_id FROM gains "
+                "WHERE user = ?1 ORDER BY turn_id DESC LIMIT 1 OFFSET ?2)",
+                (user, MOST),
+            )
+
+    def of(self, user: str) -> Gains:
+        return read_gains(self._db, user).get(user, Gains())
+
+    def opening(self, turn_id: int) -> int:
+        """The first try at what this turn replies to: itself, unless the user rejected the one
+        before it."""
+        rows = self._db.rows(
+            "SELECT earlier.id, value FROM turns "
+            "JOIN turns AS earlier ON earlier.session_id = turns.session_id "
+            "AND earlier.kind = turns.kind AND earlier.idx < turns.idx "
+            "JOIN next_states ON next_states.turn_id = earlier.id AND role = 'user' "
+            "LEFT JOIN verdicts ON verdicts.turn_id = earlier.id "
+            "WHERE turns.id = ? ORDER BY earlier.idx DESC LIMIT ?",
+            *(turn_id, _TRIES),
+        )
+        for row in rows:
+            if row["value"] != -1:
+                break
+            turn_id = row["id"]
+        return turn_id
+
+    def accepted(self, user: str, *, again: bool) -> Accepted | None:
+        """The newest reply that the user accepted and that can be measured.
+
+        Args:
+            again: one that has been measured will do.
+        """
+        rows = self._db.rows(
+            "SELECT turns.id FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
+            "JOIN sessions ON sessions.id = session_id "
+            "JOIN next_states ON next_states.turn_id = turns.id AND role = 'user' "
+            "LEFT JOIN gains ON gains.turn_id = turns.id "
+            "WHERE verdicts.turn_id > (SELECT MAX(id) FROM turns) - ? AND value = 1 "
+            "AND sessions.user = ? AND kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1 "
+            "AND (? OR gains.turn_id IS NULL) ORDER BY turns.id DESC LIMIT 8",
+            *(RECENT, user, again),
+        )
+        for row in rows:
+            opening = self.opening(row["id"])
+            first = self._db.row(
+                "SELECT COALESCE(NULLIF(samples.hint, ''), NULLIF(hints.text, '')) AS told "
+                "FROM turns LEFT JOIN samples ON samples.turn_id = turns.id "
+                "LEFT JOIN hints ON hints.turn_id = turns.id AND rank = 0 "
+                "WHERE turns.id = ? AND hint_at IS NOT NULL AND blanked IS NULL",
+                opening,
+            )
+            if first is not None:
+                return Accepted(row["id"], opening, first["told"])
+        return None
+
+
+def read_gains(rows: Rows, user: str | None = None) -> dict[str, Gains]:
+    """By user; of one, or of all."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in rows.rows(
+        "SELECT user, gain, value FROM gains JOIN verdicts ON verdicts.turn_id = gains.turn_id "
+        "WHERE ?1 IS NULL OR user = ?1 ORDER BY user, gains.turn_id DESC",
+        user,
+    ):
+        found.setdefault(row["user"], {}).setdefault(row["value"], []).append(row["gain"])
+    return {name: Gains(tuple(by.get(1, ())), tuple(by.get(-1, ()))) for name, by in found.items()}

@@ -1,0 +1,198 @@
+"""A model's own chat template, of which nothing is known but what a try-out shows.
+
+Rule: the prompt is the template's text as the tokenizer encodes it, and no place changes it. Places
+are found by a mark, a sign that no text can hold: the template is rendered with it, and where the
+text without it is the same, it stood where it seems to stand. What a try-out does not find is
+refused by name: such a model learns from verdicts, or its replies come when they are complete.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any, cast
+
+import renderers
+from jinja2 import TemplateError
+
+from tinker_claw.render.outside_text import CutTokenizer
+from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.render.stream import Markers
+
+UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
+"""What formats raise for messages that they do not take."""
+_MARK = "\udc01"
+"""Half a surrogate pair, which requests cannot hold; not the one that cuts (outside_text.py)."""
+_NO_ID = -1
+"""Of a marker that the tokenizer does not have."""
+_UNFINISHED = "\ufffd"
+_THINK = ("<think>", "</think>")
+_ASKED = {"role": "user", "content": "Look there,\nand here."}
+_SAID = {"role": "assistant", "content": "Nothing there"}
+_THANKED = {"role": "user", "content": "Thanks"}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_PROBES = (
+    [_ASKED],
+    [_SYSTEM, _ASKED],
+    [_ASKED, _SAID, _THANKED],
+    [_SYSTEM, _ASKED, _SAID, _THANKED],
+)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class OwnTemplate:
+    """The template of one tokenizer, under one set of switches."""
+
+    def __init__(self, tokenizer: CutTokenizer, config: Any, switches: Any) -> None:
+        """`config`, `switches`: see `Format`."""
+        self._tokenizer = tokenizer
+        self._letters = renderers.create_renderer(
+            cast("Any", _Letters(tokenizer)), config, chat_template_kwargs=switches
+        )
+        added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._added = {at: text for text, at in added.items() if text.strip()}
+        self._behind = self._context()
+        self.stop_tokens: tuple[int, ...] = ()
+        """Of its added tokens, the one that it writes behind a reply."""
+        self.no_hints = self._no_hints()
+        """Why hints have no place in its prompts; None: they have one."""
+        self.no_streaming = self._no_streaming()
+        """Why its replies cannot be read as they arrive; None: they can be."""
+
+    def prompt(self, messages: Messages, tools: Any, hint: int | None) -> Prompt:
+        """The prompt. `hint`: index of the message at whose end a hint would go."""
+        text = self._text(messages, tools)
+        at = None
+        if hint is not None and not self.no_hints:
+            at = self._end_of(hint, messages, tools, text)
+        ids, starts = self._tokenizer.encoded(text, with_starts=at is not None)
+        if at is None or starts is None:
+            return Prompt(tuple(ids), None)
+        place = bisect_left(starts, at)
+        if at < len(text) and (place == len(ids) or starts[place] > at):
+            # A token reaches over the end of the message: a hint goes before it if it is a blank.
+            place -= 1
+            if text[starts[place] : at].strip():
+                return Prompt(tuple(ids), None)
+        return Prompt(tuple(ids), place)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a part of a reply, without control tokens that are none of its marks."""
+        kept = [i for i in ids if self._added.get(i, "") in ("", *_THINK)]
+        text = self._decoded([*self._behind, *kept])
+        text = text[len(self._decoded(self._behind)) :] if self._behind else text
+        whole = text.rstrip(_UNFINISHED)  # some decoders show one sign for each byte of a letter
+        return whole if whole == text else whole + _UNFINISHED
+
+    def markers(self, stop: Sequence[int]) -> Markers:
+        """What gives a reply its structure, as ids. Calls of tools are text: their form is not
+        known."""
+        think, think_end = (self._tokenizer.get_added_vocab().get(m, _NO_ID) for m in _THINK)
+        return Markers(think, think_end, _NO_ID, _NO_ID, frozenset(stop))
+
+    @property
+    def marks_no_thinking(self) -> bool:
+        """There are no tokens for it: what looks like a mark is text."""
+        return not {*_THINK} <= {*self._added.values()}
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """What was not found, each in a sentence."""
+        found = []
+        if self.no_hints:
+            found.append(f"hints have no place: {self.no_hints}")
+        if self.no_streaming:
+            found.append(f"replies come when they are complete: {self.no_streaming}")
+        return tuple(found)
+
+    # What is tried out
+
+    def _no_hints(self) -> str | None:
+        if not self._tokenizer.tells_starts:
+            return "its tokenizer does not say where in a text a token begins"
+        taken, self.no_hints = 0, None
+        for messages in _PROBES:
+            try:
+                found = self.prompt(messages, None, len(messages) - 1)
+            except UNFIT:
+                continue
+            taken += 1
+            if found.hint_at is None:
+                return "its chat template does not show once, and to its end, what a user says"
+        return None if taken else "its chat template takes no message of a user"
+
+    def _no_streaming(self) -> str | None:
+        """Finds the stop token on the way."""
+        try:
+            asked = self._text([_ASKED], None)
+            told = self._text([_ASKED, _SAID], None, reply_follows=False)
+        except UNFIT:
+            return "its chat template takes no reply"
+        before, shown, behind = told.rpartition(str(_SAID["content"]))
+        if not shown or _MARK in told:
+            return "its chat template does not show a reply as it is"
+        self.stop_tokens = self._first_added(behind)
+        between = before.removeprefix(asked)
+        for mark in _THINK:
+            between = between.replace(mark, "")
+        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in _THINK):
+            return "its chat template begins a reply otherwise than it shows one"
+        if before.startswith(asked) and between.strip():
+            return f"a reply begins with {between.strip()!r}, which is no part of its text"
+        written = _THINK[0] in asked + str(self._tokenizer.chat_template)
+        if written and self.marks_no_thinking:
+            return "it thinks between marks that are no tokens"
+        return None
+
+    def _first_added(self, text: str) -> tuple[int, ...]:
+        """The added token that a text begins with, behind blanks; () where there is none."""
+        ids = self._tokenizer.encoded(text)[0]
+        blanks = takewhile(lambda i: i not in self._added and not self._decoded([i]).strip(), ids)
+        found = next(iter(ids[len([*blanks]) :]), None)
+        return (found,) if found in self._added else ()
+
+    def _context(self) -> list[int]:
+        """Ids to decode a part behind, where a decoder takes the blank from the first word."""
+        word = self._tokenizer.encoded("a b")[0]
+        apart = self._decoded(word[:1]) + "".join(self._decoded([i]) for i in word[1:])
+        return [] if apart == self._decoded(word) else self._tokenizer.encoded("a")[0]
+
+    # Reading the template
+
+    def _text(self, messages: Messages, tools: Any, *, reply_follows: bool = True) -> str:
+        given: Any = [dict(message) for message in messages]
+        letters = self._letters.render_ids(given, tools=tools, add_generation_prompt=reply_follows)
+        return "".join(map(chr, letters))
+
+    def _end_of(self, at: int, messages: Messages, tools: Any, text: str) -> int | None:
+        """Where in the text a message's content ends; before its last blanks, where the template
+        takes these away. None: it is not shown once and as it is."""
+        said = str(messages[at]["content"])
+        if not said:
+            return None
+        words = said.rstrip()
+        for marked in dict.fromkeys((said + _MARK, words + _MARK + said[len(words) :])):
+            shown = self._text(
+                [*messages[:at], {**messages[at], "content": marked}, *messages[at + 1 :]], tools
+            )
+            if shown.count(_MARK) == 1 and shown.replace(_MARK, "") == text:
+                return shown.index(_MARK)
+        return None
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class _Letters:
+    """A tokenizer whose tokens are the letters of the template's text."""
+
+    def __init__(self, tokenizer: CutTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
+        return [*map(ord, self._tokenizer.template_text(messages, **options))]
