@@ -341,6 +341,11 @@ def test_a_folder_that_cannot_be_written_is_said_in_a_sentence(
         ('\ufeff{"a": {}}', '\ufeff{"a": {\n  "b": 1\n}}'),
         ('{"\\u0061": {"c": [1, 2]}}', '{"\\u0061": {"b": 1, "c": [1, 2]}}'),
         ("{'//': '/* }', a: {}}", "{'//': '/* }', a: {\n  \"b\": 1\n}}"),
+        ("{/* the first */ x: 1}", '{"a": {"b": 1}, /* the first */ x: 1}'),
+        ("{a: {null: 1, true: 2}}", '{a: {"b": 1, null: 1, true: 2}}'),
+        ('{"x": "\u2028", a: {b: 0}}', '{"x": "\u2028", a: {b: 1}}'),
+        ("{a: {$include: ['b.json5',],},}", "{a: {\"b\": 1, $include: ['b.json5',],},}"),
+        ("{a: [], a: {b: 2}, x: 1}", "{a: [], a: {b: 1}, x: 1}"),
     ],
 )
 def test_how_a_value_is_put_in(before: str, after: str) -> None:

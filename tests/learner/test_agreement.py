@@ -252,7 +252,7 @@ async def test_a_step_that_fails_after_it_was_compared_is_no_second_batch(tmp_pa
 
 async def test_the_doctor_tells_of_the_last_comparison(tmp_path: Path) -> None:
     settings = load(["--data-dir", str(tmp_path)])
-    patient = CheckContext(settings, stack=None)  # type: ignore[arg-type]
+    patient = CheckContext(settings)
     assert (await look(patient)).state == "-"
     async with world(tmp_path, trainer=Apart(0.0, 0.4)) as w:
         batch(w, tokens=1)

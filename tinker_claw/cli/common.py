@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -76,11 +77,9 @@ class Flags(BaseModel):
 
 def _shown(model: type[BaseModel], name: str | int) -> str:
     field = model.model_fields[str(name)]
-    return (
-        field.title or str(name).upper()
-        if WORD in field.metadata
-        else f"--{name}".replace("_", "-")
-    )
+    if WORD in field.metadata:
+        return field.title or str(name).upper()
+    return f"--{name}".replace("_", "-")
 
 
 class LedgerFlags(Flags):
@@ -207,15 +206,11 @@ def _get(url: str, key: str | None) -> Any:
     """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
     from http.client import HTTPConnection, HTTPException  # most commands ask nobody
 
-    place = urlsplit(url)
+    place, headers = urlsplit(url), {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        connection = HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)
-        try:
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            connection.request("GET", place.path, headers=headers)
-            return json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
+        with closing(HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)) as there:
+            there.request("GET", place.path, headers=headers)
+            return json.loads(there.getresponse().read())
     except TimeoutError as error:
         raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
     except (OSError, UnicodeError) as error:
@@ -239,6 +234,22 @@ def carry_out(
         return tell(directory, order), True
     with closing(Ledger(directory)) as ledger:
         return offline(ledger), False
+
+
+@contextmanager
+def room_beside(target: Path) -> Generator[Path]:
+    """A private folder beside `target` for what is to take its place in one rename, gone at the
+    end. The suffix of its name is no other's.
+
+    Raises:
+        ConfigError: it cannot be made, or what is done with it fails.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as room:
+            yield Path(room)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 # Lines and tables

@@ -15,9 +15,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from email.message import Message
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -93,7 +91,6 @@ class CheckContext:
     """The settings, and what earlier checks have found."""
 
     settings: Settings
-    stack: AsyncExitStack
     source: Source | None = None
     offers: Context | None = None
     """How many tokens."""
@@ -147,27 +144,25 @@ def doctor(given: DoctorFlags) -> int:
 
 
 async def _examine(settings: Settings) -> bool:
-    async with AsyncExitStack() as stack:
-        seen = CheckContext(settings, stack)
-        for name, function, needs in _CHECKS:
-            if missing := [other for other in needs if other in seen.failed]:
+    seen = CheckContext(settings)
+    for name, function, needs in _CHECKS:
+        if missing := [other for other in needs if other in seen.failed]:
+            seen.failed.append(name)
+            found = Finding(f"not looked at: first mend {missing[0]}", "-")
+        else:
+            try:
+                found = await function(seen)
+            except ClawError as error:
                 seen.failed.append(name)
-                found = Finding(f"not looked at: first mend {missing[0]}", "-")
-            else:
-                try:
-                    found = await function(seen)
-                except ClawError as error:
-                    seen.failed.append(name)
-                    found = Finding(str(error), "FAIL")
-            found.show(name)
+                found = Finding(str(error), "FAIL")
+        found.show(name)
     return not seen.failed
 
 
 def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
-    ledger = settings.run.directory / FILE
-    if not ledger.exists():
-        told = f"none yet: {settings.run.directory} holds no ledger"
-        return Finding(told, "-").show("requests")
+    directory = settings.run.directory
+    if not (ledger := directory / FILE).exists():
+        return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
     try:
         with reading(ledger) as rows, rows.moment():
             lines = recent(rows, count, settings.training.batch_size, reasons=reasons)
@@ -263,14 +258,14 @@ async def method(seen: CheckContext) -> Finding:
     if not seen.remote:
         return Finding(f"the local backend can do all of {method.name}")
     assert seen.source is not None
-    trainer = await seen.stack.enter_async_context(open_trainer(settings, seen.source.weights))
-    has = await trainer.capabilities()
-    require(method, settings.training, has)
-    seen.offers = Context(has.context_tokens, "the service says so")
-    from tinker_claw.backends.tinker.trainer import TinkerTrainer
+    from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
 
-    assert isinstance(trainer, TinkerTrainer)
-    left = await trainer.rehearse(student_topk(method, settings.training))
+    async with open_trainer(settings, seen.source.weights) as trainer:
+        has = await trainer.capabilities()
+        require(method, settings.training, has)
+        seen.offers = Context(has.context_tokens, "the service says so")
+        assert isinstance(trainer, TinkerTrainer)
+        left = await trainer.rehearse(student_topk(method, settings.training))
     told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
     if left:
         return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
@@ -416,8 +411,7 @@ async def clock(seen: CheckContext) -> Finding:
     service = seen.service if seen.remote and "backend" not in seen.failed else None
     told, worst = list[str](), 0.0
     for url in filter(None, (service, judge)):
-        ahead = await asyncio.to_thread(ahead_of, url)
-        if ahead is not None:
+        if (ahead := await asyncio.to_thread(ahead_of, url)) is not None:
             worst = max(worst, abs(ahead))
             way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
             told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
@@ -444,25 +438,20 @@ async def clock(seen: CheckContext) -> Finding:
 def ahead_of(url: str) -> float | None:
     """By how many seconds this clock is ahead of the server's; None: the server does not tell."""
     anyone = ssl.create_default_context()
-    anyone.check_hostname = False
-    anyone.verify_mode = ssl.CERT_NONE
-    request = urllib.request.Request(url, method="HEAD")
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
     asked = time.time()
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S, context=anyone) as answer:
-            headers: Message[str, str] = answer.headers
-    except HTTPError as error:  # a refusal has a date, too
-        with error:
-            headers = error.headers
-    except (OSError, HTTPException, ValueError):
+        request = urllib.request.Request(url, method="HEAD")
+        try:
+            answer = urllib.request.urlopen(request, timeout=_PATIENCE_S, context=anyone)
+        except HTTPError as refusal:  # it has a date, too
+            answer = refusal
+        with answer:
+            # Whole seconds, cut off: half a second more is the best guess.
+            theirs = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5
+    except (OSError, HTTPException, TypeError, ValueError):
         return None
-    middle = (asked + time.time()) / 2
-    try:
-        # Whole seconds, cut off: half a second more is the best guess.
-        theirs = parsedate_to_datetime(headers.get("Date", "")).timestamp() + 0.5
-    except (TypeError, ValueError):
-        return None
-    return middle - theirs
+    return (asked + time.time()) / 2 - theirs
 
 
 @check("model", needs=("backend",))

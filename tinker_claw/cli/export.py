@@ -8,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, until_left, write
-from tinker_claw.cli.versions import AS_SHOWN, backend_of, named, read_kept
+from tinker_claw.cli.common import LedgerFlags, room_beside, until_left, write
+from tinker_claw.cli.versions import AS_SHOWN, named, read_kept
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
 
 
@@ -60,7 +59,7 @@ def export(given: ExportFlags) -> int:
         _turns(file, given.jsonl, tokens=given.tokens)
         return 0
     with reading(file) as ledger, ledger.moment():
-        backend, kept = backend_of(ledger), read_kept(ledger)
+        backend, kept = run_of(ledger).get("backend"), read_kept(ledger)
     if not kept:
         raise UndoError(f"{file} has no version yet")
     if backend != settings.run.backend:
@@ -70,12 +69,13 @@ def export(given: ExportFlags) -> int:
     serving = next(one["id"] for one in kept if one["serving"])
     asked = serving if given.version is None else given.version
     version = named(kept, asked, with_state=backend != "local")
-    if given.adapter is not None:
-        _adapter(settings, version, given.adapter)
-    elif given.merged is not None:
-        _merged(settings, version, given.merged)
-    what = "model" if given.adapter is None else "adapter"
-    write([f"The {what} of v{version['id']} is in {given.adapter or given.merged}."])
+    what, fill, target = "adapter", _adapter, given.adapter
+    if target is None:
+        what, fill, target = "model", _merged, given.merged
+    assert target is not None
+    with _whole(target) as draft:
+        fill(settings, version, draft)
+    write([f"The {what} of v{version['id']} is in {target}."])
     return 0
 
 
@@ -94,18 +94,17 @@ def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
     write([f"{count} turns are in {target}."])
 
 
-def _adapter(settings: Settings, version: Record, target: Path) -> None:
-    with _whole(target) as draft:
-        if settings.run.backend == "local":
-            shutil.copytree(
-                settings.run.directory / "adapters" / version["sampler_ref"],
-                draft,
-                copy_function=shutil.copyfile,
-            )
-            draft.chmod(0o700)  # copied from one that may have been open to others
-        else:
-            draft.mkdir()
-            asyncio.run(_from_service(settings, version, draft))
+def _weights(settings: Settings, version: Record) -> Path:
+    return settings.run.directory / "adapters" / version["sampler_ref"]
+
+
+def _adapter(settings: Settings, version: Record, draft: Path) -> None:
+    if settings.run.backend == "local":
+        shutil.copytree(_weights(settings, version), draft, copy_function=shutil.copyfile)
+        draft.chmod(0o700)  # copied from one that may have been open to others
+    else:
+        draft.mkdir()
+        asyncio.run(_from_service(settings, version, draft))
 
 
 async def _from_service(settings: Settings, version: Record, target: Path) -> None:
@@ -122,32 +121,30 @@ async def _from_service(settings: Settings, version: Record, target: Path) -> No
         raise UndoError(f"v{version['id']} cannot be exported: {error}") from error
 
 
-def _merged(settings: Settings, version: Record, target: Path) -> None:
+def _merged(settings: Settings, version: Record, draft: Path) -> None:
     if settings.run.backend != "local":
         raise UndoError(
             "--merged needs the base model's weights, which are not here with --backend "
             f"{settings.run.backend}; take --adapter, and merge it with peft where they are"
         )
-    missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
-    if missing:
+    try:
+        from local_gpu.model.export import export_merged
+    except ModuleNotFoundError as error:
         raise UndoError(
-            f"--merged needs {', '.join(missing)}; in the project's folder: "
+            f"--merged needs {error.name}; in the project's folder: "
             "pip install -c constraints.txt -e '.[local]'"
-        )
-    from local_gpu.model.export import export_merged  # torch
+        ) from error
     from tinker_claw.backends.model_files import source
 
-    adapter = settings.run.directory / "adapters" / version["sampler_ref"]
-    with _whole(target) as draft:
-        model = source(settings)
-        export_merged(
-            model.weights,
-            adapter,
-            draft,
-            tokenizer=model.tokenizer,
-            device=settings.local.device,
-            dtype="auto",
-        )
+    model = source(settings)
+    export_merged(
+        model.weights,
+        _weights(settings, version),
+        draft,
+        tokenizer=model.tokenizer,
+        device=settings.local.device,
+        dtype="auto",
+    )
 
 
 @contextmanager
@@ -155,16 +152,9 @@ def _whole(target: Path) -> Generator[Path]:
     """A path beside the target, which takes its place when the block has ended well."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UndoError(f"{target} exists and is not an empty folder; name another")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        room = Path(tempfile.mkdtemp(prefix=".tinker-claw-", dir=target.parent))
-        try:
-            draft = room / target.name
-            yield draft
-            with suppress(OSError):  # an empty folder gives way; anything else stays
-                target.rmdir()
-            draft.rename(target)
-        finally:
-            shutil.rmtree(room, ignore_errors=True)
-    except OSError as error:
-        raise UndoError(f"{target} cannot be written: {error.strerror or error}") from error
+    with room_beside(target) as room:
+        draft = room / target.name
+        yield draft
+        with suppress(OSError):  # an empty folder gives way; anything else stays
+            target.rmdir()
+        draft.rename(target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -100,22 +100,19 @@ def _write(
     if make_primary:
         changes += primary_change(found.data, settings)
     text = set_values(found.text, changes)
-    if found.was is None:
-        openclaw_file.save(found, text)
-        write([f"{path}: made, with the provider {PROVIDER}."])
-    elif changes:
-        names = ", ".join(shown(place) for place, _ in changes)
-        backup = openclaw_file.save(found, text)
-        write([f"{found.path}: set {names}. As it was before: {backup}"])
-    else:
+    if not changes:
         write([f"{found.path}: nothing to change."])
-    used = primary_of(found.data)
+    elif (backup := openclaw_file.save(found, text)) is None:
+        write([f"{path}: made, with the provider {PROVIDER}."])
+    else:
+        names = ", ".join(shown(place) for place, _ in changes)
+        write([f"{found.path}: set {names}. As it was before: {backup}"])
     if make_primary:
         after = parse(text)
         for name, model in usual_models(after).items():
             if not is_ours(model, after, settings):
                 write([f"agent {name} has a model of its own, {model}: left alone."])
-    elif used != primary(settings):
+    elif (used := _primary(found.data, DEFAULTS)) != primary(settings):
         left = f"left at {used}" if used else "not set"
         sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
         write([f"agents.defaults.model.primary is {left}: {sets}."])
@@ -216,7 +213,7 @@ class Misfit:
 def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     """The name of the provider that points at this gateway; None: none does."""
     here = _place(base_url(settings))
-    names = [PROVIDER, *_dict(_at(config, PROVIDERS))]
+    names = map(str, (PROVIDER, *_members(_at(config, PROVIDERS))))
     return next((name for name in names if _place(_url(config, name)) == here), None)
 
 
@@ -255,12 +252,14 @@ def misfits(
         return
     (model,) = wanted.pop("models")
     models = _at(config, (*root, "models"))
-    ids = [_dict(one).get("id") for one in _list(models)]
+    listed = isinstance(models, list)
+    ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
     fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
     if model["id"] in ids:
         at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
         fields |= {(*at, field): value for field, value in model.items()}
         fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
+    known = keys(settings).values()
     for place, value in fields.items():
         field, now = place[-1], _at(config, place)
         if now == value:
@@ -273,7 +272,9 @@ def misfits(
             case "timeoutSeconds":
                 works = most is not None and most > value
             case "apiKey":
-                works = not _is_wrong(now, keys(settings).values())
+                # Into a reference to a variable or to a store of secrets nobody can look.
+                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
+                works = reference or not known or now in known
                 own = key is None and now not in (None, "", ANY_KEY)
             case "name":
                 own = now is not None
@@ -288,17 +289,9 @@ def misfits(
         said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
         yield Misfit([] if own else [(place, value)], said)
     if model["id"] not in ids:
-        change = ((*root, "models"), [model])
-        if isinstance(models, list):
-            change = ((*root, "models", -1), model)
+        change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
         others = ", ".join(str(one) for one in ids if one is not None) or "none"
         yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
-
-
-def _is_wrong(given: Any, known: Collection[str]) -> bool:
-    """A reference to a variable or to a store of secrets cannot be looked into."""
-    reference = given is not None and (not isinstance(given, str) or given.startswith("${"))
-    return bool(known) and not reference and given not in known
 
 
 # Which model answers for whom
@@ -311,7 +304,7 @@ def usual_models(config: Mapping[str, Any]) -> dict[str, str | None]:
 
     Without a list of agents there is one, which has no name here.
     """
-    default = primary_of(config)
+    default = _primary(config, DEFAULTS)
     agents = _agents(config) or {"": DEFAULTS}
     return {name: _primary(config, path) or default for name, path in agents.items()}
 
@@ -335,7 +328,7 @@ def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
 def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
     """What makes this model the one that agents use."""
     path = (*DEFAULTS, "model")
-    if primary_of(config) == primary(settings):
+    if _primary(config, DEFAULTS) == primary(settings):
         return []
     now = _at(config, path)
     if now is None or isinstance(now, dict):
@@ -343,27 +336,20 @@ def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change
     return [(path, primary(settings))]
 
 
-def primary_of(config: Mapping[str, Any]) -> str | None:
-    """The model that agents use unless told otherwise."""
-    return _primary(config, DEFAULTS)
-
-
 def _primary(config: Mapping[str, Any], path: Where) -> str | None:
     """OpenClaw takes a string, or an object that has fallbacks, too."""
-    told = _at(config, (*path, "model"))
-    return _text(told) or _text(_dict(told).get("primary"))
+    told = (*path, "model")
+    return _text(_at(config, told)) or _text(_at(config, (*told, "primary")))
 
 
 def _agents(config: Mapping[str, Any]) -> dict[str, Where]:
-    """Names and places, from the list of today's configurations and from that of older ones."""
-    found: dict[str, Where] = {
-        name: ("agents", "entries", name)
-        for name, agent in _dict(_at(config, ("agents", "entries"))).items()
-        if isinstance(agent, dict)
-    }
-    for n, agent in enumerate(_list(_at(config, ("agents", "list")))):
-        if isinstance(agent, dict):
-            found.setdefault(_text(_dict(agent).get("id")) or str(n), ("agents", "list", n))
+    """Names and places, of today's configurations and of older ones, which have a list."""
+    found = dict[str, Where]()
+    for where in (("agents", "entries"), ("agents", "list")):
+        for key, agent in _members(_at(config, where)).items():
+            if isinstance(agent, dict):
+                name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
+                found.setdefault(name or str(key), (*where, key))
     return found
 
 
@@ -371,8 +357,8 @@ def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) ->
     """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
     if model is None:
         return False
-    aliases = _dict(_at(config, (*DEFAULTS, "models"))).items()
-    model = next((name for name, told in aliases if _dict(told).get("alias") == model), model)
+    aliases = _members(_at(config, (*DEFAULTS, "models"))).items()
+    model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
     provider, _, name = model.partition("/")
     if url := _url(config, provider):
         same = _place(url) == _place(base_url(settings))
@@ -383,28 +369,24 @@ def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) ->
 # A configuration of any shape
 
 
+def _members(value: Any) -> dict[str | int, Any]:
+    """Of an object by their keys, of a list by their indices."""
+    if isinstance(value, list):
+        return dict(enumerate(cast("list[Any]", value)))
+    return cast("dict[str | int, Any]", value) if isinstance(value, dict) else {}
+
+
 def _at(config: Any, path: Where) -> Any:
     for key in path:
-        if isinstance(key, int):
-            config = dict(enumerate(_list(config))).get(key)
-        else:
-            config = _dict(config).get(key)
+        config = _members(config).get(key)
     return config
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 def _texts(value: Any, path: Where) -> Iterator[tuple[Where, str]]:
     """All of them below a place, and where each stands."""
     if text := _text(value):
         yield path, text
-    for key, inner in (*_dict(value).items(), *enumerate(_list(value))):
+    for key, inner in _members(value).items():
         yield from _texts(inner, (*path, key))
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import json5
 
+from tinker_claw.cli.common import room_beside
 from tinker_claw.errors import ConfigError
 
 Where = tuple[str | int, ...]
@@ -96,73 +95,67 @@ _TOKEN = re.compile(
     | [{}\[\],:] | (["'])(?:\\.|(?!\2)[^\\])*\2 | [^\s\ufeff,:\[\]{}/"']+""",
     re.DOTALL | re.VERBOSE,
 )
-_COMMENTS_OF_LINE = re.compile(r"(?:[ \t]*(?:/\*[^\n\r]*?\*/|//[^\n\r]*))*")
+_COMMENT_OF_LINE = re.compile(r"[ \t]*(?:/\*[^\n\r]*?\*/|//[^\n\r]*)")
 _INDENTED = re.compile(r"[\r\n]([ \t]+)[\"'\w$]")
 
 
 @dataclass(slots=True)
-class _Node:
-    """A value's place in the text."""
+class _Place:
+    """Where a value stands in the text."""
 
     start: int
     end: int
-    members: list[tuple[str | int, int, _Node]] = field(
-        default_factory=list["tuple[str | int, int, _Node]"]
-    )
-    """Of an object or array: key or index, where the member begins, its value."""
-
-    def find(self, key: str | int) -> _Node | None:
-        """The last of that name: it is the one that counts."""
-        return next((node for name, _, node in reversed(self.members) if name == key), None)
+    members: dict[str | int, _Place] = field(default_factory=dict[str | int, "_Place"])
+    """Of an object or array, by key or index; of equal keys the last, which is the one that counts.
+    """
 
 
-def _node(tokens: Iterator[re.Match[str]], token: re.Match[str]) -> _Node:
-    """The value that begins with `token`; takes its other tokens from `tokens`."""
-    node = _Node(token.start(), token.end())
+def _place(tokens: Iterator[re.Match[str]], token: re.Match[str]) -> _Place:
+    """Of the value that begins with `token`; takes its other tokens from `tokens`."""
+    place = _Place(token.start(), token.end())
     closing = {"{": "}", "[": "]"}.get(token[0])
     if closing is None:
-        return node
+        return place
     for token in tokens:
         if token[0] == closing:
-            node.end = token.end()
+            place.end = token.end()
             break
         if token[0] == ",":
             continue
-        key, begin = len(node.members), token.start()
+        key = len(place.members)
         if closing == "}":
             (key,) = parse(f"{{{token[0]}: 0}}")
             next(tokens)  # the colon
             token = next(tokens)
-        node.members.append((key, begin, _node(tokens, token)))
-    return node
+        place.members[key] = _place(tokens, token)
+    return place
 
 
 def _set(text: str, path: Where, value: Any) -> str:
     tokens = (token for token in _TOKEN.finditer(text) if token["trivia"] is None)
-    node = _node(tokens, next(tokens))
+    place = _place(tokens, next(tokens))
     for at, key in enumerate(path):
-        inner = node.find(key)
-        if inner is None:
+        if key not in place.members:
             for missing in reversed(path[at + 1 :]):
                 value = {missing: value}
-            return _insert(text, node, key, value)
-        node = inner
-    written = _written(text, value, None if _is_flat(text, node) else _indent(text, node.start))
-    return text[: node.start] + written + text[node.end :]
+            return _insert(text, place, key, value)
+        place = place.members[key]
+    written = _written(text, value, None if _is_flat(text, place) else _indent(text, place.start))
+    return text[: place.start] + written + text[place.end :]
 
 
-def _insert(text: str, node: _Node, key: str | int, value: Any) -> str:
+def _insert(text: str, place: _Place, key: str | int, value: Any) -> str:
     """With a new first member, written as the file writes the others."""
     label = f"{json.dumps(key)}: " if isinstance(key, str) else ""
-    comma = "," if node.members else ""
-    if _is_flat(text, node):
-        at = node.members[0][1]
+    at, outer, newline = place.start + 1, _indent(text, place.start), _newline(text)
+    if _is_flat(text, place):
+        while text[at].isspace():
+            at += 1
         return f"{text[:at]}{label}{_written(text, value, None)}, {text[at:]}"
-    outer, newline = _indent(text, node.start), _newline(text)
-    indent = outer + _unit(text)
-    comments = _COMMENTS_OF_LINE.match(text, node.start + 1)
-    at = comments.end() if comments else node.start + 1
-    end = "" if newline in text[at : node.end] else f"{newline}{outer}"
+    while found := _COMMENT_OF_LINE.match(text, at):
+        at = found.end()
+    indent, comma = outer + _unit(text), "," if place.members else ""
+    end = "" if newline in text[at : place.end] else f"{newline}{outer}"
     body = f"{newline}{indent}{label}{_written(text, value, indent)}{comma}"
     return f"{text[:at]}{body}{end}{text[at:]}"
 
@@ -175,9 +168,9 @@ def _written(text: str, value: Any, indent: str | None) -> str:
     return (_newline(text) + indent).join(lines)
 
 
-def _is_flat(text: str, node: _Node) -> bool:
+def _is_flat(text: str, place: _Place) -> bool:
     """An object or array that stands on one line."""
-    return bool(node.members) and "\n" not in text[node.start : node.end]
+    return bool(place.members) and "\n" not in text[place.start : place.end]
 
 
 def _newline(text: str) -> str:
@@ -254,53 +247,28 @@ def save(found: FoundConfig, text: str) -> Path | None:
         raise ConfigError(f"{target} cannot be made: there is no folder {target.parent}")
     if was is not None and os.geteuid() not in (0, was.st_uid):
         raise ConfigError(f"{target} belongs to another user: run this as that user")
-    with _beside(target, text) as temporary:
+    with room_beside(target) as room:
+        new = _private(room / "new", text)
         if was is None:
-            os.link(temporary, target)  # unlike a rename it never replaces a file
+            os.link(new, target)  # unlike a rename it never replaces a file
             return None
-        name = f"{target.name}.bak-{time.strftime('%Y%m%d-%H%M%S')}-"
-        backup = _private(target, name, found.text)
-        for file in (temporary, backup):
+        old = _private(room / "old", found.text)
+        for file in (new, old):
             os.chown(file, was.st_uid, was.st_gid)
-        temporary.chmod(was.st_mode & 0o7777)  # the backup stays private: nobody else needs it
+        new.chmod(was.st_mode & 0o7777)  # the backup stays private: nobody else needs it
         if target.read_bytes() != found.text.encode():
-            backup.unlink()
             raise ConfigError(f"{target} has changed meanwhile: run this again")
-        temporary.rename(target)
+        once = f"{time.strftime('%Y%m%d-%H%M%S')}-{room.suffix[1:]}"
+        backup = old.rename(target.with_name(f"{target.name}.bak-{once}"))
+        new.rename(target)
     return backup
 
 
-@contextmanager
-def _beside(target: Path, text: str) -> Generator[Path]:
-    """A private temporary file in the same folder, gone at the end unless it was renamed.
-
-    Raises:
-        ConfigError: it cannot be made, or what is done with it fails.
-    """
-    try:
-        temporary = _private(target, f".{target.name}.", text)
-        try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself survives a power cut, too
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
-
-
-def _private(target: Path, prefix: str, text: str) -> Path:
-    """A new file in the same folder, on the disk, and nobody else's to read: it may hold keys."""
-    handle, name = tempfile.mkstemp(prefix=prefix, dir=target.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(handle)
-    except BaseException:
-        Path(name).unlink()
-        raise
-    return Path(name)
+def _private(path: Path, text: str) -> Path:
+    """A new file, on the disk, and nobody else's to read: it may hold keys."""
+    path.touch(mode=0o600, exist_ok=False)
+    with path.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file)
+    return path

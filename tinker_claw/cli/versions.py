@@ -27,12 +27,9 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.ledger.views import Record
-
-
-def backend_of(rows: Rows) -> str | None:
-    return rows.one("SELECT value FROM meta WHERE key = 'backend'")
 
 
 def read_kept(rows: Rows) -> list[Record]:
@@ -41,7 +38,7 @@ def read_kept(rows: Rows) -> list[Record]:
     `state`: learning can go on from it; `sampler`: it can answer. None: the service knows.
     """
     records, directory = read_versions(rows), rows.path.parent
-    local = backend_of(rows) == "local"
+    local = run_of(rows).get("backend") == "local"
     for one in records:
         saved = one["state_ref"] is not None
         there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
@@ -223,6 +220,6 @@ def _answers(now: bool) -> str:
 
 def _named(file: Path, version: int, *, with_state: bool = False) -> Record:
     with reading(file) as ledger, ledger.moment():
-        if backend_of(ledger) is None:
+        if not run_of(ledger):
             raise UndoError(f"{ledger.path} holds no run")
         return named(read_kept(ledger), version, with_state=with_state)
