@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--user", nargs="+", choices=tuple(USERS), default=list(USERS), help="default all")
     add("--seeds", type=int, default=3, help="so many, from 0 (default 3)")
     add("--steps", type=int, default=20, help="of each run (default 20)")
-    add("--sessions", type=int, default=1, help="of each run, at least (default 1)")
+    add("--sessions", type=int, default=36, help="of each run, at least (default 36)")
     add("--config", type=Path, default=Path("configs/demo.toml"), help="default configs/demo.toml")
     add("--out", type=Path, default=Path("runs/compare"), help="results (default runs/compare)")
     return parser

@@ -72,7 +72,7 @@ def known_flags() -> set[str]:
     helps = [help_of(main.main, "--help-all"), help_of(tinker_server.main, "--help")]
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
-    sources.append(ROOT / "tests" / "conftest.py")
+    sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
     sources.append(ROOT / "examples" / "judge_check" / "__main__.py")
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}

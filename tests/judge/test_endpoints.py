@@ -31,7 +31,6 @@ from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SilentJudgeError
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import CUT, INCLUDED, SCHEMA, Prompts, verdict_messages
 from tinker_claw.judge.styles import CHAT, RESPONSES, style_of
-from tinker_claw.ledger.figures import agreement
 from tinker_claw.types import NextState
 
 ASKED: list[dict[str, str]] = [{"role": "user", "content": "x"}]
@@ -326,11 +325,9 @@ async def test_the_ledger_keeps_who_judged_by_which_prompt_and_what_the_auditor_
             (agreed, -1, version, 0, -1),
             (other, 1, version, 1, None),
         ]
-        found = agreement(w.ledger._db)
-        assert (found.agreed, found.opposed, found.of) == (1, 1, 2)
-        low, high = found.interval
-        assert 0 < low < 0.5 < high < 1
-        assert agreement(w.ledger._db, newest=1).agreed == 1
+        assert w.ledger.judgements.opinions(9, 0) == [(-1, -1), (1, -1)]
+        assert w.ledger.judgements.opinions(1, 0) == [(-1, -1)]
+        assert w.ledger.judgements.opinions(9, agreed) == []
         audits = w.ledger._db.rows("SELECT answer FROM votes WHERE about = 'audit'")
         assert len(audits) == 6
     assert main.main(["explain", str(disputed), "--data-dir", str(tmp_path)]) == 0

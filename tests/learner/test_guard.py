@@ -496,8 +496,10 @@ async def test_user_who_is_never_content_holds_learning(tmp_path: Path) -> None:
 
 async def test_opinions_of_others_are_asked_for_before_a_step(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        guard = Guard(w.parts, opinions=lambda after: [(1.0, -1.0)] * 20)
-        found = guard.look()
+        ballots: dict[str, Any] = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+        for _ in range(20):
+            w.ledger.judgements.add(w.turn("YES"), value=1, audit=-1, **ballots)
+        found = Guard(w.parts).look()
         assert found is not None
         assert (found.alarm, found.ruling) == ("verdicts", Ruling.HOLD)
-        assert Guard(w.parts).look() is None
+        assert Guard(w.parts, opinions=lambda after: ()).look() is None

@@ -356,18 +356,18 @@ class Guard:
     """Of one run."""
 
     def __init__(
-        self, parts: LoopParts, *, every: int = 1, opinions: Opinions = lambda after: ()
+        self, parts: LoopParts, *, every: int = 1, opinions: Opinions | None = None
     ) -> None:
         """
         Args:
             every: of so many steps one is measured: to score the candidate costs what a service
                 bills.
-            opinions: none unless somebody has them.
+            opinions: those that the ledger has, unless somebody has others.
         """
         self._parts = parts
         self._most = parts.training.max_step_kl
         self._every = every
-        self._opinions = opinions
+        self._opinions = opinions or (lambda after: parts.ledger.judgements.opinions(WINDOW, after))
         self._told = frozenset[tuple[str, Ruling]]()
         """What was logged, so that it is not logged again."""
 

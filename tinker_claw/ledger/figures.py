@@ -255,33 +255,6 @@ def _interval(good: int, of: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Judge and auditor on the turns that both gave a verdict of."""
-
-    agreed: int
-    opposed: int
-    """One said +1 and the other -1."""
-    of: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Of 95 %, of the share in which they agreed; the widest where there is nothing yet."""
-        return _interval(self.agreed, self.of)
-
-
-def agreement(rows: Rows, newest: int | None = None) -> Agreement:
-    """Of so many audited turns, the newest; None: of all."""
-    found = rows.row(
-        "SELECT COUNT(*) AS n, SUM(value = audit) AS agreed, SUM(value * audit = -1) AS opposed "
-        "FROM (SELECT value, audit FROM verdicts WHERE audit IS NOT NULL AND value IS NOT NULL "
-        "ORDER BY turn_id DESC LIMIT ?)",
-        -1 if newest is None else newest,
-    )
-    counted = dict(found) if found else {}
-    return Agreement(counted.get("agreed") or 0, counted.get("opposed") or 0, counted.get("n") or 0)
-
-
 def measures(
     versions: Sequence[VersionFigures], untrained: AbstractSet[int]
 ) -> tuple[Measure, ...]:

@@ -589,6 +589,18 @@ class JudgementTable:
         )
         return [row["value"] for row in rows]
 
+    def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
+        """What the judge found, and what the user or else the auditor did, of the newest turns of
+        which both are known, newest first; only behind turn `after`."""
+        rows = self._db.rows(
+            "SELECT judged, CASE source WHEN 'judge' THEN audit ELSE score END AS other "
+            "FROM verdicts WHERE turn_id > ? AND judged IS NOT NULL AND other IS NOT NULL "
+            "ORDER BY turn_id DESC LIMIT ?",
+            after,
+            most,
+        )
+        return [(row["judged"], row["other"]) for row in rows]
+
     def hints(self, turn_id: int) -> tuple[str, ...]:
         """Best first. What was said outright goes before what the judge has read, and where it
         accepts the reply, nothing is left to hint at."""
