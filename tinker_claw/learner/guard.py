@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -367,7 +368,7 @@ class Guard:
         self._parts = parts
         self._most = parts.training.max_step_kl
         self._every = every
-        self._opinions = opinions or (lambda after: parts.ledger.judgements.opinions(WINDOW, after))
+        self._opinions = opinions or partial(parts.ledger.judgements.opinions, WINDOW)
         self._told = frozenset[tuple[str, Ruling]]()
         """What was logged, so that it is not logged again."""
 
