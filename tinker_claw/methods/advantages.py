@@ -20,8 +20,8 @@ CERTAIN = 0.95
 """What was sampled with a higher probability was hardly chosen, so a rejection says nothing of it.
 To push it down all the same damages what every reply needs: above all the token that ends it."""
 UNPROPOSED = 2.0
-"""Weight of what the teacher proposes and the student does not. Twelve steps after a change of mind
-0.66 and 0.55 of first replies followed it, with 1.0 in the same two runs 0.61 and 0.48."""
+"""Weight of what the teacher proposes and the student does not. Twelve steps after a change of mind,
+0.03, 0.05 and 0.07 more of the first replies followed it than with 1.0, in three pairs of runs."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
