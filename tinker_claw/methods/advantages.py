@@ -24,9 +24,6 @@ user who is content, and an agent makes ten calls for each message of theirs."""
 CERTAIN = 0.95
 """What was sampled with a higher probability was hardly chosen, so a rejection says nothing of it.
 To push it down all the same damages what every reply needs: above all the token that ends it."""
-UNPROPOSED = 2.0
-"""Weight of what the teacher proposes and the student does not. Twelve steps after a change of mind
-0.66 and 0.55 of first replies followed it, with 1.0 in the same two runs 0.61 and 0.48."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
@@ -154,7 +151,7 @@ def topk_advantages(
 
 def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float) -> list[float]:
     """The teacher's candidates that the student had not among its own, at one position:
-    A_v = 2 p_v * clip(log p_v - b, 0, C), p the teacher's probability and b = `least`.
+    A_v = p_v * clip(log p_v - b, 0, C), p the teacher's probability and b = `least`.
 
     Without them, what was unlearned never comes back: the student no longer proposes it, so no
     weight of its own candidates can raise it. What the student gives them is not known. It is at
@@ -164,7 +161,7 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
         teacher_k: (n,) the teacher's logprobs of them, given the hint.
         least: the smallest logprob of the student's k candidates when it sampled.
     """
-    return [UNPROPOSED * math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
+    return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
 
 
 def stale_weight(
