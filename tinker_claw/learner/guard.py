@@ -107,7 +107,8 @@ def _apart(before: float, after: float) -> float:
 
 def one_sided(batch: Sequence[Sample]) -> bool:
     """All verdicts agree and there is no hint: nothing in the batch says what would be better."""
-    alone = all(s.teacher is None and s.bucket is None for s in batch)
+    taught = any(s.teacher is not None and s.teacher.weight > 0 for s in batch)
+    alone = not taught and all(s.bucket is None for s in batch)
     return alone and len({s.reward for s in batch}) == 1
 
 

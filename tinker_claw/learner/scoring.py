@@ -158,8 +158,7 @@ class HintScorer:
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
         """Scores of a reply under each text."""
-        many = len(texts) > 1
-        return [await self._under(turn, text, self._asked(policy), many=many) for text in texts]
+        return [await self._under(turn, text, self._asked(policy)) for text in texts]
 
     async def _gains(
         self, lesson: Lesson, scored: Sequence[HintScores], policy: Policy
@@ -195,7 +194,7 @@ class HintScorer:
         _fits(scores, len(done), 0, f"turn {turn.id}")
         return scores.logprobs
 
-    async def _under(self, turn: Turn, hint: str, teacher: Sampler, *, many: bool) -> HintScores:
+    async def _under(self, turn: Turn, hint: str, teacher: Sampler) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
         topk = self._cfg.opd_mode == "topk"
         scores = await teacher.logprobs(
