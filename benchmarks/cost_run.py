@@ -167,7 +167,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)
-        asked = (turn.request_text, turn.reply_text, _next_state(False))
+        asked = (turn.request_text, turn.reply_text, _next_state(True))  # so that both are asked
         await asyncio.gather(*(judge.judge(*asked) for _ in turns))
         found["judge"] = account.usage
     with charged() as account:

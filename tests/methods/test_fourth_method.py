@@ -10,7 +10,7 @@ import pytest
 from tests.learner.test_loop import world
 from tests.processes import LOCAL
 from tests.stories import run
-from tinker_claw.billing.estimate import assumed, estimate
+from tinker_claw.billing.estimate import JUDGE_PROMPT_TOKENS, assumed, estimate
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
@@ -70,7 +70,7 @@ def test_its_estimate_rests_on_its_record() -> None:
     assert habits.teacher.prefill == (11_000 + 60 + 300) * (8 + 3) // 8
     found = estimate(settings, Price(), habits)
     # One verdict question, two judged turns a sample; a quarter goes through a second pass.
-    assert found.judge.prefill == 2 * 16 * 800
+    assert found.judge.prefill == 2 * 16 * JUDGE_PROMPT_TOKENS
     assert found.train.trained == 12 * 11_299 + 4 * 2 * 11_299
 
 
