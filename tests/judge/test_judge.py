@@ -211,7 +211,7 @@ async def test_hints_are_for_what_was_not_accepted_and_from_tools_by_a_setting_o
         judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
     assert judgement.hints == (("leave the list out",) if heard else ())
     asks_for_one = any("[HINT]" in system for system in asked)
-    assert asks_for_one is (role == "user" or heard), "what cannot count is not paid for"
+    assert asks_for_one is heard, "what cannot count is not paid for"
 
 
 def completion(*texts: str) -> httpx.Response:
@@ -367,31 +367,23 @@ async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_j
         await SamplerEndpoint(Uneven((1,)), renderer, SETTINGS).answers(asked, 1)
 
 
-async def test_question_whose_twin_fails_is_not_asked_on() -> None:
-    class Halved:
-        """Fails the question for hints while that for the verdict is open."""
+@pytest.mark.parametrize(
+    ("rating", "asked"), [(1, [False]), (0, [False, True]), (-1, [False, True])]
+)
+async def test_hint_is_asked_for_only_where_the_verdict_leaves_room_for_one(
+    rating: int, asked: list[bool]
+) -> None:
+    found: list[bool] = []
 
-        def __init__(self) -> None:
-            self.open = asyncio.Event()
-            self.given_up = False
-
+    class Rates:
         async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-            if "[HINT]" in messages[0]["content"]:
-                await self.open.wait()
-                raise JudgeError("the judge is away")
-            try:
-                self.open.set()
-                return await asyncio.Future()
-            except asyncio.CancelledError:
-                self.given_up = True
-                raise
+            found.append("[HINT]" in messages[0]["content"])
+            return [f"\\boxed{{{rating}}}"] * n
 
         async def aclose(self) -> None: ...
 
-    halved = Halved()
-    with pytest.raises(JudgeError, match="the judge is away"):
-        await Judge(halved, SETTINGS, hint_candidates=1).judge("please", "done", STATE)
-    assert halved.given_up
+    judged = await Judge(Rates(), SETTINGS, hint_candidates=1).judge("please", "done", STATE)
+    assert (judged.verdict.value, found) == (rating, asked)
 
 
 async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:

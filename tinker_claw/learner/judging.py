@@ -116,9 +116,10 @@ class _Heard:
         self._last.append((read, of))
 
     def _mostly_lost(self) -> str | None:
-        read, of = (sum(some) for some in zip(*self._last, strict=True)) if self._last else (0, 0)
-        if 2 * read >= of:
+        # By turns: of one that was accepted the judge is asked less than of others.
+        if sum(read / of for read, of in self._last) >= len(self._last) / 2:
             return None
+        read, of = (sum(some) for some in zip(*self._last, strict=True))
         return (
             f"{of - read} of the judge's last {of} answers could not be read: it does not answer "
             "in the form it is asked for, refuses, or is cut off (--prm-max-tokens)"
