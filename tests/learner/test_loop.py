@@ -328,7 +328,7 @@ async def test_hint_that_has_no_place_in_the_prompt_leaves_the_reward(
 
 async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(tmp_path: Path) -> None:
     async with world(tmp_path, judge_waits=Backoff(0.05, 0.1)) as w:
-        w.says.failing = 2
+        w.says.failing = 1
         turn = w.turn("YES")
         await w.until(lambda: w.health.judge.state == "failing")
         assert w.ledger.judgements.verdict(turn) is None
