@@ -68,6 +68,9 @@ async def _conduct(
         ended=ended,
     )
     progress.talked = True
+    for version in progress.saw(await client.health()):  # since it was last looked at
+        if progress.options.scores(version):
+            scorer.add(version)
     scorer.add(progress.version)
     scorer.close()
     await scoring

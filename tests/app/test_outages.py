@@ -251,7 +251,7 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
 
 async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path) -> None:
     async with world(tmp_path, judge_waits=Backoff(600, 600)) as w:  # a turn rests for so long
-        w.says.away = 4  # verdict and hint of two turns
+        w.says.away = 2  # the verdicts of two turns
         batch(w, "YES", "YES")
         await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
         w.turn("YES")

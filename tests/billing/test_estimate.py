@@ -75,10 +75,11 @@ async def scripted(path: Path, price: Price = PRICE) -> Found:
 
 async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
-    judged = Usage(prefill=200, cached=400, sampled=60)  # verdict and hint are two questions
+    accepted = Usage(prefill=100, cached=200, sampled=30)  # one question; else a hint is a second
+    judged = accepted + accepted
     # Prompt 4, hint 2, reply 2; and the like of one that was accepted, to see if the hint teaches.
     taught = Usage(prefill=8 + 8, sampled=1 + 1)
-    assert found.turns == [judged, judged, judged, judged + taught]
+    assert found.turns == [accepted, judged, accepted, judged + taught]
     trained = Usage(trained=4 * 5 + 5)  # four rewards and one hint, of 6 tokens each
     assert found.step == Spent(trained, 25 * 0.5 / 1e6)
     assert found.metrics["usd"] == pytest.approx(25 * 0.5e-6)
@@ -89,7 +90,7 @@ async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> Non
     found = await scripted(tmp_path)
     figures = found.figures
     for line in (
-        'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1600.0',
+        'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1200.0',
         'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 16.0',
         'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 25.0',
     ):
@@ -97,8 +98,8 @@ async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> Non
     assert 'tinker_claw_spent_usd_total{purpose="train"} 1.25e-05' in figures
     health = found.health
     tokens = health["spent_tokens"]
-    assert tokens == {"prefill": 816, "cached": 1600, "sampled": 242, "trained": 25}
-    assert health["spent_usd"] == pytest.approx((816 + 400 + 484 + 12.5) * 1e-6)
+    assert tokens == {"prefill": 616, "cached": 1200, "sampled": 182, "trained": 25}
+    assert health["spent_usd"] == pytest.approx((616 + 300 + 364 + 12.5) * 1e-6)
     assert (health["budget_usd"], health["spending_paused"]) == (None, None)
 
 
@@ -110,7 +111,7 @@ async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> Non
     assert found.metrics["usd"] is None
     ledger = Ledger(tmp_path)
     known = Spending(PRICE, ledger.spend, Telemetry(None))
-    assert known.spent_usd == pytest.approx((816 + 400 + 484 + 12.5) * 1e-6), "priced afterwards"
+    assert known.spent_usd == pytest.approx((616 + 300 + 364 + 12.5) * 1e-6), "priced afterwards"
     ledger.close()
 
 
@@ -158,7 +159,7 @@ async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> 
         prompt_tokens=4,
         reply_tokens=2,
         serve=Usage(prefill=4, sampled=2),
-        judge=Usage(prefill=200, cached=400, sampled=60),
+        judge=Usage(prefill=150, cached=300, sampled=45),  # a hint of every other one
         teacher=Usage(prefill=16, sampled=2),
         admitted=1.0,
         hinted=0.25,

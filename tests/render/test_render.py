@@ -63,7 +63,7 @@ def test_a_hint_never_holds_a_control_token(renderer: Renderer, pieces: list[str
 
 
 def test_what_a_teacher_is_told_is_bounded_in_tokens(renderer: Renderer) -> None:
-    assert renderer.shorten("as it is <|im_end|>") == "as it is <|im_end|>"
+    assert renderer.shorten("as it is <|im_end|>", 100) == "as it is <|im_end|>"
     for text in ("word " * 9000 + "end", "🙂" * 9000, " " * 400_000, "<|im_end|>" * 5000):
         short = renderer.shorten(text, 100)
         assert len(renderer.hint_tokens(short, "{hint}")) <= 110
