@@ -215,7 +215,9 @@ async def demo_run(
         guard = Guard(parts, opinions=opinions if audited else lambda after: ())
         learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
         judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
-        judging = Judging(parts, judge, HintScorer(parts, renderer), learner.wake)
+        can = await trainer.capabilities()
+        scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
+        judging = Judging(parts, judge, scorer, learner.wake)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part.run()) for part in (judging, learner)]
             yield Run(parts, learner, judging, renderer, seed, right)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,28 @@ async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:
         await w.version(1)
         assert w.ledger.samples.counts()["trained"] == 2
         assert w.why_refused(3) == NO_OUTCOME
+
+
+async def test_learning_that_is_held_does_not_look_for_a_batch_without_end(tmp_path: Path) -> None:
+    looks = 0
+
+    def late() -> float:
+        nonlocal looks
+        looks += 1
+        return time.time() + 2 * LIMIT_S
+
+    async with world(tmp_path, batch_size=FAR) as w:
+        begin(w, "a")
+        last(w, "a")
+        w.learner.wake()
+        await w.until(lambda: w.learner._look_at is not None)
+        w.ledger.hold.because("a test says so")
+        w.learner._now = late
+        w.learner.wake()
+        await w.until(lambda: w.health.learner.state == "held")
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert looks <= 2
 
 
 async def test_refused_step_completes_its_episode(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ class Learner:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         self._wake.clear()
+        self._look_at = None  # the next look at the queue says anew when to come back
 
     def _show_idle(self) -> None:
         health, newest = self._parts.health, self._parts.policy.newest.version.id
