@@ -137,12 +137,12 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
             for kind in ("main", "side")
         },
         "verdicts": _verdicts(versions),
-        # Of how many replies and sessions something was said outright, and of how many of these
-        # replies the judge had found otherwise.
-        "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Of how many verdicts the auditor gave one, too, and how often it was the same, or the
         # opposite.
         "auditor": dict(rows.rows(_AUDITED)[0]),
+        # Of how many replies and sessions something was said outright, and of how many of these
+        # replies the judge had found otherwise.
+        "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         "samples": _counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
