@@ -32,10 +32,12 @@ async def test_ours_is_billed_less_for_the_same_step() -> None:
         assert naive.bills["judge"].sampled == 10 * 6 * 16
         times = 60 / (10 + hinted)
         assert naive.bills["judge"].prefill == pytest.approx(times * asked.prefill, rel=0.02)
-        # One pass per hinted turn, three more of the sixteenth; or three on every turn. Each
-        # samples a token.
-        assert later.bills["teacher"].sampled == hinted + 3 * (hinted == 6)
-        assert first.bills["teacher"].sampled > hinted
+        # One pass per hinted turn; or three on every turn. Each samples a token. What measures
+        # hints is up to three more, if there is an accepted reply by then: of each at first, and
+        # later of the sixteenth turn.
+        assert hinted <= first.bills["teacher"].sampled <= 4 * hinted
+        more = later.bills["teacher"].sampled - hinted
+        assert 1 <= more <= 3 if hinted == 6 else more == 0
         assert naive.bills["teacher"].sampled == 30
         # Ten datums for the rewards and one for each hint, of 208 tokens; the first step measured.
         taught = Usage(trained=(10 + hinted) * 207)
