@@ -57,7 +57,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "turn being written": ("tinker_claw.ledger.turns:store",),
     "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),
     "judging": ("tinker_claw.judge.judge:Judge.judge",),
-    "judged": ("tinker_claw.ledger.turns:JudgementTable.add",),
+    "judged": ("tinker_claw.ledger.judgements:JudgementTable.add",),
     "queued": ("tinker_claw.ledger.samples:SampleTable.add",),
     "state loaded": (
         "local_gpu.trainer:LocalTrainer.load_state",
