@@ -19,7 +19,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import ModelMemory
-from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.scores import Scorer
 from local_gpu.learn.step import LoraOptimizer, put_on
 from local_gpu.learn.world import Alone, Sharding, World
@@ -36,6 +36,7 @@ from local_gpu.model.files import (
 from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
 from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError

@@ -18,10 +18,11 @@ from torch import Tensor
 from local_gpu.learn.head import head_logprobs, read_logprobs
 from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
 from local_gpu.learn.masters import Masters
-from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
+from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
