@@ -182,8 +182,11 @@ class LocalBackend:
         self.serving = EmbeddedServing(base, size, self.score, self.aside)
 
     async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        folder = None if ref == BASE_REF else self._adapter(ref)
-        return await self.run(lambda: self.learning.score(folder, asks))
+        def score() -> list[TokenLogprobs]:
+            # Asked in its turn: what is closed may go from memory until then.
+            return self.learning.score(None if ref == BASE_REF else self._adapter(ref), asks)
+
+        return await self.run(score)
 
     @contextmanager
     def _in_words(self) -> Generator[None]:

@@ -68,6 +68,9 @@ class LocalConfig:
     """Weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
     """Published versions on disk, besides those that are open."""
+    handover: Path | None = None
+    """Memory-backed storage, where whatever samples sees it, too: versions are served from there if
+    it has room for two. None: from the disk."""
     threads: int | None = None
     """For torch, in the whole process; None leaves torch's own choice."""
 

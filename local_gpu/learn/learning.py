@@ -35,7 +35,7 @@ from local_gpu.model.files import (
 )
 from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, lora_parameters, with_lora
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
@@ -92,7 +92,10 @@ class LearningCore:
         """Of the policy, and of every model over a base that is cut."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         count = sum(p.numel() for p in base.module.parameters())
-        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
+        adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
+        self._facts = Facts(
+            base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes
+        )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
