@@ -48,7 +48,7 @@ class LocalConfig:
     train_gpus: tuple[int, ...] = ()
     """Which of the visible GPUs learn, one per rank; () takes the first."""
     shard: Literal["auto", "on", "off"] = "auto"
-    """Of the frozen base over the ranks (FSDP2); auto is on where it does not fit on one GPU."""
+    """Of the frozen base over the ranks (FSDP2); auto is on where a GPU has too little room."""
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
