@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_work import Work
-from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.lora import BaseModel, LoraShape
+from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import Attend, Kernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tinker_claw.types import Adam, Datum, LossPass

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,9 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.scores import ScoreQueue
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel
+from local_gpu.plan.fits import too_large
+from local_gpu.plan.layout import visible
+from local_gpu.plan.memory import model_size
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.sample.batching import check_version
 from local_gpu.sample.connect import connect_all
@@ -182,8 +186,11 @@ class LocalBackend:
         self.serving = EmbeddedServing(base, size, self.score, self.aside)
 
     async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        folder = None if ref == BASE_REF else self._adapter(ref)
-        return await self.run(lambda: self.learning.score(folder, asks))
+        def score() -> list[TokenLogprobs]:
+            # Asked in its turn: what is closed may go from memory until then.
+            return self.learning.score(None if ref == BASE_REF else self._adapter(ref), asks)
+
+        return await self.run(score)
 
     @contextmanager
     def _in_words(self) -> Generator[None]:
@@ -211,9 +218,24 @@ def _ranked(config: LocalConfig) -> bool:
     return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
 
 
+def _split(config: LocalConfig) -> LocalConfig:
+    """With `shard` on or off, by the smallest GPU that learns."""
+    if config.shard != "auto":
+        return config
+    several = config.ranks > 1 or bool(config.torchrun)
+    gpus = visible() if several and config.device.startswith(("auto", "cuda")) else ()
+    learn = [gpu for i, gpu in enumerate(gpus) if not config.train_gpus or i in config.train_gpus]
+    on = False
+    if learn and config.quantization == "none":
+        width = 4 if config.dtype == "float32" else 2
+        smallest = min(learn, key=lambda gpu: gpu.total)
+        on = too_large(model_size(config.model), smallest, width)
+    return replace(config, shard="on" if on else "off")
+
+
 def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
     """The half that learns; and the base, where this process samples from it."""
-    base, ranked = None, _ranked(config)
+    base, ranked, config = None, _ranked(config), _split(config)
     if not (ranked and config.sampler_urls):
         if not config.sampler_urls:
             check_version()

@@ -48,7 +48,7 @@ class LocalConfig:
     train_gpus: tuple[int, ...] = ()
     """Which of the visible GPUs learn, one per rank; () takes the first."""
     shard: Literal["auto", "on", "off"] = "auto"
-    """Of the frozen base over the ranks (FSDP2); auto is on where it does not fit on one GPU."""
+    """Of the frozen base over the ranks (FSDP2); auto is on where a GPU has too little room."""
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
@@ -68,6 +68,9 @@ class LocalConfig:
     """Weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
     """Published versions on disk, besides those that are open."""
+    handover: Path | None = None
+    """Memory-backed storage, where whatever samples sees it, too: versions are served from there if
+    it has room for two. None: from the disk."""
     threads: int | None = None
     """For torch, in the whole process; None leaves torch's own choice."""
 

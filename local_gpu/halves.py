@@ -43,6 +43,8 @@ class Facts:
     """What a user should know of it, in sentences."""
     parameters: int = 0
     """How many it has: what a token costs follows from it."""
+    adapter_bytes: int = 0
+    """Of the policy, as it is written for serving."""
 
 
 @dataclass(frozen=True, slots=True)

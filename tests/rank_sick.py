@@ -19,10 +19,10 @@ import torch
 from local_gpu.config import LocalConfig
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.masters import Masters
-from local_gpu.learn.passes import Body
 from local_gpu.learn.world import World
 from local_gpu.ranks.__main__ import build
 from local_gpu.ranks.rank import live
+from local_gpu.tree.body import Body
 
 
 def prescribe(folder: Path, error: Exception, *, well: int, ill: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The half that learns, in one process: one rank's part of the work, or all of it.
 
 Models of one shape share a module, which has the weights of one of them at a time; each has its own
-masters, moments and gradients. A base that is cut over ranks has one module and so one shape.
+masters, moments and gradients. A base that is cut over ranks has one module for all of them.
 
 Rule: synchronous, and called by one thread. With several ranks every one is given the same calls in
 the same order; only the first reads and writes files, and counts memory.
@@ -19,7 +19,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import ModelMemory
-from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.scores import Scorer
 from local_gpu.learn.step import LoraOptimizer, put_on
 from local_gpu.learn.world import Alone, Sharding, World
@@ -35,7 +35,8 @@ from local_gpu.model.files import (
 )
 from local_gpu.model.fused import fuse
 from local_gpu.model.load import checkpoints_activations
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, lora_parameters, with_lora
+from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
 from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError
@@ -87,11 +88,14 @@ class LearningCore:
         self._world = world or Alone()
         self._shards = shards
         self._checkpointing = checkpoints_activations(base, config.checkpointing)
-        self._shape = LoraShape(config.rank, config.alpha)
-        """Of the policy, and of every model over a base that is cut."""
+        self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
+        """Of the policy; and of the module over a base that is cut, which covers all models'."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         count = sum(p.numel() for p in base.module.parameters())
-        self._facts = Facts(base.fingerprint, base.vocabulary, context, base.notes, count)
+        adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
+        self._facts = Facts(
+            base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes
+        )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
@@ -100,7 +104,7 @@ class LearningCore:
         self._scorer = Scorer(self._body, self._budget, self._world)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
-        """Modules that models learn with."""
+        """Modules that models learn with, here and below by the modules' shapes."""
         self._worn: dict[LoraShape, str] = {}
         """Whose weights such a module has."""
         self._memory = ModelMemory(base, config.models_bytes)
@@ -216,11 +220,11 @@ class LearningCore:
             raise
 
     def _make(self, model: str, shape: LoraShape, seed: int) -> None:
-        if self._shards is not None and shape != self._shape:
+        home = self._home(shape)
+        if not home.covers(shape):
             raise RequestError(
-                "The base is split over GPUs, where all models have one shape: rank "
-                f"{self._shape.rank} (--rank), alpha {self._shape.alpha}, on attention and MLP "
-                "layers and not on the head (train_unembed=False)."
+                "The base is split over GPUs, where all models have one size: rank "
+                f"{home.rank} (--rank) and alpha {home.alpha}."
             )
         made = LoraOptimizer(
             self._base,
@@ -232,9 +236,10 @@ class LearningCore:
             world=self._world,
             shards=self._shards,
             budget=self._budget,
-            module=self._learners.get(shape),
+            module=self._learners.get(home),
         )
-        self._models[model], self._learners[shape], self._worn[shape] = made, made.module, model
+        self._models[model], self._learners[home] = made, made.module
+        self._worn.pop(home, None)
 
     def _take_room(self, model: str, shape: LoraShape) -> None:
         """One rank counts for all: by their own figures they might differ."""
@@ -245,10 +250,15 @@ class LearningCore:
         found = self._models.get(model)
         if found is None:
             raise RequestError(f"There is no model {model} in training.")
-        if self._worn.get(found.shape) != model:
+        home = self._home(found.shape)
+        if self._worn.get(home) != model:
             found.wear()
-            self._worn[found.shape] = model
+            self._worn[home] = model
         return found
+
+    def _home(self, shape: LoraShape) -> LoraShape:
+        """Of the module that a model of this shape learns with."""
+        return shape if self._shards is None else self._shape
 
     def _changing(self, model: str) -> LoraOptimizer:
         """The same, before its weights become others."""
@@ -262,7 +272,9 @@ class LearningCore:
             return self._model(POLICY).module
         if self._shards is not None:
             module = self._learners[self._shape]
-            saved = None if adapter is None else self._read(adapter).of(self._shape)
+            saved = None if adapter is None else self._read(adapter)
+            if saved is not None and not self._shape.covers(saved.shape):
+                saved.of(self._shape)  # which says why not
             self._worn.pop(self._shape, None)  # before: it may be left half done
             put_on(module, saved and saved.tensors)
             return module

@@ -9,7 +9,7 @@ Rule: copies change here alone, by `write_copies`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import accumulate
 from typing import Final
 
@@ -41,6 +41,10 @@ class Masters:
         """(P,) the sum so far."""
         self._adam = torch.optim.AdamW([self._weights], lr=0.0)
         self._write(adapter)
+
+    @property
+    def names(self) -> Set[str]:
+        return self._copies.keys()
 
     def collect(self) -> None:
         """Add the copies' gradients to the masters', and forget them there."""

@@ -1,21 +1,19 @@
-"""Passes through the body: many sequences in one row, every shared prefix once.
+"""Passes within the memory that there is.
 
 Rule: a pass that runs out of memory is cut in two and tried again, and what it had computed counts
-for nothing. Logits exist for the rows that a loss or a reader asks for, a few at a time.
+for nothing.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from local_gpu.device import out_of_memory
-from local_gpu.tree.kernels import Kernel
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import StepError
 
@@ -23,53 +21,6 @@ T = TypeVar("T")
 
 DEFAULT_TOKENS = 65_536
 """Of one pass: about 30 GB for an 8B model with checkpointed activations (arithmetic)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """How hidden states are computed on one device."""
-
-    kernel: Kernel
-    device: torch.device
-    packs: bool = True
-    """False: the model has layers that no prefix tree describes, and sequences go one by one."""
-    share: bool = True
-    """False: sequences stand in one row, and share nothing (for comparison)."""
-
-    def hidden(
-        self, module: Any, sequences: Sequence[Tensor], firsts: Sequence[int]
-    ) -> list[Tensor]:
-        """Last hidden states of each sequence from its `first` position on, (n_i - first, hidden).
-
-        That of position p predicts token p + 1.
-        """
-        if not self.packs:
-            return [self._alone(module, s)[at:] for s, at in zip(sequences, firsts, strict=True)]
-        tree = grow(sequences, share=self.share)
-        rows = module.base_model(
-            input_ids=tree.tokens.to(self.device)[None],
-            position_ids=tree.positions.to(self.device)[None],
-            use_cache=False,
-            over_tree=self.kernel.prepare(tree, self.device),
-        ).last_hidden_state[0]
-        wanted = [r[at:] for r, at in zip(tree.rows, firsts, strict=True)]
-        # Taken at once: the gradient of each taking is zeros as large as the whole row.
-        return list(rows[torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
-
-    def tokens_at_once(self, budget: int) -> int:
-        """Of one pass: 1 makes every sequence a pass of its own."""
-        return budget if self.packs else 1
-
-    def idle(self, module: Any, *, learn: bool) -> None:
-        """A pass that changes nothing, forwards and, where others learn, backwards."""
-        with torch.set_grad_enabled(learn):
-            (rows,) = self.hidden(module, [torch.zeros(1, dtype=torch.int64)], [0])
-        if learn and rows.requires_grad:  # not where LoRA is on the head alone
-            (rows * 0).sum().backward()
-
-    def _alone(self, module: Any, sequence: Tensor) -> Tensor:
-        inputs = sequence.to(self.device)[None]
-        return module.base_model(input_ids=inputs, use_cache=False).last_hidden_state[0]
 
 
 class PassBudget:

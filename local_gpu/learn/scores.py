@@ -18,8 +18,9 @@ import torch
 
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
-from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import World
+from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import BackendError, ClawError, SamplerError
 from tinker_claw.types import TokenLogprobs

@@ -18,10 +18,11 @@ from torch import Tensor
 from local_gpu.learn.head import head_logprobs, read_logprobs
 from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
 from local_gpu.learn.masters import Masters
-from local_gpu.learn.passes import Body, PassBudget
+from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
+from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import ClawError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
@@ -71,8 +72,9 @@ class LoraOptimizer:
             world: the ranks that share the work; None: this process alone.
             shards: of the base, over those ranks; None: each has it whole.
             budget: of passes, which models share; None: one of its own, of `tokens`.
-            module: that other models of this shape learn with, too; None: one of its own. It has
-                the weights of one of them at a time: say `wear` where another's were there last.
+            module: that other models learn with, too, of a shape that covers this one; None: one
+                of its own. It has the weights of one of them at a time: say `wear` where another's
+                were there last.
         """
         self._base = base
         self._context_tokens = context_tokens
@@ -86,7 +88,8 @@ class LoraOptimizer:
         if module is None:
             module = _learning_module(base, shape, adapter, shards, checkpointing)
         self.module = module
-        self._masters = Masters(adapter, adapter_parameters(module))
+        copies = adapter_parameters(module)
+        self._masters = Masters(adapter, {n: copy for n, copy in copies.items() if n in adapter})
         self._pending = False
         self._spoiled: str | None = None
         self.steps = 0
@@ -155,7 +158,10 @@ class LoraOptimizer:
         self._spoiled = None
 
     def wear(self) -> None:
-        """Give the module these weights, after it has had others."""
+        """Give the module these weights and no others."""
+        put_on(self.module, None)
+        for name, copy in adapter_parameters(self.module).items():
+            copy.requires_grad_(name in self._masters.names)
         self._masters.write_copies()
 
     def adapter(self) -> dict[str, Tensor]:
@@ -255,10 +261,10 @@ class LoraOptimizer:
 
 
 def put_on(module: Any, adapter: Adapter | None) -> None:
-    """Give a module that models learn with other weights; None: the base's, by B = 0."""
+    """Give a module that models learn with other weights. Where there are none, B = 0."""
     with torch.no_grad():
         for name, copy in adapter_parameters(module).items():
-            if adapter is not None:
+            if adapter is not None and name in adapter:
                 copy.copy_(adapter[name])
             elif ".lora_B." in name:
                 copy.zero_()

@@ -1,15 +1,10 @@
-"""Adapters and optimizer states on disk, and which of them stay there.
+"""Adapters and optimizer states on disk.
 
     root/adapters/<stamp>/    adapter_model.safetensors, adapter_config.json   (PEFT's format)
     root/states/<stamp>-<name>/    the same, and optimizer.safetensors
 
 Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
 was never used before, and says which base model it belongs to.
-
-Which adapters and states of a trainer stay on disk. Rule: what is open, being opened or loaded
-stays, however old. The rest is counted, and the oldest go; but a version that could not be
-published goes first, or servers that are away for long would push out every version that there is
-to go back to.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,7 +26,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from local_gpu.config import LocalConfig
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config, shape_of
 from tinker_claw.errors import BackendError
 
@@ -86,7 +80,7 @@ class SavedState:
 def stamp(folder: Path) -> str:
     """A name never used before that sorts behind all in the folder, whatever the clock says."""
     now = datetime.now(UTC)
-    if newest := max(_entries(folder), default=None):
+    if newest := max(entries(folder), default=None):
         with suppress(ValueError):  # a name of somebody else's
             last = datetime.strptime(newest.partition("-")[0], _TIME).replace(tzinfo=UTC)
             now = max(now, last + timedelta(microseconds=1))
@@ -186,13 +180,7 @@ def read_state(folder: Path, base: BaseModel, shape: LoraShape) -> SavedState:
         return SavedState(adapter.tensors, moments, int(metadata["steps"]))
 
 
-def prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
-    """Remove the oldest entries but `keep`, and those that `spare` names, never."""
-    names = sorted(_entries(folder))
-    remove(folder / n for n in names[: max(0, len(names) - keep)] if not spare(n))
-
-
-def _entries(folder: Path) -> list[str]:
+def entries(folder: Path) -> list[str]:
     return [p.name for p in folder.glob("*") if not p.name.startswith(".")]
 
 
@@ -231,87 +219,3 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class KeptFiles:
-    """Told by the trainer what becomes of its versions. `prune_*` and `drop` block."""
-
-    def __init__(self, config: LocalConfig, live: Callable[[], frozenset[str]]) -> None:
-        """`live`: refs of open samplers, asked in any thread."""
-        self._config = config
-        self._live = live
-        self._adapters = config.root / "adapters"
-        self._states = config.root / "states"
-        self._opening: list[str] = []
-        self._loaded: str | None = None
-        self._unpublished: list[Path] = []
-        """The state of the weights in hand, until they are published."""
-        self._void: list[Path] = []
-        """Of versions that nobody knows of, as they were not published."""
-
-    def new_adapter(self) -> str:
-        return stamp(self._adapters)
-
-    def new_state(self) -> str:
-        return stamp(self._states)
-
-    def adapter(self, ref: str) -> Path:
-        """Raises BackendError for what is no ref."""
-        return _inside(self._adapters, ref)
-
-    def state(self, ref: str) -> Path:
-        """Raises BackendError for what is no ref."""
-        return _inside(self._states, ref)
-
-    @contextmanager
-    def opening(self, ref: str) -> Generator[None]:
-        """Keep an adapter while it is read."""
-        self._opening.append(ref)
-        try:
-            yield
-        finally:
-            self._opening.remove(ref)
-
-    def stepped(self) -> None:
-        """The weights are others than before."""
-        self._unpublished = []
-
-    def saved(self, ref: str) -> None:
-        """The weights in hand have this state."""
-        self._unpublished = [self.state(ref)]
-
-    def published(self) -> None:
-        """They have a version."""
-        self._unpublished = []
-
-    def not_published(self, ref: str) -> None:
-        """They have none, as this adapter could not be opened."""
-        self._void += [self.adapter(ref), *self._unpublished]
-
-    def loaded(self, ref: str) -> None:
-        """They are those of this state."""
-        self._loaded = ref
-        self._unpublished = []
-
-    def drop(self) -> None:
-        """Remove what was not published, after a state was loaded in place of it."""
-        void, self._void = self._void, []
-        remove(folder for folder in void if folder.name != self._loaded)
-
-    def prune_adapters(self, newest: str) -> None:
-        # Each is asked about when its turn comes: one may be opened meanwhile.
-        prune(
-            self._adapters,
-            self._config.keep_adapters,
-            lambda ref: ref == newest or ref in self._opening or ref in self._live(),
-        )
-
-    def prune_states(self, newest: str) -> None:
-        prune(self._states, self._config.keep_states, {newest, self._loaded}.__contains__)
-
-
-def _inside(folder: Path, ref: str) -> Path:
-    """The entry of that name; a ref is never a path."""
-    if Path(ref).name != ref or ref in ("", ".."):
-        raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
-    return folder / ref

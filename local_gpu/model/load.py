@@ -39,7 +39,7 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.config import Dtype
 from local_gpu.model.lora import BaseModel, Quantization, fused_experts, lora_targets
-from local_gpu.model.template_check import obstacle
+from local_gpu.tree.body import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
 
 _DEVICES: Final = ("cuda", "cpu")

@@ -78,6 +78,12 @@ class LoraShape:
     head: bool = False
     """The output embedding. One that is tied to the input embedding leaves that as it is."""
 
+    def covers(self, other: LoraShape) -> bool:
+        """Whether a module of this shape has all that one of the other has, of the same size."""
+        return (self.rank, self.alpha) == (other.rank, other.alpha) and (
+            self.attention >= other.attention and self.mlp >= other.mlp and self.head >= other.head
+        )
+
 
 def clone(module: Any) -> Any:
     """The same module tree over the same tensors: new modules, no new parameters or buffers."""

@@ -174,9 +174,14 @@ class _Side:
         self.short.append(f"GPU {spans(self._chosen)}: {needs}")
 
 
+def too_large(model: ModelSize, gpu: Gpu, width: int = 2) -> bool:
+    """Whether a base that stands whole on a GPU leaves too little of it for activations."""
+    return base_bytes(model, "none", width) > _SHARD_ABOVE * gpu.total
+
+
 def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
-    large = base_bytes(demand.model, demand.quantization) > _SHARD_ABOVE * gpu.total
-    return large and demand.quantization == "none" and len(layout.train) * demand.nodes > 1
+    several = len(layout.train) * demand.nodes > 1
+    return several and demand.quantization == "none" and too_large(demand.model, gpu)
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:

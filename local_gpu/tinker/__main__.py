@@ -160,7 +160,10 @@ def parser() -> argparse.ArgumentParser:
         "--train-gpus", type=int, nargs="+", default=(), help="which GPUs learn, one a rank"
     )
     halves.add_argument(
-        "--shard", choices=["on", "off"], default="off", help="split the base over the ranks"
+        "--shard",
+        choices=["auto", "on", "off"],
+        default="auto",
+        help="split the base over the ranks; auto: if one GPU has too little room for it",
     )
     halves.add_argument(
         "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"

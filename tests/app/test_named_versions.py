@@ -22,13 +22,13 @@ from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
 from local_gpu.trainer import LocalTrainer
+from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import SdpaKernel
 from tinker_claw.errors import ConfigError

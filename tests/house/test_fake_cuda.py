@@ -29,8 +29,8 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.losses import LOSSES
 from local_gpu.model.load import keep_memory_whole, load_base
 from local_gpu.model.lora import BaseModel
-from local_gpu.model.template_check import obstacle
 from local_gpu.sample.drawing import Recipe, draw
+from local_gpu.tree.body import obstacle
 from local_gpu.tree.choice import Heads, Trial, choose
 from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -101,9 +103,13 @@ def modules() -> list[tuple[str, Path]]:
 
 
 def imports(name: str, file: Path) -> set[str]:
-    """Dotted names that a file imports, wherever in it; relative imports resolved."""
+    return imported(name, file.read_text())
+
+
+def imported(name: str, text: str) -> set[str]:
+    """Dotted names that a module's text imports, wherever in it; relative imports resolved."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -149,6 +155,21 @@ def test_third_parties_stay_behind_their_fences(name: str, file: Path) -> None:
         package = target.split(".")[0]
         if package in FENCES:
             assert within(name, FENCES[package]), f"{name} imports {package}"
+
+
+def test_rooms_of_local_gpu_stand_in_no_circle() -> None:
+    """What is imported for annotations alone (`halves` names what `learn` takes) is no arrow."""
+    arrows: dict[str, set[str]] = {}
+    for name, file in modules():
+        here = ".".join(name.split(".")[:2])
+        if not here.startswith("local_gpu."):
+            continue
+        text = re.sub(r"(?m)^if TYPE_CHECKING:.*\n(?:    .*\n)+", "", file.read_text())
+        there = {".".join(target.split(".")[:2]) for target in imported(name, text)}
+        arrows.setdefault(here, set()).update(r for r in there if r.startswith("local_gpu."))
+        arrows[here].discard(here)
+    assert len(arrows) > 8
+    TopologicalSorter(arrows).prepare()  # raises CycleError, with the circle
 
 
 def test_a_wrong_arrow_is_caught(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
 from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import read_adapter, read_state, write_adapter, write_state
@@ -31,6 +30,7 @@ from local_gpu.model.lora import (
     lora_targets,
     with_lora,
 )
+from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import Adam, LossPass

@@ -25,12 +25,12 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.config import LocalConfig
 from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import check_quantization, open_base
 from local_gpu.model.lora import BaseModel, LoraShape, clone, fresh_adapter, with_lora
+from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
 from tinker_claw.backends.open import check_backend
 from tinker_claw.config.load import load

@@ -16,14 +16,17 @@ from rank_checks import (
     ADAM,
     PASSES,
     apart,
+    asks,
     learn_the_same,
     one_process,
     same_report,
+    same_scores,
     score_the_same,
     weights,
     write_warm,
 )
 from rank_runs import config
+from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 
 from local_gpu.learn.learning import LearningCore
@@ -33,7 +36,7 @@ from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.ranks.distributed import Distributed
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.ranks.shard import Lockstep, Shards
-from tinker_claw.errors import BackendError, StepError
+from tinker_claw.errors import BackendError, RequestError, StepError
 from tinker_claw.types import Datum, LossPass
 
 
@@ -110,6 +113,50 @@ def test_a_loss_that_fails_on_one_rank_voids_the_step_and_nobody_waits(
         many.step((LossPass("ppo", (*PASSES[0].datums, bad)),), ADAM)
     assert apart(weights(many, tmp_path / "after"), before) == 0
     same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
+
+
+@pytest.mark.slow
+def test_models_on_the_head_and_on_fewer_layers_learn_over_a_cut_base_as_over_a_whole_one(
+    model: Path, tmp_path: Path
+) -> None:
+    """In turns, in one module: none learns, scores or saves what another has."""
+    shapes = {
+        "all": LoraShape(4, 8, head=True),
+        "body": LoraShape(4, 8),
+        "head": LoraShape(4, 8, attention=False, mlp=False, head=True),
+    }
+    settings: dict[str, Any] = {"model": str(model), "policy": False, "micro_batch_tokens": 90}
+    base = open_base(str(model), device="cpu", dtype="auto", threads=1)
+    one = LearningCore(config(tmp_path / "one", 1, **settings), base)
+    many = RankedLearning(config(tmp_path / "many", 2, **settings, shard="on"))
+    try:
+        for learning in (one, many):
+            for seed, (name, shape) in enumerate(shapes.items()):
+                learning.create(name, shape, seed)
+        with pytest.raises(RequestError, match=r"one size: rank 4 \(--rank\) and alpha 8"):
+            many.create("wide", LoraShape(8, 8), 1)
+        for _ in range(2):
+            for name in shapes:
+                same_report(many.step(PASSES, ADAM, name), one.step(PASSES, ADAM, name))
+        saved: dict[str, list[dict[str, torch.Tensor]]] = {}
+        for name in shapes:
+            for who, learning in (("one", one), ("many", many)):
+                learning.write_state(tmp_path / f"{name}-{who}", name)
+                saved.setdefault(name, []).append(
+                    load_file(tmp_path / f"{name}-{who}" / "adapter_model.safetensors")
+                )
+            assert apart(*saved[name]) < 1e-5
+        body, head = (saved[name][0].keys() for name in ("body", "head"))
+        assert not body & head
+        assert saved["all"][0].keys() == body | head
+        wanted = asks(one.facts)
+        for name in ("head", "body", "all"):
+            folder = tmp_path / f"{name}-one"
+            same_scores(many.score(folder, wanted), one.score(folder, wanted))
+        many.read_state(tmp_path / "head-many", "again")
+        same_report(many.step(PASSES, ADAM, "again"), one.step(PASSES, ADAM, "head"))
+    finally:
+        many.close()
 
 
 @pytest.mark.slow

@@ -20,7 +20,10 @@ from rank_runs import kill, rank_pids
 from safetensors.torch import load_file
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
+from local_gpu import backend
 from local_gpu.model.load import open_base
+from local_gpu.plan.layout import Gpu
+from local_gpu.plan.memory import base_bytes, model_size
 from local_gpu.tinker.store import Place
 
 WAIT_S = 300
@@ -30,7 +33,7 @@ ADAM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=0.01, grad_clip_nor
 HALVES: dict[str, dict[str, Any]] = {
     "a learner in a process of its own": {"in_process": False},
     "two ranks": {"ranks": 2, "micro_batch_tokens": 40},
-    "two ranks and a base that is split": {"ranks": 2, "shard": "on", "rank": 4},
+    "two ranks and a base that is split": {"ranks": 2, "rank": 4, "device": "auto"},
 }
 
 
@@ -139,19 +142,30 @@ def server(
         "sampler_urls": tuple(there.url for there in samplers),
         "student_topk": 3,
     }
-    with wire_server(folder, device="cpu", **settings) as running:
-        yield running
+    small = Gpu(
+        "0", "a small one", total=int(base_bytes(model_size(str(folder / "model")), "none"))
+    )
+    with pytest.MonkeyPatch.context() as around:
+        around.setattr(backend, "visible", lambda: (small,))
+        with wire_server(folder, **({"device": "cpu"} | settings)) as running:
+            yield running
 
 
 def rank_of_other(server: TinkerServer) -> int:
-    return 4 if server.service.shared.config.local.shard == "on" else 2
+    return 4 if split(server) else 2
+
+
+def split(server: TinkerServer) -> bool:
+    learning: Any = server.service.shared.backend.learning
+    return learning._config.shard == "on"
 
 
 @pytest.mark.slow
 def test_a_learner_on_ranks_and_samplers_over_http_give_the_same_numbers(
     server: TinkerServer, folder: Path, samplers: list[InferenceServer]
 ) -> None:
-    rank = rank_of_other(server)
+    local, rank = server.service.shared.config.local, rank_of_other(server)
+    assert split(server) == (local.device == "auto"), "by the sum for a GPU, and never on a CPU"
     with wire_server(folder, root=folder / f"alone-{rank}-{server.url[-5:]}") as alone:
         expected = life(alone, rank)
     got = life(server, rank)

@@ -25,10 +25,10 @@ from benchmarks.training_shapes import PRESETS
 from benchmarks.training_work import Work, flops
 from local_gpu.device import out_of_memory as no_room
 from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import Body
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.kernels import SdpaKernel
 from local_gpu.tree.prefix_tree import grow

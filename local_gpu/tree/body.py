@@ -1,19 +1,21 @@
-"""Whether many sequences of a model can share one row of a pass, found out on the model itself.
+"""A model's body over prefix trees: many sequences in one row, every shared prefix once.
 
-Rule: what a configuration says against it counts, and so does what the model computes. Only a
-model that gives the same hidden states both ways shares rows.
+Whether a model's sequences can share rows is found out on the model itself. Rule: what its
+configuration says against it counts, and so does what it computes. Only a model that gives the same
+hidden states both ways shares rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from local_gpu.learn.passes import Body
-from local_gpu.tree.kernels import ATTENTION, SdpaKernel
+from local_gpu.tree.kernels import ATTENTION, Kernel, SdpaKernel
+from local_gpu.tree.prefix_tree import grow
 
 _SHARED: Final = 6
 _OWN: Final = 6
@@ -25,6 +27,53 @@ _LENGTHENING: Final = "longrope"
 length; and transformers writes them into a buffer, which every version of a model shares here."""
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, KeyError)
 """What models raise that take no position_ids, or no attention but their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How hidden states are computed on one device."""
+
+    kernel: Kernel
+    device: torch.device
+    packs: bool = True
+    """False: the model has layers that no prefix tree describes, and sequences go one by one."""
+    share: bool = True
+    """False: sequences stand in one row, and share nothing (for comparison)."""
+
+    def hidden(
+        self, module: Any, sequences: Sequence[Tensor], firsts: Sequence[int]
+    ) -> list[Tensor]:
+        """Last hidden states of each sequence from its `first` position on, (n_i - first, hidden).
+
+        That of position p predicts token p + 1.
+        """
+        if not self.packs:
+            return [self._alone(module, s)[at:] for s, at in zip(sequences, firsts, strict=True)]
+        tree = grow(sequences, share=self.share)
+        rows = module.base_model(
+            input_ids=tree.tokens.to(self.device)[None],
+            position_ids=tree.positions.to(self.device)[None],
+            use_cache=False,
+            over_tree=self.kernel.prepare(tree, self.device),
+        ).last_hidden_state[0]
+        wanted = [r[at:] for r, at in zip(tree.rows, firsts, strict=True)]
+        # Taken at once: the gradient of each taking is zeros as large as the whole row.
+        return list(rows[torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
+
+    def tokens_at_once(self, budget: int) -> int:
+        """Of one pass: 1 makes every sequence a pass of its own."""
+        return budget if self.packs else 1
+
+    def idle(self, module: Any, *, learn: bool) -> None:
+        """A pass that changes nothing, forwards and, where others learn, backwards."""
+        with torch.set_grad_enabled(learn):
+            (rows,) = self.hidden(module, [torch.zeros(1, dtype=torch.int64)], [0])
+        if learn and rows.requires_grad:  # not where LoRA is on the head alone
+            (rows * 0).sum().backward()
+
+    def _alone(self, module: Any, sequence: Tensor) -> Tensor:
+        inputs = sequence.to(self.device)[None]
+        return module.base_model(input_ids=inputs, use_cache=False).last_hidden_state[0]
 
 
 def obstacle(module: Any) -> str | None:
