@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeTrainer
+from tests.fakes import LOGPROB, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.feedback import About, Feedback
@@ -63,9 +64,10 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
         ]
         ((ppo,),) = w.trainer.steps
         share = 1 / (2 * 4)  # two tokens, four samples
-        assert [d.advantages for d in ppo.datums] == [
-            *((share, share), (-share, -share), (share, share), (-share, -share)),
-        ], "each against the same step of the other"
+        down = -share * (1 - math.exp(LOGPROB))
+        assert [d.advantages[0] for d in ppo.datums] == pytest.approx([share, down, share, down]), (
+            "each against the same step of the other"
+        )
 
 
 async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
@@ -79,7 +81,9 @@ async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
         assert w.ledger.samples.counts()["trained"] == 5
         ((ppo,),) = w.trainer.steps
         assert len(ppo.datums) == 4, "the middle one has no advantage, and counts in B"
-        assert ppo.datums[0].advantages[0] == pytest.approx(-(2**0.5) / (2 * 5))
+        assert ppo.datums[0].advantages[0] == pytest.approx(
+            -(2**0.5) / (2 * 5) * (1 - math.exp(LOGPROB))
+        )
 
 
 async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:

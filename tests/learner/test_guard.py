@@ -21,6 +21,7 @@ from tinker_claw.billing.estimate import assumed, estimate
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.learner.guard import (
+    FEWEST,
     REJECTED,
     WINDOW,
     Form,
@@ -361,25 +362,25 @@ def test_figures_of_replies() -> None:
         usual: dict[str, Any] = {"tokens": 10, "nats": 0.1, "cut": False, "called_tools": False}
         return JudgedReply(turn_id=turn, text=text, verdict=verdict, **(usual | also))  # type: ignore[arg-type]
 
-    judged = [reply(n, f"It is {n}.", -1) for n in range(20, 10, -1)]
+    judged = [reply(n, f"It is {n}.", -1) for n in range(36, 10, -1)]
     judged += [reply(10, "Shall I go on?", 1), reply(9, "Soll ich? :)", 1, tokens=90)]
     judged += [reply(8, "I'm sorry, but I can't.", -1), reply(7, "Es tut mir leid, nein.", -1)]
     judged += [reply(6, "same", 0, cut=True), reply(5, "same", 0, called_tools=True)]
     found = Replies.of(judged)
     assert found is not None
     assert found.all == Form(
-        replies=16,
-        tokens=15.0,
+        replies=32,
+        tokens=12.5,
         nats=pytest.approx(0.1),  # type: ignore[arg-type]
-        cut=1 / 16,
-        refusals=2 / 16,
-        questions=2 / 16,
-        tools=1 / 16,
-        alike=2 / 16,
+        cut=1 / 32,
+        refusals=2 / 32,
+        questions=2 / 32,
+        tools=1 / 32,
+        alike=2 / 32,
     )
-    assert (found.good, found.accepted, found.since) == (2 / 16, None, 5)
+    assert (found.good, found.accepted, found.since) == (2 / 32, None, 5)
     assert Replies.read(json.loads(json.dumps(asdict(found)))) == found
-    assert Replies.of(judged[:15]) is None
+    assert Replies.of(judged[:31]) is None
 
 
 def test_rejections_in_a_row_warn_and_then_hold() -> None:
@@ -404,8 +405,8 @@ def test_verdicts_that_others_contradict_are_not_learned_from() -> None:
 
 
 def talk(w: World, said: str, tokens: int, text: str) -> None:
-    """Sixteen turns of one kind, or of both where `said` is empty."""
-    for number in range(16):
+    """Enough turns of one kind, or of both where `said` is empty."""
+    for number in range(FEWEST):
         w.turn(
             said or ("YES" if number % 2 else "NO"),
             tokens=tuple(range(100, 100 + tokens)),
@@ -414,17 +415,17 @@ def talk(w: World, said: str, tokens: int, text: str) -> None:
 
 
 async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=16) as w:
+    async with world(tmp_path, batch_size=FEWEST) as w:
         talk(w, "", 2, "short")
         await w.version(1)
         talk(w, "NO, HOW it should be", 7, "longer")  # 4.5 in the mean
         await w.until(lambda: w.health.learner.state == "held")
         assert w.policy.newest.version.id == 1
-        assert w.ledger.samples.waiting() == 16, "nothing is lost"
-        shown = w.health.snapshot(version=1, waiting=16, batch_size=16)
+        assert w.ledger.samples.waiting() == FEWEST, "nothing is lost"
+        shown = w.health.snapshot(version=1, waiting=FEWEST, batch_size=FEWEST)
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"] == (
-            "Replies have grown to 4 tokens from 2 (the newest 32 judged ones; 25% are accepted, "
+            "Replies have grown to 4 tokens from 2 (the newest 64 judged ones; 25% are accepted, "
             "50% then). To go on from here: `python run.py rollback v1`; from before: an "
             "earlier version (`python run.py versions`)"
         )
@@ -441,19 +442,19 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
 
 async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> None:
     trainer = FakeTrainer()
-    async with world(tmp_path, batch_size=16, trainer=trainer) as w:
+    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
         talk(w, "", 2, "short")
         await w.version(1)
-    async with world(tmp_path, batch_size=16, trainer=trainer) as w:
+    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
         talk(w, "NO, HOW it should be", 7, "longer")
         await w.until(lambda: w.health.learner.state == "held")
-    async with world(tmp_path, batch_size=16, trainer=trainer) as w:
+    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
         await w.until(lambda: w.health.learner.state == "held")
         assert w.policy.newest.version.id == 1
 
 
 async def test_grave_harm_lets_the_version_before_answer(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=16) as w:
+    async with world(tmp_path, batch_size=FEWEST) as w:
         undoing(w)
         talk(w, "", 2, "short")
         await w.version(1)
@@ -469,20 +470,20 @@ async def test_grave_harm_lets_the_version_before_answer(tmp_path: Path) -> None
 
 
 async def test_warning_is_told_and_learning_goes_on(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=16) as w:
+    async with world(tmp_path, batch_size=FEWEST) as w:
         talk(w, "", 2, "short")
         await w.version(1)
         talk(w, "NO, HOW it should be", 4, "a bit longer")
         await w.version(2)
-        shown = w.health.snapshot(version=2, waiting=0, batch_size=16)
+        shown = w.health.snapshot(version=2, waiting=0, batch_size=FEWEST)
         assert (shown["status"], shown["guard"]) == ("ok", "warns")
         assert shown["guard_error"].startswith("replies have grown to 3 tokens from 2")
         assert b'tinker_claw_guard{alarm="length"} 1.0' in w.telemetry.exposition()
 
 
 async def test_user_who_is_never_content_holds_learning(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=16) as w:
-        for number in range(REJECTED[1] // 16):
+    async with world(tmp_path, batch_size=FEWEST) as w:
+        for number in range(REJECTED[1] // FEWEST):
             talk(w, "NO, HOW it should be", 2, f"reply {number}")
             await w.until(
                 lambda steps=number: (

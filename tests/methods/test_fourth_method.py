@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
 
+from tests.fakes import LOGPROB
 from tests.learner.test_loop import world
 from tests.processes import LOCAL
 from tests.stories import run
@@ -103,7 +105,9 @@ async def _learn(path: Path) -> None:
         await w.settled()
         ((ppo, distilled),) = w.trainer.steps
         # r - mean, times 0.5, over two tokens and two samples.
-        assert sorted(d.advantages for d in ppo.datums) == [(-0.125,) * 2, (0.125,) * 2]
+        rejected, accepted = sorted(d.advantages for d in ppo.datums)
+        assert accepted == (0.125, 0.125)
+        assert rejected == pytest.approx([-0.125 * (1 - math.exp(LOGPROB))] * 2)
         assert len(distilled.datums) == 1
     ledger = Ledger(path)
     ledger.bind({"model": "demo", "method": "nudge", "backend": "local"})

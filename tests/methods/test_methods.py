@@ -40,6 +40,11 @@ from tinker_claw.types import (
 CFG = Training(batch_size=2)
 
 
+def others(logprob: float) -> float:
+    """What a rejection of a sampled token is multiplied by."""
+    return 1 - math.exp(logprob)
+
+
 def sample(
     number: int = 0,
     *,
@@ -90,11 +95,19 @@ class TestRewards:
     def test_without_baseline_it_is_reinforce(self) -> None:
         assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
 
-    def test_a_rejection_spares_what_was_nearly_certain(self) -> None:
-        own = [math.log(0.5), math.log(0.96), math.log(0.94), 0.0]
-        assert spread_reward(-0.5, own) == [-0.5, 0.0, -0.5, 0.0]
+    def test_a_rejection_says_the_less_of_a_token_the_surer_it_was(self) -> None:
+        own = [math.log(0.5), math.log(0.96), math.log(0.1), 0.0]
+        assert spread_reward(-0.5, own) == pytest.approx([-0.25, -0.02, -0.45, 0.0])
         assert spread_reward(0.5, own) == [0.5] * 4
-        assert spread_reward(-0.5, [0.0, -0.01]) == [-0.5, -0.5]  # nothing else to blame
+
+    @given(st.lists(st.floats(-20, 0), min_size=1), st.floats(-2, 2).filter(bool))
+    def test_no_token_is_pushed_further_than_its_reply_nor_the_other_way(
+        self, own: list[float], advantage: float
+    ) -> None:
+        found = spread_reward(advantage, own)
+        assert all(0 <= a / advantage <= 1 for a in found)
+        by_surety = [a for _, a in sorted(zip(own, found, strict=True))]
+        assert by_surety == sorted(found), "the surer, the less is it pushed down"
 
     def test_success_of_a_tool_counts_half_in_the_mean_and_in_its_push(self) -> None:
         # mean = (0.5 + 1 - 1) / 2.5 = 0.2
@@ -146,7 +159,9 @@ class TestGroups:
         items = [BatchItem(sample(n, reward=1.0, bucket=(1, 0))) for n in range(2)]
         items.append(BatchItem(sample(3, reward=-1.0, bucket=(1, 1))))
         (ppo,) = build("binary").passes(items, CFG)
-        assert [d.advantages for d in ppo.datums] == [(-1 / 6, -1 / 6)], "B is the true count"
+        (datum,) = ppo.datums
+        wanted = [-others(q) / (2 * 3) for q in (-1.0, -2.0)]
+        assert datum.advantages == pytest.approx(wanted), "B is the true count"
 
     def test_zero_is_a_reward_and_none_is_not(self) -> None:
         assert group_advantages([0.0, 2.0, None], [(1, 0)] * 3) == [-1.0, 1.0, 0.0]
@@ -275,7 +290,7 @@ class TestStaleSamples:
         one = sample(reward=-1)
         now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
         (ppo,) = build("binary").passes([BatchItem(one, current=now)], CFG)
-        assert ppo.datums[0].advantages == (0.0, pytest.approx(-0.25 / 2))
+        assert ppo.datums[0].advantages == (0.0, pytest.approx(-0.25 / 2 * others(-2.0)))
 
 
 class TestPasses:
@@ -287,7 +302,8 @@ class TestPasses:
         (ppo,) = build("binary").passes(items, CFG)
         assert ppo.loss == "ppo"
         assert ppo.config == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
-        assert [d.advantages for d in ppo.datums] == [(0.25, 0.25), (-0.5,)]
+        assert ppo.datums[0].advantages == (0.25, 0.25)
+        assert ppo.datums[1].advantages == pytest.approx((-0.5 * others(-0.5),))
         assert ppo.datums[0].tokens == (1, 2, 3, 7, 8)
         assert ppo.datums[0].start == 3
         assert ppo.datums[0].logprobs == (-1.0, -2.0)
@@ -301,7 +317,7 @@ class TestPasses:
         ):
             items = [BatchItem(longest), BatchItem(short)]
             (ppo,) = build("binary").passes(items, cfg, reply_tokens=10)
-            assert ppo.datums[1].advantages == (-1 / (10 * 2),)
+            assert ppo.datums[1].advantages == pytest.approx((-others(-0.5) / (10 * 2),))
             assert set(ppo.datums[0].advantages) == {1 / (10 * 2)}
 
     def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
@@ -364,7 +380,9 @@ class TestPasses:
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
         ppo, ce = build("combine").passes(items, cfg)
-        assert [d.advantages for d in ppo.datums] == [(2 / 6, 2 / 6), (-2 / 6, -2 / 6)]
+        assert ppo.datums[0].advantages == (2 / 6, 2 / 6)
+        wanted = [-2 / 6 * others(q) for q in (-1.0, -2.0)]
+        assert ppo.datums[1].advantages == pytest.approx(wanted)
         assert len(ce.datums) == 2
         halves = build("combine").passes(items, cfg.model_copy(update={"w_opd": 1.0}))[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
@@ -400,7 +418,9 @@ class TestPasses:
         teacher = hinted((-0.5, -9.0), ())
         cfg = CFG.model_copy(update={"opd_topk": 0, "baseline": "none"})
         (ppo,) = build("combine").passes([BatchItem(sample(reward=-1, teacher=teacher))], cfg)
-        assert ppo.datums[0].advantages == (pytest.approx(-0.25), pytest.approx(-1.0))
+        # The reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
+        wanted = [(-others(-1.0) + 0.5) / 2, (-others(-2.0) - 1.0) / 2]
+        assert ppo.datums[0].advantages == pytest.approx(wanted)
 
     def test_kl_needs_reference_logprobs(self) -> None:
         cfg = CFG.model_copy(update={"kl_beta": 0.1})

@@ -277,7 +277,7 @@ def _compared(
         of += f"; a tool's success counts {TOOL_SUCCESS:g}"
     if own.cut:
         of += "; cut by its token limit, it is never reinforced"
-    spared = " that was not nearly certain" if advantage < 0 else ""
+    spared = ", times the probability of all others there" if advantage < 0 else ""
     return f"Advantage from its {what}: {advantage:+.3f} on every token{spared} ({of})."
 
 

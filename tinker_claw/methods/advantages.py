@@ -21,9 +21,6 @@ EQUAL = 1e-6
 TOOL_SUCCESS = 0.5
 """Weight of a +1 that the results of tools have brought: a call that does not fail says less than a
 user who is content, and an agent makes ten calls for each message of theirs."""
-CERTAIN = 0.95
-"""What was sampled with a higher probability was hardly chosen, so a rejection says nothing of it.
-To push it down all the same damages what every reply needs: above all the token that ends it."""
 MAX_RATIO = 2.0
 """Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
 
@@ -102,14 +99,19 @@ def may_push(reward: float, *, cut: bool) -> bool:
 
 
 def spread_reward(advantage: float, behaviour_T: Sequence[float]) -> list[float]:
-    """(T,) the advantage of a reply on each of its tokens; 0 where it is negative and the token was
-    nearly certain, unless all were.
+    """(T,) the advantage of a reply on each of its tokens: A_t = A, and A (1 - p_t) where it is
+    negative, p_t the probability that the token was sampled with.
+
+    What was nearly certain was hardly chosen, so a rejection says little of it; to push it down all
+    the same damages what every reply needs, above all the token that ends it. The factor is that
+    of the focal loss (arXiv 1708.02002) with gamma = 1.
 
     Args:
         behaviour_T: (T,) the sampler's logprobs of the tokens.
     """
-    chosen = [advantage >= 0 or q <= math.log(CERTAIN) for q in behaviour_T]
-    return [advantage if one or not any(chosen) else 0.0 for one in chosen]
+    if advantage >= 0:
+        return [advantage] * len(behaviour_T)
+    return [advantage * -math.expm1(min(q, 0.0)) for q in behaviour_T]
 
 
 def token_advantages(
