@@ -8,7 +8,6 @@ choose parts of it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import textwrap
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Rows, is_locked
 from tinker_claw.ledger.ledger import Ledger
@@ -34,11 +33,11 @@ from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Evidence
 from tinker_claw.types import NextState, Verdict
 
-# Flags
+# Commands
 
 
-class Flags(BaseModel):
-    """A command's own flags.
+class Command(BaseModel):
+    """A command of run.py: the fields are its flags, and `run` does it.
 
     The docstring is the command's help, and the title of a field stands for its value there.
     """
@@ -47,6 +46,7 @@ class Flags(BaseModel):
 
     MORE: ClassVar[str] = ""
     """What the help ends with."""
+
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @classmethod
@@ -58,12 +58,20 @@ class Flags(BaseModel):
         """
         own = {k: v for k, v in given.items() if k in cls.model_fields and v is not None}
         try:
-            flags = cls.model_validate(own)
+            command = cls.model_validate(own)
         except ValidationError as error:
             wrong = (f"{_shown(cls, e['loc'][0])}: {e['msg']}" for e in error.errors())
             raise ConfigError("; ".join(wrong)) from error
-        flags._given = given
-        return flags
+        command._given = given
+        return command
+
+    def run(self) -> int:
+        """Do it; returns the exit status.
+
+        Raises:
+            ClawError: it cannot be done; one sentence.
+        """
+        raise NotImplementedError
 
     @cached_property
     def settings(self) -> Settings:
@@ -82,8 +90,8 @@ def _shown(model: type[BaseModel], name: str | int) -> str:
     return f"--{name}".replace("_", "-")
 
 
-class LedgerFlags(Flags):
-    """Flags of a command about one data directory."""
+class LedgerCommand(Command):
+    """A command about one data directory."""
 
     MORE: ClassVar[str] = (
         "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
@@ -126,6 +134,23 @@ class LedgerFlags(Flags):
                 "the flags that run.py was started with (--config, --model-name, --method)"
             )
         return file
+
+    def carry_out(
+        self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
+    ) -> tuple[Any, bool]:
+        """By the gateway that runs on this directory; without one by `offline`, which its next
+        start finds. Returns what came of it, and whether a gateway runs.
+
+        Raises:
+            ClawError: it cannot be done; the sentence says why.
+        """
+        directory = self.ledger.parent
+        if is_locked(directory):
+            from tinker_claw.app.control import tell  # most commands give no orders
+
+            return tell(directory, order), True
+        with closing(Ledger(directory)) as ledger:
+            return offline(ledger), False
 
 
 def read_run_view(rows: Rows, batch_size: int) -> RunView:
@@ -175,11 +200,19 @@ def url_of(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def keys(settings: Settings) -> dict[str, str]:
+    """Every key that the gateway takes, by the user whom it names, admins first; none: it takes
+    any."""
+    default = settings.gateway.api_key
+    found = {} if default is None else {DEFAULT_USER: default}
+    admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
+    found |= {user.name: user.key for user in admins_first}
+    return {name: key.get_secret_value() for name, key in found.items()}
+
+
 def key_of(settings: Settings) -> str | None:
     """One that the gateway takes, an admin's where there is one."""
-    admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
-    keys = [settings.gateway.api_key, *(user.key for user in admins_first)]
-    return next((key.get_secret_value() for key in keys if key is not None), None)
+    return next(iter(keys(settings).values()), None)
 
 
 def ask(url: str, key: str | None = None) -> dict[str, Any]:
@@ -217,23 +250,6 @@ def _get(url: str, key: str | None) -> Any:
         raise GatewayUnreachable(str(error) or type(error).__name__) from error
     except (HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
-
-
-def carry_out(
-    directory: Path, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
-) -> tuple[Any, bool]:
-    """By the gateway that runs on this directory; without one by `offline`, which its next start
-    finds. Returns what came of it, and whether a gateway runs.
-
-    Raises:
-        ClawError: it cannot be done; the sentence says why.
-    """
-    if is_locked(directory):
-        from tinker_claw.app.control import tell  # most commands give no orders
-
-        return tell(directory, order), True
-    with closing(Ledger(directory)) as ledger:
-        return offline(ledger), False
 
 
 @contextmanager
@@ -315,7 +331,7 @@ def table(
 def write(lines: Iterable[str]) -> None:
     """Lines to standard output, as they come, and all of them at the end."""
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        print(line)
     sys.stdout.flush()
 
 
@@ -326,7 +342,7 @@ def write_json(records: Iterable[Any]) -> None:
 
 def note(told: str) -> None:
     """What is not the output itself, to standard error."""
-    sys.stderr.write(f"tinker-claw: {told}\n")
+    print(f"tinker-claw: {told}", file=sys.stderr)
 
 
 def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
@@ -334,22 +350,6 @@ def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
     return textwrap.wrap(
         printable(sentence), width, initial_indent=indent, subsequent_indent=indent
     )
-
-
-@contextmanager
-def until_left() -> Generator[None]:
-    """The reader may leave at any time, by Ctrl-C or by closing the pipe: that is no error."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:
-        abandon_output()
-
-
-def abandon_output() -> None:
-    """Else Python writes the rest once more at its end, and says that it could not."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:

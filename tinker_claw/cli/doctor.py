@@ -32,7 +32,7 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
-from tinker_claw.cli.common import Flags, span, table, wrapped, write
+from tinker_claw.cli.common import Command, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
@@ -51,7 +51,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 
 
-class DoctorFlags(Flags):
+class Doctor(Command):
     """Say what is there, what is missing and what to do, for the flags that you would give run.py;
     then what came of the last requests, also while the gateway runs.
 
@@ -70,6 +70,35 @@ class DoctorFlags(Flags):
         "its outcome in a sentence",
     )
     no_checks: bool = Field(False, description="show the requests only; nothing is asked or spent")
+
+    def run(self) -> int:
+        try:
+            settings = self.settings
+        except ConfigError as error:
+            Finding(str(error), "FAIL").show("settings")
+            return 1
+        run = settings.run
+        Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
+        well = self.no_checks or asyncio.run(_examine(settings))
+        if self.last:
+            self._show_recent()
+        return 0 if well else 1
+
+    def _show_recent(self) -> None:
+        settings, directory = self.settings, self.settings.run.directory
+        if not (ledger := directory / FILE).exists():
+            return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
+        try:
+            with reading(ledger) as rows, rows.moment():
+                lines = recent(rows, self.last, settings.training.batch_size, reasons=self.reasons)
+        except LedgerError as error:
+            return Finding(str(error), "warn").show("requests")
+        if not lines:
+            return Finding(f"none yet in {ledger}", "-").show("requests")
+        if not self.reasons:
+            more = "--reasons shows why each was taken for main or side, and more of its outcome."
+            lines += ["", more]
+        write(["", f"The last requests in {ledger}:", "", *lines])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +157,6 @@ def check(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[Check], Check]
     return add
 
 
-def doctor(given: DoctorFlags) -> int:
-    """Check the set-up that `run.py` with these flags would use; 0: all is well."""
-    try:
-        settings = given.settings
-    except ConfigError as error:
-        Finding(str(error), "FAIL").show("settings")
-        return 1
-    run = settings.run
-    Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
-    well = given.no_checks or asyncio.run(_examine(settings))
-    if given.last:
-        _show_recent(settings, given.last, reasons=given.reasons)
-    return 0 if well else 1
-
-
 async def _examine(settings: Settings) -> bool:
     seen = CheckContext(settings)
     for name, function, needs in _CHECKS:
@@ -157,23 +171,6 @@ async def _examine(settings: Settings) -> bool:
                 found = Finding(str(error), "FAIL")
         found.show(name)
     return not seen.failed
-
-
-def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
-    directory = settings.run.directory
-    if not (ledger := directory / FILE).exists():
-        return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
-    try:
-        with reading(ledger) as rows, rows.moment():
-            lines = recent(rows, count, settings.training.batch_size, reasons=reasons)
-    except LedgerError as error:
-        return Finding(str(error), "warn").show("requests")
-    if not lines:
-        return Finding(f"none yet in {ledger}", "-").show("requests")
-    if not reasons:
-        more = "--reasons shows why each was taken for main or side, and more of its outcome."
-        lines += ["", more]
-    write(["", f"The last requests in {ledger}:", "", *lines])
 
 
 # What run.py itself needs
@@ -478,7 +475,7 @@ async def openclaw_points_here(seen: CheckContext) -> Finding:
     mends = f"{_PRINTS}, --write puts it there"
     name = openclaw.provider_for(found.data, settings)
     if name is None:
-        nobody = f"no provider in {path} points at {openclaw.base_url(settings)}"
+        nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
         return Finding(nobody, "warn", mends)
     assert seen.offers is not None
     provider = f"the provider {name} in {path}"

@@ -16,11 +16,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tinker_claw.cli.common import (
-    LedgerFlags,
+    LedgerCommand,
     number,
     plural,
     read_run_view,
-    until_left,
     vote,
     wrapped,
     write,
@@ -44,20 +43,17 @@ LONGEST = 1500
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
 
 
-class ExplainFlags(LedgerFlags):
+class Explain(LedgerCommand):
     """Tell what came of one turn, and why, also while the gateway runs."""
 
     turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
     no_text: bool = Field(False, description="without what user, model and tools wrote")
 
-
-def explain(given: ExplainFlags) -> int:
-    """Tell a turn in words."""
-    with until_left(), reading(given.ledger) as ledger:
-        with ledger.moment():
-            lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)
+    def run(self) -> int:
+        with reading(self.ledger) as ledger, ledger.moment():
+            lines = tell(ledger, self.turn, self.settings.training, text=not self.no_text)
         write(lines)
-    return 0
+        return 0
 
 
 def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:

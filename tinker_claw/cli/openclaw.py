@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from tinker_claw.cli import openclaw_file
-from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
+from tinker_claw.cli.common import ANYWHERE, Command, keys, note, url_of, write
 from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
-from tinker_claw.config.settings import DEFAULT_USER, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
@@ -31,7 +31,7 @@ SMALLEST_CONTEXT = 16_000
 TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
 
 
-class OpenclawFlags(Flags):
+class OpenclawConfig(Command):
     """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
     flags. Nothing is changed without --write."""
 
@@ -57,65 +57,63 @@ class OpenclawFlags(Flags):
         description="with --show-key: whose key, where users have their own",
     )
 
+    def run(self) -> int:
+        url_of(self.settings)  # the port is known
+        key = self._key() if self.show_key else None
+        from tinker_claw.backends.open import context_of  # half a second
 
-def openclaw_config(given: OpenclawFlags) -> int:
-    """Print the block, or merge it into a file."""
-    settings = given.settings
-    url_of(settings)  # the port is known
-    key = _key(settings, given.user) if given.show_key else None
-    from tinker_claw.backends.open import context_of  # half a second
-
-    context = asyncio.run(context_of(settings))
-    _explain(settings, context, key)
-    if given.write is not None:
-        _write(given.write, given.primary, settings, context, key)
+        context = asyncio.run(context_of(self.settings))
+        _explain(self.settings, context, key)
+        if self.write is not None:
+            self._merge(self.write, context, key)
+            return 0
+        block = {
+            "models": {"providers": {PROVIDER: provider(self.settings, context.tokens, key)}},
+            "agents": {"defaults": {"model": {"primary": primary(self.settings)}}},
+        }
+        write([json.dumps(block, indent=2, ensure_ascii=False)])
         return 0
-    block = {
-        "models": {"providers": {PROVIDER: provider(settings, context.tokens, key)}},
-        "agents": {"defaults": {"model": {"primary": primary(settings)}}},
-    }
-    write([json.dumps(block, indent=2, ensure_ascii=False)])
-    return 0
 
-
-def _key(settings: Settings, user: str | None) -> str | None:
-    known = keys(settings)
-    if user is None and len(known) <= 1:
-        return next(iter(known.values()), None)
-    if user not in known:
+    def _key(self) -> str | None:
+        known = keys(self.settings)
+        if self.user is None and len(known) <= 1:
+            return next(iter(known.values()), None)
+        if self.user in known:
+            return known[self.user]
+        if not known:
+            raise ConfigError(f"--user {self.user}: this gateway has no keys")
         raise ConfigError(
             f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
-            if known
-            else f"--user {user}: this gateway has no keys"
         )
-    return known[user]
 
-
-def _write(
-    path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
-) -> None:
-    found = openclaw_file.read(path)
-    fixed = misfits(found.data, PROVIDER, settings, context, key)
-    changes = [change for misfit in fixed for change in misfit.changes]
-    if make_primary:
-        changes += primary_change(found.data, settings)
-    text = set_values(found.text, changes)
-    if not changes:
-        write([f"{found.path}: nothing to change."])
-    elif (backup := openclaw_file.save(found, text)) is None:
-        write([f"{path}: made, with the provider {PROVIDER}."])
-    else:
-        names = ", ".join(shown(place) for place, _ in changes)
-        write([f"{found.path}: set {names}. As it was before: {backup}"])
-    if make_primary:
-        after = parse(text)
-        for name, model in usual_models(after).items():
-            if not is_ours(model, after, settings):
-                write([f"agent {name} has a model of its own, {model}: left alone."])
-    elif (used := _primary(found.data, DEFAULTS)) != primary(settings):
-        left = f"left at {used}" if used else "not set"
-        sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
-        write([f"agents.defaults.model.primary is {left}: {sets}."])
+    def _merge(self, path: Path, context: Context, key: str | None) -> None:
+        """Into the file that is there, or a new one."""
+        found, ours = openclaw_file.read(path), primary(self.settings)
+        fixed = misfits(found.data, PROVIDER, self.settings, context, key)
+        changes = [change for misfit in fixed for change in misfit.changes]
+        used = _primary(found.data, DEFAULTS)
+        if self.primary and used != ours:
+            place = (*DEFAULTS, "model")
+            if isinstance(_at(found.data, place), dict | None):
+                place = (*place, "primary")
+            changes.append((place, ours))
+        text = set_values(found.text, changes)
+        if not changes:
+            write([f"{found.path}: nothing to change."])
+        elif (backup := openclaw_file.save(found, text)) is None:
+            write([f"{path}: made, with the provider {PROVIDER}."])
+        else:
+            names = ", ".join(shown(place) for place, _ in changes)
+            write([f"{found.path}: set {names}. As it was before: {backup}"])
+        if self.primary:
+            after = parse(text)
+            for name, model in usual_models(after).items():
+                if not is_ours(model, after, self.settings):
+                    write([f"agent {name} has a model of its own, {model}: left alone."])
+        elif used != ours:
+            left = f"left at {used}" if used else "not set"
+            sets = f"--primary sets it to {ours}, so that your agent uses this model"
+            write([f"agents.defaults.model.primary is {left}: {sets}."])
 
 
 def _explain(settings: Settings, context: Context, key: str | None) -> None:
@@ -152,18 +150,6 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
 
 
-def base_url(settings: Settings) -> str:
-    """The address that a client on this machine uses."""
-    return f"{url_of(settings)}/v1"
-
-
-def keys(settings: Settings) -> dict[str, str]:
-    """Every key that the gateway takes, by the user whom it names; none: it takes any."""
-    default = settings.gateway.api_key
-    found = {DEFAULT_USER: default.get_secret_value()} if default is not None else {}
-    return found | {user.name: user.key.get_secret_value() for user in settings.users}
-
-
 def provider(settings: Settings, context_tokens: int, key: str | None = None) -> dict[str, Any]:
     """What belongs under `models.providers.tinker-claw`.
 
@@ -172,7 +158,7 @@ def provider(settings: Settings, context_tokens: int, key: str | None = None) ->
     """
     name = settings.served_name
     return {
-        "baseUrl": base_url(settings),
+        "baseUrl": f"{url_of(settings)}/v1",
         "apiKey": key or (f"${{{KEY_VARIABLE}}}" if keys(settings) else ANY_KEY),
         "api": API,
         "timeoutSeconds": TIMEOUT_S,
@@ -212,7 +198,7 @@ class Misfit:
 
 def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     """The name of the provider that points at this gateway; None: none does."""
-    here = _place(base_url(settings))
+    here = _place(url_of(settings))
     names = map(str, (PROVIDER, *_members(_at(config, PROVIDERS))))
     return next((name for name in names if _place(_url(config, name)) == here), None)
 
@@ -325,17 +311,6 @@ def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
         yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
 
 
-def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
-    """What makes this model the one that agents use."""
-    path = (*DEFAULTS, "model")
-    if _primary(config, DEFAULTS) == primary(settings):
-        return []
-    now = _at(config, path)
-    if now is None or isinstance(now, dict):
-        path = (*path, "primary")
-    return [(path, primary(settings))]
-
-
 def _primary(config: Mapping[str, Any], path: Where) -> str | None:
     """OpenClaw takes a string, or an object that has fallbacks, too."""
     told = (*path, "model")
@@ -361,7 +336,7 @@ def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) ->
     model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
     provider, _, name = model.partition("/")
     if url := _url(config, provider):
-        same = _place(url) == _place(base_url(settings))
+        same = _place(url) == _place(url_of(settings))
         return same and name.partition("@v")[0] == settings.served_name
     return provider_for(config, settings) is not None and model == settings.served_name
 
