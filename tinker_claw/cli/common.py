@@ -105,11 +105,10 @@ class LedgerCommand(Command):
         if settings.run.data_dir is not None or settings.gateway.port == 0:
             return settings
         try:
-            named = ask(url_of(settings), key_of(settings)).get("data_dir")
-        except GatewayUnreachable:
+            found = Path(ask(settings)["data_dir"])
+        except (GatewayUnreachable, KeyError):  # it does not tell everybody
             return settings
-        found = Path(named) if isinstance(named, str) else None
-        if found is None or not found.is_dir() or found == settings.run.directory.absolute():
+        if not found.is_dir() or found == settings.run.directory.absolute():
             return settings
         note(f"of the gateway that runs, in {found} (else name --data-dir).")
         run = settings.run.model_copy(update={"data_dir": found})
@@ -210,39 +209,36 @@ def keys(settings: Settings) -> dict[str, str]:
     return {name: key.get_secret_value() for name, key in found.items()}
 
 
-def key_of(settings: Settings) -> str | None:
-    """One that the gateway takes, an admin's where there is one."""
-    return next(iter(keys(settings).values()), None)
-
-
-def ask(url: str, key: str | None = None) -> dict[str, Any]:
-    """What the gateway at `url` (without /v1) says of itself; to strangers, `status` alone.
+def ask(settings: Settings) -> dict[str, Any]:
+    """What the gateway says of itself; to strangers, `status` alone.
 
     Raises:
         GatewayUnreachable: there is none.
     """
-    health = _get(f"{url}/healthz", key)
+    health = _get(settings, "/healthz")
     if not isinstance(health, dict) or "status" not in health:
         raise GatewayUnreachable("what answers there is no tinker-claw")
     return cast("dict[str, Any]", health)
 
 
-def served_models(url: str, key: str | None) -> list[str] | None:
+def served_models(settings: Settings) -> list[str] | None:
     """The names under which a gateway offers its models; None: it does not tell us."""
     try:
-        return [str(model["id"]) for model in _get(f"{url}/v1/models", key)["data"]]
+        return [str(model["id"]) for model in _get(settings, "/v1/models")["data"]]
     except (GatewayUnreachable, KeyError, TypeError):
         return None
 
 
-def _get(url: str, key: str | None) -> Any:
+def _get(settings: Settings, path: str) -> Any:
     """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
     from http.client import HTTPConnection, HTTPException  # most commands ask nobody
 
-    place, headers = urlsplit(url), {"Authorization": f"Bearer {key}"} if key else {}
+    # The key of an admin, where there is one.
+    key, place = next(iter(keys(settings).values()), None), urlsplit(url_of(settings))
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with closing(HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)) as there:
-            there.request("GET", place.path, headers=headers)
+            there.request("GET", path, headers=headers)
             return json.loads(there.getresponse().read())
     except TimeoutError as error:
         raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
@@ -272,8 +268,6 @@ def room_beside(target: Path) -> Generator[Path]:
 
 WIDTH = 100
 """Of sentences."""
-_UNBOUND = 100_000
-"""Wider than any table: lines are the reader's to cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +278,6 @@ class Column:
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
     right: bool = False
-    empty: str = "-"
-    """What stands for nothing, and for no."""
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
@@ -295,7 +287,7 @@ class Column:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
         if value is True:
             return "yes"
-        return self.empty if value in (None, "") or value is False else str(value)
+        return "-" if value in (None, "") or value is False else str(value)
 
 
 def table(
@@ -303,9 +295,12 @@ def table(
     records: Iterable[Any],
     *,
     heading: bool = True,
-    width: int = _UNBOUND,
+    width: int = 100_000,
 ) -> list[str]:
-    """The heading, bold on a terminal, and one line a record, or more where a column wraps."""
+    """The heading, bold on a terminal, and one line a record, or more where a column wraps.
+
+    `width`: unless given more than any table has: lines are the reader's to cut.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -211,9 +211,8 @@ async def samplers(seen: CheckContext) -> Finding:
     if seen.remote:
         return Finding("the service samples", "-")
     if settings.local.urls:
-        return Finding(
-            "\n".join([await local.served_at(url, settings) for url in settings.local.urls])
-        )
+        served = [await local.served_at(url, settings) for url in settings.local.urls]
+        return Finding("\n".join(served))
     vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
     if not arranged.gpus:
         return Finding("the gateway's process samples")
@@ -229,23 +228,22 @@ async def tokenizer(seen: CheckContext) -> Finding:
     seen.source = source(seen.settings, weights=False)
     renderer = Renderer.load(seen.source.tokenizer, seen.source.family)
     prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
-    told = f"chat format {renderer.family}, from {seen.source.tokenizer}"
+    told = [f"chat format {renderer.family}, from {seen.source.tokenizer}"]
     try:
         switches(renderer.config, {}, "none")
-        told += "; thinking can be switched by the request"
+        told.append("thinking can be switched by the request")
     except RequestError:
-        told += "; thinking cannot be switched"
+        told.append("thinking cannot be switched")
     if isinstance(renderer.stream(prompt.tokens), BufferedStream):
-        told += "; replies are parsed when they are complete, so agents see them late"
+        told.append("replies are parsed when they are complete, so agents see them late")
     elif renderer.family == "default":
-        told += "; its own template was tried out, and text is streamed"
+        told.append("its own template was tried out, and text is streamed")
     else:
-        told += "; text and tool calls are streamed"
-    if prompt.hint_at is not None:
-        return Finding("; ".join([told, "hints have their place", *renderer.refusals]))
-    told += "; no place for a hint is known: hints teach nothing here, verdicts still do"
-    told = "; ".join([told, *renderer.refusals])
-    return Finding(told, "warn" if build(seen.settings.run.method).teaching else "ok")
+        told.append("text and tool calls are streamed")
+    no_place = "no place for a hint is known: hints teach nothing here, verdicts still do"
+    told.append(no_place if prompt.hint_at is None else "hints have their place")
+    warns = prompt.hint_at is None and build(seen.settings.run.method).teaching
+    return Finding("; ".join([*told, *renderer.refusals]), "warn" if warns else "ok")
 
 
 @check("method", needs=("backend", "tokenizer"))
@@ -291,10 +289,11 @@ async def judge(seen: CheckContext) -> Finding:
     asks = settings.judge
     if asks.judge_prompts:
         Prompts.read(asks.judge_prompts)
-    told = [await _answers(asks.judge_url, asks)] if asks.judge_url else list[str]()
-    if not told and settings.run.model_name == DEMO:
+    told = ["the base model judges"]
+    if asks.judge_url:
+        told = [await _answers(asks.judge_url, asks)]
+    elif settings.run.model_name == DEMO:
         told = ["the rules that come with the demo judge"]
-    told = told or ["the base model judges"]
     if asks.second:
         told.append(f"{await _answers(asks.second.url, asks.of_second)} as the {asks.second.role}")
     return Finding("; ".join(told))
@@ -370,34 +369,29 @@ async def port(seen: CheckContext) -> Finding:
         with listen(gateway.host, gateway.port):
             return Finding(f"{gateway.host}:{gateway.port} is free")
     except ConfigError as taken:
-        url, key = common.url_of(seen.settings), common.key_of(seen.settings)
         try:
-            health = await asyncio.to_thread(common.ask, url, key)
+            health = await asyncio.to_thread(common.ask, seen.settings)
         except common.GatewayUnreachable:
             raise taken from None
-    here = f"a gateway of this project answers at {url}"
+    here = f"a gateway of this project answers at {common.url_of(seen.settings)}"
+    state = f"It is {health['status']}"
     if "user" in health:  # not an admin's key: it tells no more than that
-        return Finding(f"{here}. It is {health['status']}")
+        return Finding(f"{here}. {state}")
+    other = "choose another --port"
     if "policy_version" not in health:  # it tells strangers no more than whether all is well
-        raise ConfigError(
-            f"{here}, and takes another key than these flags give; give one of its keys, or choose "
-            "another --port"
-        )
+        takes = "takes another key than these flags give; give one of its keys"
+        raise ConfigError(f"{here}, and {takes}, or {other}")
     name = seen.settings.served_name
-    served = await asyncio.to_thread(common.served_models, url, key)
+    served = await asyncio.to_thread(common.served_models, seen.settings)
     if served is not None and name not in served:
-        raise ConfigError(
-            f"{here}, but it serves {', '.join(served)}, not {name}; stop it, or choose another "
-            "--port"
-        )
-    told = f"{here}. {health['meaning']}"
-    its_own = Path(health["data_dir"])
+        serves = f"it serves {', '.join(served)}, not {name}; stop it"
+        raise ConfigError(f"{here}, but {serves}, or {other}")
+    told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
     if its_own != seen.ledger.parent.absolute():
-        told += f" It keeps its records elsewhere, in {its_own}"
-        return Finding(told, "warn", "see --data-dir")
+        elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
+        return Finding(elsewhere, "warn", "see --data-dir")
     if health["status"] != "ok":
-        told += f" It is {health['status']}"
-        return Finding(told, "warn", "`python run.py status` says why")
+        return Finding(f"{told} {state}", "warn", "`python run.py status` says why")
     return Finding(told)
 
 
@@ -413,10 +407,8 @@ async def clock(seen: CheckContext) -> Finding:
             way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
             told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
     if worst >= _CLOCK_FAILS_S:
-        raise ConfigError(
-            f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
-            "wrong clock; set it (with NTP)"
-        )
+        why = "keys and certificates are refused with a wrong clock; set it (with NTP)"
+        raise ConfigError(f"this machine's clock {', '.join(told)}: {why}")
     if seen.ledger.exists():
         with reading(seen.ledger) as rows, rows.moment():
             future = (newest_at(rows) or 0.0) - time.time()

@@ -154,12 +154,6 @@ class _Helped(click.Command):
             formatter.write_text(ELSEWHERE)
 
 
-def _brief(flag: click.Parameter, context: click.Context) -> tuple[str, str]:
-    """Of a switch its first name alone, and not that it is off."""
-    name, told = flag.get_help_record(context) or ("", "")
-    return name.partition(" / ")[0], told.removesuffix(" (default False)")
-
-
 class _Named(_Helped):
     """One of COMMANDS."""
 
@@ -206,8 +200,10 @@ class Program(_Helped, click.Group):
             rows = [(name, _Named(name).get_short_help_str(_SENTENCE)) for name in COMMANDS]
         else:
             with formatter.section("flags (--help-all shows every one)"):
-                shown = {p.name: p for p in self.params}
-                formatter.write_dl([_brief(shown[name], ctx) for name in COMMON])
+                known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
+                shown = [known[name] for name in COMMON]
+                # Of a switch its first name alone.
+                formatter.write_dl([(name.partition(" / ")[0], told) for name, told in shown])
         with formatter.section("commands (COMMAND --help says more; without one, run.py serves)"):
             formatter.write_dl(rows)
         if self.whole:

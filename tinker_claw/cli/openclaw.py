@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +201,7 @@ def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
     """The name of the provider that points at this gateway; None: none does."""
     here = _place(url_of(settings))
     names = map(str, (PROVIDER, *_members(_at(config, PROVIDERS))))
-    return next((name for name in names if _place(_url(config, name)) == here), None)
+    return next((name for name in names if _leads_to(config, name) == here), None)
 
 
 _SAID: Final[Mapping[Any, str]] = {
@@ -251,27 +252,23 @@ def misfits(
         if now == value:
             continue
         works, own = field not in _SAID, False
-        most = now if isinstance(now, int | float) else None
-        match field:
-            case "baseUrl":
-                works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
-            case "timeoutSeconds":
-                works = most is not None and most > value
-            case "apiKey":
-                # Into a reference to a variable or to a store of secrets nobody can look.
-                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
-                works = reference or not known or now in known
-                own = key is None and now not in (None, "", ANY_KEY)
-            case "name":
-                own = now is not None
-            case "contextWindow":
-                own = now is not None and not context.certain
-                works = own or (most is not None and most < value)
-            case switch if switch in COMPAT:
-                # Who has set it to false has done so on purpose.
-                works = own = now is False
-            case _:
-                pass
+        number = now if isinstance(now, int | float) else math.nan
+        if field == "baseUrl":
+            works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
+        elif field == "timeoutSeconds":
+            works = number > value
+        elif field == "apiKey":
+            # Into a reference to a variable or to a store of secrets nobody can look.
+            reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
+            works = reference or not known or now in known
+            own = key is None and now not in (None, "", ANY_KEY)
+        elif field == "name":
+            own = now is not None
+        elif field == "contextWindow":
+            own = now is not None and not context.certain
+            works = own or number < value
+        elif field in COMPAT:
+            works = own = now is False  # who has set it so has done so on purpose
         said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
         yield Misfit([] if own else [(place, value)], said)
     if model["id"] not in ids:
@@ -335,9 +332,9 @@ def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) ->
     aliases = _members(_at(config, (*DEFAULTS, "models"))).items()
     model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
     provider, _, name = model.partition("/")
-    if url := _url(config, provider):
-        same = _place(url) == _place(url_of(settings))
-        return same and name.partition("@v")[0] == settings.served_name
+    if place := _leads_to(config, provider):
+        here = place == _place(url_of(settings))
+        return here and name.partition("@v")[0] == settings.served_name
     return provider_for(config, settings) is not None and model == settings.served_name
 
 
@@ -369,15 +366,17 @@ def _text(value: Any) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _url(config: Mapping[str, Any], provider: str) -> str | None:
-    return _text(_at(config, (*PROVIDERS, provider, "baseUrl")))
+def _leads_to(config: Mapping[str, Any], provider: str) -> tuple[str, int | None] | None:
+    """Where a provider is, as `_place`; None: it does not say."""
+    url = _text(_at(config, (*PROVIDERS, provider, "baseUrl")))
+    return None if url is None else _place(url)
 
 
-def _place(url: str | None) -> tuple[str | None, int | None]:
+def _place(url: str) -> tuple[str, int | None]:
     """The machine and the port, as far as the names tell."""
     try:
-        split = urlsplit(url or "")
+        split = urlsplit(url)
         host = ANYWHERE.get(split.hostname or "", split.hostname or "")
         return ("localhost" if is_loopback(host) else host, split.port)
     except ValueError:
-        return (url, None)
+        return url, None

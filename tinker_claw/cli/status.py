@@ -21,7 +21,6 @@ from tinker_claw.cli.common import (
     Command,
     GatewayUnreachable,
     ask,
-    key_of,
     note,
     plural,
     printable,
@@ -138,7 +137,7 @@ class _Look:
 def _look(url: str, settings: Settings) -> _Look:
     health, overview, notes = None, None, list[str]()
     try:
-        health = ask(url, key_of(settings))
+        health = ask(settings)
     except GatewayUnreachable as error:
         notes.append(
             f"No gateway answers at {url} ({error}). Start one with `python run.py`, or name the "

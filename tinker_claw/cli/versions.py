@@ -100,7 +100,7 @@ def _there(there: bool | None) -> str:
 
 def _mark(record: Record) -> str:
     marks = [name for name in ("pinned", "serving") if record[name]]
-    return ", ".join(marks if record["live"] else [*marks, "left behind"])
+    return ", ".join(marks if record["live"] else [*marks, "left behind"]) or " "
 
 
 _COLUMNS = (
@@ -111,7 +111,7 @@ _COLUMNS = (
     Column("samples", lambda record: record["samples"] or None, right=True),
     Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
     Column("sampler", lambda record: _there(record["sampler"])),
-    Column("", _mark, empty=""),
+    Column("", _mark),
 )
 
 
