@@ -106,18 +106,13 @@ class LedgerCommand(Command):
             return settings
         try:
             found = Path(ask(settings)["data_dir"])
-        except (GatewayUnreachable, KeyError):  # it does not tell everybody
+        except (GatewayUnreachable, KeyError, TypeError):  # it does not tell everybody
             return settings
         if not found.is_dir() or found == settings.run.directory.absolute():
             return settings
         note(f"of the gateway that runs, in {found} (else name --data-dir).")
         run = settings.run.model_copy(update={"data_dir": found})
         return settings.model_copy(update={"run": run})
-
-    @property
-    def directory(self) -> Path:
-        """The data directory in force."""
-        return self.settings.run.directory
 
     @cached_property
     def ledger(self) -> Path:
@@ -126,10 +121,10 @@ class LedgerCommand(Command):
         Raises:
             LedgerError: there is none.
         """
-        file = self.directory / FILE
+        file = self.settings.run.directory / FILE
         if not file.is_file():
             raise LedgerError(
-                f"{self.directory} holds no ledger; name the directory with --data-dir, or give "
+                f"{file.parent} holds no ledger; name the directory with --data-dir, or give "
                 "the flags that run.py was started with (--config, --model-name, --method)"
             )
         return file
