@@ -417,21 +417,21 @@ class Checks:
         if settings.gateway.port == 0:
             return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
         mends = f"{_PRINTS}, --write puts it there"
-        name = openclaw.provider_for(found.data, settings)
-        if name is None:
+        view = openclaw.ConfigView(found.data, settings)
+        if (name := view.provider()) is None:
             nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
             return Finding(nobody, "warn", mends)
         assert self.offers is not None
         provider = f"the provider {name} in {path}"
-        looked = openclaw.misfits(found.data, name, settings, self.offers)
+        looked = view.misfits(name, self.offers)
         if wrong := [misfit.said for misfit in looked if misfit.said]:
             mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
             return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        usual, is_ours = openclaw.usual_models(found.data), openclaw.is_ours
-        ours = [name for name, used in usual.items() if is_ours(used, found.data, settings)]
+        usual = view.usual_models()
+        ours = [name for name, used in usual.items() if view.is_ours(used)]
         named = f"agents that use it: {', '.join(ours) or 'none'}"
         told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
-        if other := [*openclaw.elsewhere(found.data, settings)]:
+        if other := [*view.elsewhere()]:
             note = "what is said elsewhere is neither recorded nor learned from:"
             told = "\n".join([told, note, *other])
         return Finding(told)

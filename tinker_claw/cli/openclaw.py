@@ -90,9 +90,10 @@ class OpenclawConfig(Command):
     def _merge(self, path: Path, context: Context, key: str | None) -> None:
         """Into the file that is there, or a new one."""
         found, ours = openclaw_file.read(path), primary(self.settings)
-        fixed = misfits(found.data, PROVIDER, self.settings, context, key)
+        before = ConfigView(found.data, self.settings)
+        fixed = before.misfits(PROVIDER, context, key)
         changes = [change for misfit in fixed for change in misfit.changes]
-        used = _primary(found.data, DEFAULTS)
+        used = before.primary(DEFAULTS)
         if self.primary and used != ours:
             place = (*DEFAULTS, "model")
             if isinstance(_at(found.data, place), dict | None):
@@ -107,9 +108,9 @@ class OpenclawConfig(Command):
             names = ", ".join(shown(place) for place, _ in changes)
             write([f"{found.path}: set {names}. As it was before: {backup}"])
         if self.primary:
-            after = parse(text)
-            for name, model in usual_models(after).items():
-                if not is_ours(model, after, self.settings):
+            after = ConfigView(parse(text), self.settings)
+            for name, model in after.usual_models().items():
+                if not after.is_ours(model):
                     write([f"agent {name} has a model of its own, {model}: left alone."])
         elif used != ours:
             left = f"left at {used}" if used else "not set"
@@ -197,13 +198,6 @@ class Misfit:
     """What is wrong, without secrets; None: it works as it is."""
 
 
-def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
-    """The name of the provider that points at this gateway; None: none does."""
-    here = _place(url_of(settings))
-    names = map(str, (PROVIDER, *_members(_at(config, PROVIDERS))))
-    return next((name for name in names if _leads_to(config, name) == here), None)
-
-
 _SAID: Final[Mapping[Any, str]] = {
     "baseUrl": "baseUrl is {now}, not {value}",
     "api": "api is {now!r}, not {value!r}",
@@ -218,124 +212,131 @@ _SAID: Final[Mapping[Any, str]] = {
     ),
 }
 """What is wrong where a field is not as the gateway would have it; all others work."""
-
-
-def misfits(
-    config: Mapping[str, Any],
-    name: str,
-    settings: Settings,
-    context: Context,
-    key: str | None = None,
-) -> Iterator[Misfit]:
-    """Where the provider `name` does not fit.
-
-    Args:
-        key: to be written as it is; None: a key that stands there is left, as it may work, and a
-            reference to a variable may not.
-    """
-    root, wanted = (*PROVIDERS, name), provider(settings, context.tokens, key)
-    if not isinstance(_at(config, root), dict):
-        yield Misfit([(root, wanted)])
-        return
-    (model,) = wanted.pop("models")
-    models = _at(config, (*root, "models"))
-    listed = isinstance(models, list)
-    ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
-    fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
-    if model["id"] in ids:
-        at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
-        fields |= {(*at, field): value for field, value in model.items()}
-        fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
-    known = keys(settings).values()
-    for place, value in fields.items():
-        field, now = place[-1], _at(config, place)
-        if now == value:
-            continue
-        works, own = field not in _SAID, False
-        number = now if isinstance(now, int | float) else math.nan
-        if field == "baseUrl":
-            works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
-        elif field == "timeoutSeconds":
-            works = number > value
-        elif field == "apiKey":
-            # Into a reference to a variable or to a store of secrets nobody can look.
-            reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
-            works = reference or not known or now in known
-            own = key is None and now not in (None, "", ANY_KEY)
-        elif field == "name":
-            own = now is not None
-        elif field == "contextWindow":
-            own = now is not None and not context.certain
-            works = own or number < value
-        elif field in COMPAT:
-            works = own = now is False  # who has set it so has done so on purpose
-        said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
-        yield Misfit([] if own else [(place, value)], said)
-    if model["id"] not in ids:
-        change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
-        others = ", ".join(str(one) for one in ids if one is not None) or "none"
-        yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
-
-
-# Which model answers for whom
-
 _CHANNELS: Final = ("channels", "modelByChannel")
 
 
-def usual_models(config: Mapping[str, Any]) -> dict[str, str | None]:
-    """The model that each agent uses, its own or the default; None: none is named.
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """OpenClaw's configuration, of whatever shape, beside this gateway's settings."""
 
-    Without a list of agents there is one, which has no name here.
-    """
-    default = _primary(config, DEFAULTS)
-    agents = _agents(config) or {"": DEFAULTS}
-    return {name: _primary(config, path) or default for name, path in agents.items()}
+    config: Mapping[str, Any]
+    settings: Settings
 
+    def provider(self) -> str | None:
+        """The name of the provider that points at this gateway; None: none does."""
+        here = _place(url_of(self.settings))
+        names = map(str, (PROVIDER, *_members(self._at(PROVIDERS))))
+        return next((name for name in names if self._leads_to(name) == here), None)
 
-def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """What answers for agents and is not this gateway: whose it is, the model, where it stands.
+    def misfits(self, name: str, context: Context, key: str | None = None) -> Iterator[Misfit]:
+        """Where the provider `name` does not fit.
 
-    Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
-    """
-    owners = {f"agent {name}": path for name, path in _agents(config).items()}
-    for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
-        for place, model in _texts(_at(config, path), path):
-            *_, field = (key for key in place if isinstance(key, str))
-            names = field.lower().endswith("model") or field in ("primary", "fallbacks")
-            if (names or path == _CHANNELS) and not is_ours(model, config, settings):
-                yield f"{owner}: {model} ({shown(place)})"
-    if None in usual_models(config).values():
-        yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
+        Args:
+            key: to be written as it is; None: a key that stands there is left, as it may work,
+                and a reference to a variable may not.
+        """
+        root, wanted = (*PROVIDERS, name), provider(self.settings, context.tokens, key)
+        if not isinstance(self._at(root), dict):
+            yield Misfit([(root, wanted)])
+            return
+        (model,) = wanted.pop("models")
+        models = self._at((*root, "models"))
+        listed = isinstance(models, list)
+        ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
+        fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
+        if model["id"] in ids:
+            at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
+            fields |= {(*at, field): value for field, value in model.items()}
+            fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
+        known = keys(self.settings).values()
+        for place, value in fields.items():
+            field, now = place[-1], self._at(place)
+            if now == value:
+                continue
+            works, own = field not in _SAID, False
+            number = now if isinstance(now, int | float) else math.nan
+            if field == "baseUrl":
+                works = str(now).rstrip("/").endswith(f":{self.settings.gateway.port}/v1")
+            elif field == "timeoutSeconds":
+                works = number > value
+            elif field == "apiKey":
+                # Into a reference to a variable or to a store of secrets nobody can look.
+                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
+                works = reference or not known or now in known
+                own = key is None and now not in (None, "", ANY_KEY)
+            elif field == "name":
+                own = now is not None
+            elif field == "contextWindow":
+                own = now is not None and not context.certain
+                works = own or number < value
+            elif field in COMPAT:
+                works = own = now is False  # who has set it so has done so on purpose
+            wrong = None if works else _SAID[field].format(field=field, now=now, value=value)
+            yield Misfit([] if own else [(place, value)], wrong and f"its {wrong}")
+        if model["id"] not in ids:
+            change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
+            others = ", ".join(str(one) for one in ids if one is not None) or "none"
+            serves = f"the gateway serves {model['id']!r} only"
+            yield Misfit([change], f"its models are {others}; {serves}")
 
+    def usual_models(self) -> dict[str, str | None]:
+        """The model that each agent uses, its own or the default; None: none is named.
 
-def _primary(config: Mapping[str, Any], path: Where) -> str | None:
-    """OpenClaw takes a string, or an object that has fallbacks, too."""
-    told = (*path, "model")
-    return _text(_at(config, told)) or _text(_at(config, (*told, "primary")))
+        Without a list of agents there is one, which has no name here.
+        """
+        default = self.primary(DEFAULTS)
+        agents = self._agents() or {"": DEFAULTS}
+        return {name: self.primary(path) or default for name, path in agents.items()}
 
+    def elsewhere(self) -> Iterator[str]:
+        """What answers for agents and is not this gateway: whose it is, the model, where it stands.
 
-def _agents(config: Mapping[str, Any]) -> dict[str, Where]:
-    """Names and places, of today's configurations and of older ones, which have a list."""
-    found = dict[str, Where]()
-    for where in (("agents", "entries"), ("agents", "list")):
-        for key, agent in _members(_at(config, where)).items():
-            if isinstance(agent, dict):
-                name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
-                found.setdefault(name or str(key), (*where, key))
-    return found
+        Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
+        """
+        owners = {f"agent {name}": path for name, path in self._agents().items()}
+        for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
+            for place, model in _texts(self._at(path), path):
+                *_, field = (key for key in place if isinstance(key, str))
+                names = field.lower().endswith("model") or field in ("primary", "fallbacks")
+                if (names or path == _CHANNELS) and not self.is_ours(model):
+                    yield f"{owner}: {model} ({shown(place)})"
+        if None in self.usual_models().values():
+            yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
 
+    def primary(self, path: Where) -> str | None:
+        """OpenClaw takes a string, or an object that has fallbacks, too."""
+        told = (*path, "model")
+        return _text(self._at(told)) or _text(self._at((*told, "primary")))
 
-def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
-    if model is None:
-        return False
-    aliases = _members(_at(config, (*DEFAULTS, "models"))).items()
-    model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
-    provider, _, name = model.partition("/")
-    if place := _leads_to(config, provider):
-        here = place == _place(url_of(settings))
-        return here and name.partition("@v")[0] == settings.served_name
-    return provider_for(config, settings) is not None and model == settings.served_name
+    def _agents(self) -> dict[str, Where]:
+        """Names and places, of today's configurations and of older ones, which have a list."""
+        found = dict[str, Where]()
+        for where in (("agents", "entries"), ("agents", "list")):
+            for key, agent in _members(self._at(where)).items():
+                if isinstance(agent, dict):
+                    name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
+                    found.setdefault(name or str(key), (*where, key))
+        return found
+
+    def is_ours(self, model: str | None) -> bool:
+        """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
+        if model is None:
+            return False
+        aliases = _members(self._at((*DEFAULTS, "models"))).items()
+        model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
+        provider, _, name = model.partition("/")
+        if place := self._leads_to(provider):
+            here = place == _place(url_of(self.settings))
+            return here and name.partition("@v")[0] == self.settings.served_name
+        return self.provider() is not None and model == self.settings.served_name
+
+    def _leads_to(self, provider: str) -> tuple[str, int | None] | None:
+        """Where a provider is, as `_place`; None: it does not say."""
+        url = _text(self._at((*PROVIDERS, provider, "baseUrl")))
+        return None if url is None else _place(url)
+
+    def _at(self, path: Where) -> Any:
+        return _at(self.config, path)
 
 
 # A configuration of any shape
@@ -364,12 +365,6 @@ def _texts(value: Any, path: Where) -> Iterator[tuple[Where, str]]:
 
 def _text(value: Any) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
-
-
-def _leads_to(config: Mapping[str, Any], provider: str) -> tuple[str, int | None] | None:
-    """Where a provider is, as `_place`; None: it does not say."""
-    url = _text(_at(config, (*PROVIDERS, provider, "baseUrl")))
-    return None if url is None else _place(url)
 
 
 def _place(url: str) -> tuple[str, int | None]:
