@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tinker_claw.cli.common import LedgerCommand, room_beside, write
-from tinker_claw.cli.versions import AS_SHOWN, named, read_kept
+from tinker_claw.cli.versions import AS_SHOWN, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
@@ -51,7 +51,7 @@ class Export(LedgerCommand):
         if len(self.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
             raise ConfigError("give one of --jsonl, --adapter and --merged")
         if self.jsonl is None:
-            self._weights()
+            self._learned()
         elif self.version is not None:
             raise ConfigError("--version goes with --adapter and --merged; turns are of all")
         else:
@@ -71,19 +71,15 @@ class Export(LedgerCommand):
                     count += 1
         write([f"{count} turns are in {target}."])
 
-    def _weights(self) -> None:
+    def _learned(self) -> None:
         settings, file = self.settings, self.ledger
         with reading(file) as ledger, ledger.moment():
-            backend, kept = run_of(ledger).get("backend"), read_kept(ledger)
-        if not kept:
-            raise UndoError(f"{file} has no version yet")
+            backend = run_of(ledger).get("backend", settings.run.backend)
+            version = named(ledger, self.version, with_state=backend != "local")
         if backend != settings.run.backend:
             raise ConfigError(
                 f"{file} holds a run with --backend {backend}; give the flags of that run"
             )
-        serving = next(one["id"] for one in kept if one["serving"])
-        asked = serving if self.version is None else self.version
-        version = named(kept, asked, with_state=backend != "local")
         what, fill, target = "adapter", _adapter, self.adapter
         if target is None:
             what, fill, target = "model", _merged, self.merged

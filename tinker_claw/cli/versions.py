@@ -5,7 +5,6 @@ Rule: what lies on this machine is looked at; of what lies at a service nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
 
@@ -53,12 +52,17 @@ AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
 """A version's number may be written as it is shown: v3."""
 
 
-def named(kept: Sequence[Record], version: int, *, with_state: bool = False) -> Record:
-    """The version of that number, which has to be usable.
+def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Record:
+    """The version of that number, or the one that serves, which has to be usable.
 
     Raises:
         UndoError: it is not; names the versions that are.
     """
+    kept = read_kept(rows)
+    if not kept:
+        raise UndoError(f"{rows.path} has no version yet")
+    if version is None:
+        version = next(one["id"] for one in kept if one["serving"])
     possible = [one for one in kept if usable(one, with_state=with_state)]
     known = ", ".join(f"v{one['id']}" for one in possible[-40:]) or "none"
     found = next((one for one in kept if one["id"] == version), None)
@@ -123,13 +127,6 @@ class _AnswerCommand(LedgerCommand):
         + LedgerCommand.MORE
     )
 
-    def named(self, version: int, *, with_state: bool = False) -> Record:
-        """The version of that number; raises UndoError."""
-        with reading(self.ledger) as ledger, ledger.moment():
-            if not run_of(ledger):
-                raise UndoError(f"{ledger.path} holds no run")
-            return named(read_kept(ledger), version, with_state=with_state)
-
 
 class Pin(_AnswerCommand):
     """Answer with one version from now on, whatever is learned.
@@ -144,7 +141,8 @@ class Pin(_AnswerCommand):
     )
 
     def run(self) -> int:
-        pinned: int = self.named(self.version)["id"]
+        with reading(self.ledger) as ledger, ledger.moment():
+            pinned: int = named(ledger, self.version)["id"]
         order = {"do": "pin", "version": pinned}
         _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned))
         write([f"v{pinned} {_answers(now)}; learning goes on."])
@@ -175,7 +173,8 @@ class Rollback(_AnswerCommand):
     )
 
     def run(self) -> int:
-        kept = self.named(self.version, with_state=True)
+        with reading(self.ledger) as ledger, ledger.moment():
+            kept = named(ledger, self.version, with_state=True)
 
         def offline(ledger: Ledger) -> dict[str, Any]:
             to = ledger.steps.version(kept["id"])
