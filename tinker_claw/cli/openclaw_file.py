@@ -68,8 +68,9 @@ def set_values(text: str, changes: Sequence[Change]) -> str:
 
 def _assign(data: Any, path: Where, value: Any) -> None:
     for at, key in enumerate(path):
-        needs, kind = (dict, "an object") if isinstance(key, str) else (list, "a list")
-        if not isinstance(data, needs):
+        fits = isinstance(data, dict if isinstance(key, str) else list)
+        if not fits:
+            kind = "an object" if isinstance(key, str) else "a list"
             raise ConfigError(
                 f"{shown(path[:at]) or 'the whole'} is not {kind} there; mend that first"
             )
