@@ -218,7 +218,7 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
         text=True,
         timeout=240,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (main.EXIT_UNREAD, "")
     assert json.loads(done.stdout)["id"] == 1
 
 

@@ -25,8 +25,7 @@ from tests.ledger.test_ledger import COMPLETION
 from tests.local_reference import reference
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.cli.doctor import CheckContext
-from tinker_claw.cli.doctor import agreement as look
+from tinker_claw.cli.doctor import Checks
 from tinker_claw.cli.status import describe
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import Training
@@ -252,15 +251,15 @@ async def test_a_step_that_fails_after_it_was_compared_is_no_second_batch(tmp_pa
 
 async def test_the_doctor_tells_of_the_last_comparison(tmp_path: Path) -> None:
     settings = load(["--data-dir", str(tmp_path)])
-    patient = CheckContext(settings)
-    assert (await look(patient)).state == "-"
+    patient = Checks(settings)
+    assert (await patient.agreement()).state == "-"
     async with world(tmp_path, trainer=Apart(0.0, 0.4)) as w:
         batch(w, tokens=1)
         await w.version(1)
-        assert (await look(patient)).state == "-"
+        assert (await patient.agreement()).state == "-"
         batch(w)
         await w.version(2)
-    found = await look(patient)
+    found = await patient.agreement()
     assert found.state == "warn"
     assert "0!" in found.told
 

@@ -8,7 +8,6 @@ choose parts of it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import textwrap
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Rows, is_locked
 from tinker_claw.ledger.ledger import Ledger
@@ -34,11 +33,11 @@ from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Evidence
 from tinker_claw.types import NextState, Verdict
 
-# Flags
+# Commands
 
 
-class Flags(BaseModel):
-    """A command's own flags.
+class Command(BaseModel):
+    """A command of run.py: the fields are its flags, and `run` does it.
 
     The docstring is the command's help, and the title of a field stands for its value there.
     """
@@ -47,6 +46,7 @@ class Flags(BaseModel):
 
     MORE: ClassVar[str] = ""
     """What the help ends with."""
+
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @classmethod
@@ -58,12 +58,20 @@ class Flags(BaseModel):
         """
         own = {k: v for k, v in given.items() if k in cls.model_fields and v is not None}
         try:
-            flags = cls.model_validate(own)
+            command = cls.model_validate(own)
         except ValidationError as error:
             wrong = (f"{_shown(cls, e['loc'][0])}: {e['msg']}" for e in error.errors())
             raise ConfigError("; ".join(wrong)) from error
-        flags._given = given
-        return flags
+        command._given = given
+        return command
+
+    def run(self) -> int:
+        """Do it; returns the exit status.
+
+        Raises:
+            ClawError: it cannot be done; one sentence.
+        """
+        raise NotImplementedError
 
     @cached_property
     def settings(self) -> Settings:
@@ -82,8 +90,8 @@ def _shown(model: type[BaseModel], name: str | int) -> str:
     return f"--{name}".replace("_", "-")
 
 
-class LedgerFlags(Flags):
-    """Flags of a command about one data directory."""
+class LedgerCommand(Command):
+    """A command about one data directory."""
 
     MORE: ClassVar[str] = (
         "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
@@ -97,20 +105,14 @@ class LedgerFlags(Flags):
         if settings.run.data_dir is not None or settings.gateway.port == 0:
             return settings
         try:
-            named = ask(url_of(settings), key_of(settings)).get("data_dir")
-        except GatewayUnreachable:
+            found = Path(ask(settings)["data_dir"])
+        except (GatewayUnreachable, KeyError, TypeError):  # it does not tell everybody
             return settings
-        found = Path(named) if isinstance(named, str) else None
-        if found is None or not found.is_dir() or found == settings.run.directory.absolute():
+        if not found.is_dir() or found == settings.run.directory.absolute():
             return settings
         note(f"of the gateway that runs, in {found} (else name --data-dir).")
         run = settings.run.model_copy(update={"data_dir": found})
         return settings.model_copy(update={"run": run})
-
-    @property
-    def directory(self) -> Path:
-        """The data directory in force."""
-        return self.settings.run.directory
 
     @cached_property
     def ledger(self) -> Path:
@@ -119,13 +121,30 @@ class LedgerFlags(Flags):
         Raises:
             LedgerError: there is none.
         """
-        file = self.directory / FILE
+        file = self.settings.run.directory / FILE
         if not file.is_file():
             raise LedgerError(
-                f"{self.directory} holds no ledger; name the directory with --data-dir, or give "
+                f"{file.parent} holds no ledger; name the directory with --data-dir, or give "
                 "the flags that run.py was started with (--config, --model-name, --method)"
             )
         return file
+
+    def carry_out(
+        self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
+    ) -> tuple[Any, bool]:
+        """By the gateway that runs on this directory; without one by `offline`, which its next
+        start finds. Returns what came of it, and whether a gateway runs.
+
+        Raises:
+            ClawError: it cannot be done; the sentence says why.
+        """
+        directory = self.ledger.parent
+        if is_locked(directory):
+            from tinker_claw.app.control import tell  # most commands give no orders
+
+            return tell(directory, order), True
+        with closing(Ledger(directory)) as ledger:
+            return offline(ledger), False
 
 
 def read_run_view(rows: Rows, batch_size: int) -> RunView:
@@ -175,41 +194,46 @@ def url_of(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def key_of(settings: Settings) -> str | None:
-    """One that the gateway takes, an admin's where there is one."""
+def keys(settings: Settings) -> dict[str, str]:
+    """Every key that the gateway takes, by the user whom it names, admins first; none: it takes
+    any."""
+    default = settings.gateway.api_key
+    found = {} if default is None else {DEFAULT_USER: default}
     admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
-    keys = [settings.gateway.api_key, *(user.key for user in admins_first)]
-    return next((key.get_secret_value() for key in keys if key is not None), None)
+    found |= {user.name: user.key for user in admins_first}
+    return {name: key.get_secret_value() for name, key in found.items()}
 
 
-def ask(url: str, key: str | None = None) -> dict[str, Any]:
-    """What the gateway at `url` (without /v1) says of itself; to strangers, `status` alone.
+def ask(settings: Settings) -> dict[str, Any]:
+    """What the gateway says of itself; to strangers, `status` alone.
 
     Raises:
         GatewayUnreachable: there is none.
     """
-    health = _get(f"{url}/healthz", key)
+    health = _get(settings, "/healthz")
     if not isinstance(health, dict) or "status" not in health:
         raise GatewayUnreachable("what answers there is no tinker-claw")
     return cast("dict[str, Any]", health)
 
 
-def served_models(url: str, key: str | None) -> list[str] | None:
+def served_models(settings: Settings) -> list[str] | None:
     """The names under which a gateway offers its models; None: it does not tell us."""
     try:
-        return [str(model["id"]) for model in _get(f"{url}/v1/models", key)["data"]]
+        return [str(model["id"]) for model in _get(settings, "/v1/models")["data"]]
     except (GatewayUnreachable, KeyError, TypeError):
         return None
 
 
-def _get(url: str, key: str | None) -> Any:
+def _get(settings: Settings, path: str) -> Any:
     """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
     from http.client import HTTPConnection, HTTPException  # most commands ask nobody
 
-    place, headers = urlsplit(url), {"Authorization": f"Bearer {key}"} if key else {}
+    # The key of an admin, where there is one.
+    key, place = next(iter(keys(settings).values()), None), urlsplit(url_of(settings))
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with closing(HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)) as there:
-            there.request("GET", place.path, headers=headers)
+            there.request("GET", path, headers=headers)
             return json.loads(there.getresponse().read())
     except TimeoutError as error:
         raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
@@ -217,23 +241,6 @@ def _get(url: str, key: str | None) -> Any:
         raise GatewayUnreachable(str(error) or type(error).__name__) from error
     except (HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
-
-
-def carry_out(
-    directory: Path, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
-) -> tuple[Any, bool]:
-    """By the gateway that runs on this directory; without one by `offline`, which its next start
-    finds. Returns what came of it, and whether a gateway runs.
-
-    Raises:
-        ClawError: it cannot be done; the sentence says why.
-    """
-    if is_locked(directory):
-        from tinker_claw.app.control import tell  # most commands give no orders
-
-        return tell(directory, order), True
-    with closing(Ledger(directory)) as ledger:
-        return offline(ledger), False
 
 
 @contextmanager
@@ -256,8 +263,6 @@ def room_beside(target: Path) -> Generator[Path]:
 
 WIDTH = 100
 """Of sentences."""
-_UNBOUND = 100_000
-"""Wider than any table: lines are the reader's to cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +273,6 @@ class Column:
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
     right: bool = False
-    empty: str = "-"
-    """What stands for nothing, and for no."""
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
@@ -279,7 +282,7 @@ class Column:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
         if value is True:
             return "yes"
-        return self.empty if value in (None, "") or value is False else str(value)
+        return "-" if value in (None, "") or value is False else str(value)
 
 
 def table(
@@ -287,9 +290,12 @@ def table(
     records: Iterable[Any],
     *,
     heading: bool = True,
-    width: int = _UNBOUND,
+    width: int = 100_000,
 ) -> list[str]:
-    """The heading, bold on a terminal, and one line a record, or more where a column wraps."""
+    """The heading, bold on a terminal, and one line a record, or more where a column wraps.
+
+    `width`: unless given more than any table has: lines are the reader's to cut.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -315,7 +321,7 @@ def table(
 def write(lines: Iterable[str]) -> None:
     """Lines to standard output, as they come, and all of them at the end."""
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        print(line)
     sys.stdout.flush()
 
 
@@ -326,7 +332,7 @@ def write_json(records: Iterable[Any]) -> None:
 
 def note(told: str) -> None:
     """What is not the output itself, to standard error."""
-    sys.stderr.write(f"tinker-claw: {told}\n")
+    print(f"tinker-claw: {told}", file=sys.stderr)
 
 
 def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
@@ -334,22 +340,6 @@ def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
     return textwrap.wrap(
         printable(sentence), width, initial_indent=indent, subsequent_indent=indent
     )
-
-
-@contextmanager
-def until_left() -> Generator[None]:
-    """The reader may leave at any time, by Ctrl-C or by closing the pipe: that is no error."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:
-        abandon_output()
-
-
-def abandon_output() -> None:
-    """Else Python writes the rest once more at its end, and says that it could not."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:

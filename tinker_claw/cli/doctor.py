@@ -14,7 +14,7 @@ import shutil
 import ssl
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -32,7 +32,7 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
-from tinker_claw.cli.common import Flags, span, table, wrapped, write
+from tinker_claw.cli.common import Command, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
@@ -51,7 +51,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 
 
-class DoctorFlags(Flags):
+class Doctor(Command):
     """Say what is there, what is missing and what to do, for the flags that you would give run.py;
     then what came of the last requests, also while the gateway runs.
 
@@ -71,6 +71,35 @@ class DoctorFlags(Flags):
     )
     no_checks: bool = Field(False, description="show the requests only; nothing is asked or spent")
 
+    def run(self) -> int:
+        try:
+            settings = self.settings
+        except ConfigError as error:
+            Finding(str(error), "FAIL").show("settings")
+            return 1
+        run = settings.run
+        Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
+        well = self.no_checks or asyncio.run(Checks(settings).examine())
+        if self.last:
+            self._show_recent()
+        return 0 if well else 1
+
+    def _show_recent(self) -> None:
+        settings, directory = self.settings, self.settings.run.directory
+        if not (ledger := directory / FILE).exists():
+            return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
+        try:
+            with reading(ledger) as rows, rows.moment():
+                lines = recent(rows, self.last, settings.training.batch_size, reasons=self.reasons)
+        except LedgerError as error:
+            return Finding(str(error), "warn").show("requests")
+        if not lines:
+            return Finding(f"none yet in {ledger}", "-").show("requests")
+        if not self.reasons:
+            more = "--reasons shows why each was taken for main or side, and more of its outcome."
+            lines += ["", more]
+        write(["", f"The last requests in {ledger}:", "", *lines])
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -86,9 +115,38 @@ class Finding:
         write([f"{self.state:<5}{name:<11}{more}"])
 
 
+_LOW_DISK_GB = 2.0
+_LAST_STEPS = 16
+_MANY_LOST = 0.05
+"""Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
+_CLOCK_WARNS_S = 10.0
+_CLOCK_FAILS_S = 300.0
+"""From about here on short-lived keys are refused, and certificates that are new."""
+_PATIENCE_S = 5.0
+_PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
+_CHECKS = {
+    "backend": (),
+    "memory": ("backend",),
+    "samplers": ("memory",),
+    "tokenizer": (),
+    "method": ("backend", "tokenizer"),
+    "price": (),
+    "judge": (),
+    "data": (),
+    "answers": ("data",),
+    "agreement": ("answers",),
+    "port": (),
+    "clock": ("answers",),
+    "model": ("backend",),
+    "openclaw": ("model",),
+}
+"""In their order, and on which others each stands."""
+
+
 @dataclass(slots=True)
-class CheckContext:
-    """The settings, and what earlier checks have found."""
+class Checks:
+    """One method each, and what earlier ones have found. What keeps run.py from starting, a check
+    raises."""
 
     settings: Settings
     source: Source | None = None
@@ -112,327 +170,277 @@ class CheckContext:
 
         return address(self.settings.run.base_url).base_url
 
+    async def examine(self) -> bool:
+        """Make all checks; True: none failed."""
+        for name, needs in _CHECKS.items():
+            if missing := [other for other in needs if other in self.failed]:
+                self.failed.append(name)
+                found = Finding(f"not looked at: first mend {missing[0]}", "-")
+            else:
+                try:
+                    found: Finding = await getattr(self, name)()
+                except ClawError as error:
+                    self.failed.append(name)
+                    found = Finding(str(error), "FAIL")
+            found.show(name)
+        return not self.failed
 
-Check = Callable[[CheckContext], Awaitable[Finding]]
-_CHECKS: list[tuple[str, Check, tuple[str, ...]]] = []
-"""As they stand below, which is the order in which they are made."""
+    # What run.py itself needs
 
+    async def backend(self) -> Finding:
+        await check_backend(self.settings)
+        if self.remote:
+            return Finding(f"tinker {SDK_VERSION}; {self.service} takes the key and has the model")
+        return Finding("torch, peft and safetensors are installed")
 
-def check(name: str, *, needs: tuple[str, ...] = ()) -> Callable[[Check], Check]:
-    """Adds a check, which stands on others. What keeps run.py from starting, it raises."""
-
-    def add(function: Check) -> Check:
-        _CHECKS.append((name, function, needs))
-        return function
-
-    return add
-
-
-def doctor(given: DoctorFlags) -> int:
-    """Check the set-up that `run.py` with these flags would use; 0: all is well."""
-    try:
-        settings = given.settings
-    except ConfigError as error:
-        Finding(str(error), "FAIL").show("settings")
-        return 1
-    run = settings.run
-    Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
-    well = given.no_checks or asyncio.run(_examine(settings))
-    if given.last:
-        _show_recent(settings, given.last, reasons=given.reasons)
-    return 0 if well else 1
-
-
-async def _examine(settings: Settings) -> bool:
-    seen = CheckContext(settings)
-    for name, function, needs in _CHECKS:
-        if missing := [other for other in needs if other in seen.failed]:
-            seen.failed.append(name)
-            found = Finding(f"not looked at: first mend {missing[0]}", "-")
-        else:
-            try:
-                found = await function(seen)
-            except ClawError as error:
-                seen.failed.append(name)
-                found = Finding(str(error), "FAIL")
-        found.show(name)
-    return not seen.failed
-
-
-def _show_recent(settings: Settings, count: int, *, reasons: bool) -> None:
-    directory = settings.run.directory
-    if not (ledger := directory / FILE).exists():
-        return Finding(f"none yet: {directory} holds no ledger", "-").show("requests")
-    try:
-        with reading(ledger) as rows, rows.moment():
-            lines = recent(rows, count, settings.training.batch_size, reasons=reasons)
-    except LedgerError as error:
-        return Finding(str(error), "warn").show("requests")
-    if not lines:
-        return Finding(f"none yet in {ledger}", "-").show("requests")
-    if not reasons:
-        more = "--reasons shows why each was taken for main or side, and more of its outcome."
-        lines += ["", more]
-    write(["", f"The last requests in {ledger}:", "", *lines])
-
-
-# What run.py itself needs
-
-_LOW_DISK_GB = 2.0
-_LAST_STEPS = 16
-_MANY_LOST = 0.05
-"""Of all main turns. Each is one that nobody judges, so nothing is learned from it."""
-
-
-@check("backend")
-async def backend(seen: CheckContext) -> Finding:
-    await check_backend(seen.settings)
-    if seen.remote:
-        return Finding(f"tinker {SDK_VERSION}; {seen.service} takes the key and has the model")
-    return Finding("torch, peft and safetensors are installed")
-
-
-@check("memory", needs=("backend",))
-async def memory(seen: CheckContext) -> Finding:
-    if seen.remote:
-        return Finding("the service's affair", "-")
-    if seen.settings.run.model_name == DEMO:
-        return Finding("the demo's model takes next to none")
-    arranged = local.arrange(seen.settings, only_reckon=True)
-    told = arranged.layout.told()
-    if arranged.fit is None or arranged.demand is None:
+    async def memory(self) -> Finding:
+        if self.remote:
+            return Finding("the service's affair", "-")
+        if self.settings.run.model_name == DEMO:
+            return Finding("the demo's model takes next to none")
+        arranged = local.arrange(self.settings, only_reckon=True)
+        told = arranged.layout.told()
+        if arranged.fit is None or arranged.demand is None:
+            return Finding(told)
+        told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+        if (wrong := local.why_not(arranged)) is not None:
+            raise ConfigError(f"{told}\n{wrong}")
         return Finding(told)
-    told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
-    if (wrong := local.why_not(arranged)) is not None:
-        raise ConfigError(f"{told}\n{wrong}")
-    return Finding(told)
 
+    async def samplers(self) -> Finding:
+        settings = self.settings
+        if self.remote:
+            return Finding("the service samples", "-")
+        if settings.local.urls:
+            served = [await local.served_at(url, settings) for url in settings.local.urls]
+            return Finding("\n".join(served))
+        vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
+        if not arranged.gpus:
+            return Finding("the gateway's process samples")
+        if vllm is None:
+            slow = "the gateway's process samples, many times slower, with a base of its own"
+            return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
+        local.check_quantization(settings, vllm)
+        return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
 
-@check("samplers", needs=("memory",))
-async def samplers(seen: CheckContext) -> Finding:
-    settings = seen.settings
-    if seen.remote:
-        return Finding("the service samples", "-")
-    if settings.local.urls:
+    async def tokenizer(self) -> Finding:
+        self.source = source(self.settings, weights=False)
+        renderer = Renderer.load(self.source.tokenizer, self.source.family)
+        prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
+        told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
+        try:
+            switches(renderer.config, {}, "none")
+            told.append("thinking can be switched by the request")
+        except RequestError:
+            told.append("thinking cannot be switched")
+        if isinstance(renderer.stream(prompt.tokens), BufferedStream):
+            told.append("replies are parsed when they are complete, so agents see them late")
+        elif renderer.family == "default":
+            told.append("its own template was tried out, and text is streamed")
+        else:
+            told.append("text and tool calls are streamed")
+        no_place = "no place for a hint is known: hints teach nothing here, verdicts still do"
+        told.append(no_place if prompt.hint_at is None else "hints have their place")
+        warns = prompt.hint_at is None and build(self.settings.run.method).teaching
+        return Finding("; ".join([*told, *renderer.refusals]), "warn" if warns else "ok")
+
+    async def method(self) -> Finding:
+        settings = self.settings
+        method = build(settings.run.method)
+        if not self.remote:
+            return Finding(f"the local backend can do all of {method.name}")
+        assert self.source is not None
+        from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
+
+        async with open_trainer(settings, self.source.weights) as trainer:
+            has = await trainer.capabilities()
+            require(method, settings.training, has)
+            self.offers = Context(has.context_tokens, "the service says so")
+            assert isinstance(trainer, TinkerTrainer)
+            left = await trainer.rehearse(student_topk(method, settings.training))
+        told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
+        if left:
+            return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
+        return Finding(told)
+
+    async def price(self) -> Finding:
+        settings = self.settings
+        if not self.remote:
+            return Finding("nothing is billed: it runs on this machine")
+        found = price_in_force(settings)
+        check_budget(settings, found)
+        told = forecast(settings, found, None)
+        if told.step_usd is None or told.serve_usd is None:
+            return Finding(unknown(settings, found) or "not known")
         return Finding(
-            "\n".join([await local.served_at(url, settings) for url in settings.local.urls])
+            f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
+            f"{told.words} Prices as of {found.as_of}."
         )
-    vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
-    if not arranged.gpus:
-        return Finding("the gateway's process samples")
-    if vllm is None:
-        slow = "the gateway's process samples, many times slower, with a base of its own"
-        return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
-    local.check_quantization(settings, vllm)
-    return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
 
+    async def judge(self) -> Finding:
+        settings = self.settings
+        asks = settings.judge
+        if asks.judge_prompts:
+            Prompts.read(asks.judge_prompts)
+        told = ["the base model judges"]
+        if asks.judge_url:
+            told = [await _answers(asks.judge_url, asks)]
+        elif settings.run.model_name == DEMO:
+            told = ["the rules that come with the demo judge"]
+        if asks.second:
+            answers = await _answers(asks.second.url, asks.of_second)
+            told.append(f"{answers} as the {asks.second.role}")
+        return Finding("; ".join(told))
 
-@check("tokenizer")
-async def tokenizer(seen: CheckContext) -> Finding:
-    seen.source = source(seen.settings, weights=False)
-    renderer = Renderer.load(seen.source.tokenizer, seen.source.family)
-    prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
-    told = f"chat format {renderer.family}, from {seen.source.tokenizer}"
-    try:
-        switches(renderer.config, {}, "none")
-        told += "; thinking can be switched by the request"
-    except RequestError:
-        told += "; thinking cannot be switched"
-    if isinstance(renderer.stream(prompt.tokens), BufferedStream):
-        told += "; replies are parsed when they are complete, so agents see them late"
-    elif renderer.family == "default":
-        told += "; its own template was tried out, and text is streamed"
-    else:
-        told += "; text and tool calls are streamed"
-    if prompt.hint_at is not None:
-        return Finding("; ".join([told, "hints have their place", *renderer.refusals]))
-    told += "; no place for a hint is known: hints teach nothing here, verdicts still do"
-    told = "; ".join([told, *renderer.refusals])
-    return Finding(told, "warn" if build(seen.settings.run.method).teaching else "ok")
+    async def data(self) -> Finding:
+        directory = self.settings.run.directory
+        there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
+        free_gb = shutil.disk_usage(there).free / 1e9
+        if free_gb < _LOW_DISK_GB:
+            raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
+        if bare := open_to_others(directory):
+            told = f"others on this machine may read {len(bare)} of its files ({bare[0]})"
+            closes = f"the next start closes them, or you do: chmod -R go= {directory}"
+            return Finding(told, "warn", closes)
+        held = "holds a run to go on with" if self.ledger.exists() else "is new"
+        return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
 
+    async def answers(self) -> Finding:
+        """Whether what users say finds the replies that they say it about."""
+        if not self.ledger.exists():
+            return Finding("no request came yet", "-")
+        with reading(self.ledger) as ledger, ledger.moment():
+            main = ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
+            causes = lost_of(ledger)
+        if not causes:
+            return Finding("none was lost: what follows a reply is known to follow it")
+        state = "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok"
+        more = "`python run.py explain TURN` says more of each"
+        return Finding(f"{lost(causes)}; of {main} main turns", state, more)
 
-@check("method", needs=("backend", "tokenizer"))
-async def method(seen: CheckContext) -> Finding:
-    settings = seen.settings
-    method = build(settings.run.method)
-    if not seen.remote:
-        return Finding(f"the local backend can do all of {method.name}")
-    assert seen.source is not None
-    from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
+    async def agreement(self) -> Finding:
+        """Of sampler and trainer, when a step last compared them."""
+        if not self.ledger.exists():
+            return Finding("no step was taken yet", "-")
+        with reading(self.ledger) as ledger, ledger.moment():
+            steps = read(ledger, "steps", Filter(), _LAST_STEPS)
+        compared = [step for step in steps if step["metrics"].get("agrees") is not None]
+        if not compared:
+            none = f"no step of the last {_LAST_STEPS} could compare sampler and trainer"
+            return Finding(none, "-")
+        number, metrics = compared[-1]["id"], compared[-1]["metrics"]
+        told = f"step {number}: sampler and trainer were {common.apart(metrics)} nats apart"
+        if metrics["agrees"]:
+            return Finding(f"{told}, which is rounding")
+        looks = "`python run.py status` says what to look at"
+        return Finding(f"{told}, which is no rounding", "warn", looks)
 
-    async with open_trainer(settings, seen.source.weights) as trainer:
-        has = await trainer.capabilities()
-        require(method, settings.training, has)
-        seen.offers = Context(has.context_tokens, "the service says so")
-        assert isinstance(trainer, TinkerTrainer)
-        left = await trainer.rehearse(student_topk(method, settings.training))
-    told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
-    if left:
-        return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
-    return Finding(told)
+    # What is around it
 
+    async def port(self) -> Finding:
+        gateway = self.settings.gateway
+        try:
+            with listen(gateway.host, gateway.port):
+                return Finding(f"{gateway.host}:{gateway.port} is free")
+        except ConfigError as taken:
+            try:
+                health = await asyncio.to_thread(common.ask, self.settings)
+            except common.GatewayUnreachable:
+                raise taken from None
+        here = f"a gateway of this project answers at {common.url_of(self.settings)}"
+        state = f"It is {health['status']}"
+        if "user" in health:  # not an admin's key: it tells no more than that
+            return Finding(f"{here}. {state}")
+        other = "choose another --port"
+        if "policy_version" not in health:  # it tells strangers no more than whether all is well
+            takes = "takes another key than these flags give; give one of its keys"
+            raise ConfigError(f"{here}, and {takes}, or {other}")
+        name = self.settings.served_name
+        served = await asyncio.to_thread(common.served_models, self.settings)
+        if served is not None and name not in served:
+            serves = f"it serves {', '.join(served)}, not {name}; stop it"
+            raise ConfigError(f"{here}, but {serves}, or {other}")
+        told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
+        if its_own != self.ledger.parent.absolute():
+            elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
+            return Finding(elsewhere, "warn", "see --data-dir")
+        if health["status"] != "ok":
+            return Finding(f"{told} {state}", "warn", "`python run.py status` says why")
+        return Finding(told)
 
-@check("price")
-async def price(seen: CheckContext) -> Finding:
-    settings = seen.settings
-    if not seen.remote:
-        return Finding("nothing is billed: it runs on this machine")
-    found = price_in_force(settings)
-    check_budget(settings, found)
-    told = forecast(settings, found, None)
-    if told.step_usd is None or told.serve_usd is None:
-        return Finding(unknown(settings, found) or "not known")
-    return Finding(
-        f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
-        f"{told.words} Prices as of {found.as_of}."
-    )
+    async def clock(self) -> Finding:
+        """Compared with servers that run.py asks anyway, and with the newest row of the ledger."""
+        judge = self.settings.judge.judge_url
+        service = self.service if self.remote and "backend" not in self.failed else None
+        told, worst = list[str](), 0.0
+        for url in filter(None, (service, judge)):
+            if (ahead := await asyncio.to_thread(ahead_of, url)) is not None:
+                worst = max(worst, abs(ahead))
+                way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
+                told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
+        if worst >= _CLOCK_FAILS_S:
+            why = "keys and certificates are refused with a wrong clock; set it (with NTP)"
+            raise ConfigError(f"this machine's clock {', '.join(told)}: {why}")
+        if self.ledger.exists():
+            with reading(self.ledger) as rows, rows.moment():
+                future = (newest_at(rows) or 0.0) - time.time()
+            if future >= _CLOCK_WARNS_S:
+                worst = future
+                told.append(
+                    f"was set back, or was wrong before: the newest row of {self.ledger} will be "
+                    f"written in {span(future)}. Nothing is lost, rows are ordered by number; the "
+                    "times that are shown are wrong"
+                )
+        if not told:
+            return Finding("no server to compare it with; no row of the ledger is from the future")
+        return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
 
+    async def model(self) -> Finding:
+        offers = self.offers = self.offers or await context_of(self.settings)
+        context = f"context {offers.tokens} tokens: {offers.source}"
+        told = f"served as {self.settings.served_name}; {context}"
+        if offers.tokens >= openclaw.SMALLEST_CONTEXT:
+            return Finding(told)
+        return Finding(f"{told}. That is {openclaw.TOO_FEW}", "warn")
 
-@check("judge")
-async def judge(seen: CheckContext) -> Finding:
-    settings = seen.settings
-    asks = settings.judge
-    if asks.judge_prompts:
-        Prompts.read(asks.judge_prompts)
-    told = [await _answers(asks.judge_url, asks)] if asks.judge_url else list[str]()
-    if not told and settings.run.model_name == DEMO:
-        told = ["the rules that come with the demo judge"]
-    told = told or ["the base model judges"]
-    if asks.second:
-        told.append(f"{await _answers(asks.second.url, asks.of_second)} as the {asks.second.role}")
-    return Finding("; ".join(told))
+    async def openclaw(self) -> Finding:
+        """Whether OpenClaw's configuration, where there is one, points here."""
+        settings, path = self.settings, openclaw_file.usual_path()
+        try:
+            found = openclaw_file.read(path)
+        except ConfigError as error:  # OpenClaw's trouble, not the gateway's
+            return Finding(str(error), "warn")
+        if found.was is None:
+            return Finding(f"no configuration at {path}", "-", _PRINTS)
+        if settings.gateway.port == 0:
+            return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
+        mends = f"{_PRINTS}, --write puts it there"
+        view = openclaw.ConfigView(found.data, settings)
+        if (name := view.provider()) is None:
+            nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
+            return Finding(nobody, "warn", mends)
+        assert self.offers is not None
+        provider = f"the provider {name} in {path}"
+        looked = view.misfits(name, self.offers)
+        if wrong := [misfit.said for misfit in looked if misfit.said]:
+            mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
+            return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
+        usual = view.usual_models()
+        ours = [name for name, used in usual.items() if view.is_ours(used)]
+        named = f"agents that use it: {', '.join(ours) or 'none'}"
+        told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
+        if other := [*view.elsewhere()]:
+            note = "what is said elsewhere is neither recorded nor learned from:"
+            told = "\n".join([told, note, *other])
+        return Finding(told)
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:
     async with HttpEndpoint(url, settings) as endpoint:
         await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
     return f"{url} answers"
-
-
-@check("data")
-async def data(seen: CheckContext) -> Finding:
-    directory = seen.settings.run.directory
-    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"{directory} cannot be written; choose another --data-dir")
-    free_gb = shutil.disk_usage(there).free / 1e9
-    if free_gb < _LOW_DISK_GB:
-        raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
-    if bare := open_to_others(directory):
-        told = f"others on this machine may read {len(bare)} of its files ({bare[0]})"
-        closes = f"the next start closes them, or you do: chmod -R go= {directory}"
-        return Finding(told, "warn", closes)
-    held = "holds a run to go on with" if seen.ledger.exists() else "is new"
-    return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
-
-
-@check("answers", needs=("data",))
-async def answers(seen: CheckContext) -> Finding:
-    """Whether what users say finds the replies that they say it about."""
-    if not seen.ledger.exists():
-        return Finding("no request came yet", "-")
-    with reading(seen.ledger) as ledger, ledger.moment():
-        causes, main = lost_of(ledger), ledger.one("SELECT COUNT(*) FROM turns WHERE kind = 'main'")
-    if not causes:
-        return Finding("none was lost: what follows a reply is known to follow it")
-    state = "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok"
-    more = "`python run.py explain TURN` says more of each"
-    return Finding(f"{lost(causes)}; of {main} main turns", state, more)
-
-
-@check("agreement", needs=("answers",))
-async def agreement(seen: CheckContext) -> Finding:
-    """Of sampler and trainer, when a step last compared them."""
-    if not seen.ledger.exists():
-        return Finding("no step was taken yet", "-")
-    with reading(seen.ledger) as ledger, ledger.moment():
-        steps = read(ledger, "steps", Filter(), _LAST_STEPS)
-    compared = [step for step in steps if step["metrics"].get("agrees") is not None]
-    if not compared:
-        return Finding(f"no step of the last {_LAST_STEPS} could compare sampler and trainer", "-")
-    number, metrics = compared[-1]["id"], compared[-1]["metrics"]
-    told = f"step {number}: sampler and trainer were {common.apart(metrics)} nats apart, which is "
-    if metrics["agrees"]:
-        return Finding(f"{told}rounding")
-    return Finding(f"{told}no rounding", "warn", "`python run.py status` says what to look at")
-
-
-# What is around it
-
-_CLOCK_WARNS_S = 10.0
-_CLOCK_FAILS_S = 300.0
-"""From about here on short-lived keys are refused, and certificates that are new."""
-_PATIENCE_S = 5.0
-_PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
-
-
-@check("port")
-async def port(seen: CheckContext) -> Finding:
-    gateway = seen.settings.gateway
-    try:
-        with listen(gateway.host, gateway.port):
-            return Finding(f"{gateway.host}:{gateway.port} is free")
-    except ConfigError as taken:
-        url, key = common.url_of(seen.settings), common.key_of(seen.settings)
-        try:
-            health = await asyncio.to_thread(common.ask, url, key)
-        except common.GatewayUnreachable:
-            raise taken from None
-    here = f"a gateway of this project answers at {url}"
-    if "user" in health:  # not an admin's key: it tells no more than that
-        return Finding(f"{here}. It is {health['status']}")
-    if "policy_version" not in health:  # it tells strangers no more than whether all is well
-        raise ConfigError(
-            f"{here}, and takes another key than these flags give; give one of its keys, or choose "
-            "another --port"
-        )
-    name = seen.settings.served_name
-    served = await asyncio.to_thread(common.served_models, url, key)
-    if served is not None and name not in served:
-        raise ConfigError(
-            f"{here}, but it serves {', '.join(served)}, not {name}; stop it, or choose another "
-            "--port"
-        )
-    told = f"{here}. {health['meaning']}"
-    its_own = Path(health["data_dir"])
-    if its_own != seen.ledger.parent.absolute():
-        told += f" It keeps its records elsewhere, in {its_own}"
-        return Finding(told, "warn", "see --data-dir")
-    if health["status"] != "ok":
-        told += f" It is {health['status']}"
-        return Finding(told, "warn", "`python run.py status` says why")
-    return Finding(told)
-
-
-@check("clock", needs=("answers",))
-async def clock(seen: CheckContext) -> Finding:
-    """Compared with servers that run.py asks anyway, and with the newest row of the ledger."""
-    judge = seen.settings.judge.judge_url
-    service = seen.service if seen.remote and "backend" not in seen.failed else None
-    told, worst = list[str](), 0.0
-    for url in filter(None, (service, judge)):
-        if (ahead := await asyncio.to_thread(ahead_of, url)) is not None:
-            worst = max(worst, abs(ahead))
-            way = f"is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} that of"
-            told.append(f"{'agrees with' if abs(ahead) < _CLOCK_WARNS_S else way} {url}")
-    if worst >= _CLOCK_FAILS_S:
-        raise ConfigError(
-            f"this machine's clock {', '.join(told)}: keys and certificates are refused with a "
-            "wrong clock; set it (with NTP)"
-        )
-    if seen.ledger.exists():
-        with reading(seen.ledger) as rows, rows.moment():
-            future = (newest_at(rows) or 0.0) - time.time()
-        if future >= _CLOCK_WARNS_S:
-            worst = future
-            told.append(
-                f"was set back, or was wrong before: the newest row of {seen.ledger} will be "
-                f"written in {span(future)}. Nothing is lost, rows are ordered by number; the "
-                "times that are shown are wrong"
-            )
-    if not told:
-        return Finding("no server to compare it with; no row of the ledger is from the future")
-    return Finding("; ".join(told), "warn" if worst >= _CLOCK_WARNS_S else "ok")
 
 
 def ahead_of(url: str) -> float | None:
@@ -452,48 +460,6 @@ def ahead_of(url: str) -> float | None:
     except (OSError, HTTPException, TypeError, ValueError):
         return None
     return (asked + time.time()) / 2 - theirs
-
-
-@check("model", needs=("backend",))
-async def model(seen: CheckContext) -> Finding:
-    offers = seen.offers = seen.offers or await context_of(seen.settings)
-    told = f"served as {seen.settings.served_name}; context {offers.tokens} tokens: {offers.source}"
-    if offers.tokens >= openclaw.SMALLEST_CONTEXT:
-        return Finding(told)
-    return Finding(f"{told}. That is {openclaw.TOO_FEW}", "warn")
-
-
-@check("openclaw", needs=("model",))
-async def openclaw_points_here(seen: CheckContext) -> Finding:
-    """Whether OpenClaw's configuration, where there is one, points here."""
-    settings, path = seen.settings, openclaw_file.usual_path()
-    try:
-        found = openclaw_file.read(path)
-    except ConfigError as error:  # OpenClaw's trouble, not the gateway's
-        return Finding(str(error), "warn")
-    if found.was is None:
-        return Finding(f"no configuration at {path}", "-", _PRINTS)
-    if settings.gateway.port == 0:
-        return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
-    mends = f"{_PRINTS}, --write puts it there"
-    name = openclaw.provider_for(found.data, settings)
-    if name is None:
-        nobody = f"no provider in {path} points at {openclaw.base_url(settings)}"
-        return Finding(nobody, "warn", mends)
-    assert seen.offers is not None
-    provider = f"the provider {name} in {path}"
-    looked = openclaw.misfits(found.data, name, settings, seen.offers)
-    if wrong := [misfit.said for misfit in looked if misfit.said]:
-        mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
-        return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-    usual = openclaw.usual_models(found.data)
-    ours = [name for name, used in usual.items() if openclaw.is_ours(used, found.data, settings)]
-    named = f"agents that use it: {', '.join(ours) or 'none'}"
-    told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
-    if other := [*openclaw.elsewhere(found.data, settings)]:
-        note = "what is said elsewhere is neither recorded nor learned from:"
-        told = "\n".join([told, note, *other])
-    return Finding(told)
 
 
 # The last requests as a table: what each was, what came of it, and why; no user's words

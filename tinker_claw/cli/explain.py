@@ -10,17 +10,16 @@ more, and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from tinker_claw.cli.common import (
-    LedgerFlags,
+    LedgerCommand,
     number,
     plural,
     read_run_view,
-    until_left,
     vote,
     wrapped,
     write,
@@ -42,22 +41,20 @@ from tinker_claw.types import Completion, HintScores, Vote
 LONGEST = 1500
 """Characters of a text that are shown."""
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
+_COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."
 
 
-class ExplainFlags(LedgerFlags):
+class Explain(LedgerCommand):
     """Tell what came of one turn, and why, also while the gateway runs."""
 
     turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
     no_text: bool = Field(False, description="without what user, model and tools wrote")
 
-
-def explain(given: ExplainFlags) -> int:
-    """Tell a turn in words."""
-    with until_left(), reading(given.ledger) as ledger:
-        with ledger.moment():
-            lines = tell(ledger, given.turn, given.settings.training, text=not given.no_text)
+    def run(self) -> int:
+        with reading(self.ledger) as ledger, ledger.moment():
+            lines = tell(ledger, self.turn, self.settings.training, text=not self.no_text)
         write(lines)
-    return 0
+        return 0
 
 
 def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
@@ -83,7 +80,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
         *_episode(turn),
         *became,
         *_trained(rows, turn, known, run, training),
-        *_cost(known),
+        *([_COST.format(known.usd)] if known.usd else []),
     ]
 
 
@@ -155,7 +152,6 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
 
 
 def _episode(turn: TurnView) -> Iterator[str]:
-    """What its session is an attempt at, and the reward of this step of it."""
     task = f" at task {turn.task}" if turn.task else ""
     group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
     if not turn.episode:
@@ -172,7 +168,6 @@ def _episode(turn: TurnView) -> Iterator[str]:
 
 
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:
-    """What was said outright."""
     for said in known.feedback:
         of = "how its session ended" if said["final"] else "it"
         more = [f"{name} {said[name]}" for name in ("task", "group") if said[name]]
@@ -198,11 +193,8 @@ def _verdict(value: Vote | None) -> str:
 def _trained(
     rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
 ) -> Iterator[str]:
-    sample = turn.sample
-    if sample is None or sample.state != "trained" or sample.step is None:
-        return
-    step = read_step(rows, sample.step)
-    if step is None:
+    trained_in = turn.trained_in_step
+    if trained_in is None or (step := read_step(rows, trained_in)) is None:
         return
     parent, metrics = step
     rule = dict(metrics.get("rule") or {})
@@ -212,12 +204,11 @@ def _trained(
     cfg = Training(**rule) if rule else training
     if not rule:
         yield "(By today's settings: the step did not record those of its time.)"
-    yield from _by_reward(turn, rewards_of(rows, sample.step), method, cfg)
+    yield from _by_reward(turn, rewards_of(rows, trained_in), method, cfg)
     yield from _by_teacher(known.teacher, known.completion, method, cfg)
     began_with = read_version(rows, parent)
-    yield from wrapped(
-        _age((began_with.step if began_with else 0) - turn.version_step, metrics, cfg)
-    )
+    age = (began_with.step if began_with else 0) - turn.version_step
+    yield from wrapped(_age(age, metrics, cfg))
 
 
 def _by_reward(
@@ -239,20 +230,22 @@ def _by_teacher(
     weight = method.weights(cfg).distill
     if not weight or teacher is None or method.teaching is None:
         return
-    rows = _distilled(teacher, done, cfg, cfg.opd_clip)
-    mean = weight * teacher.weight * sum(abs(a) for row in rows for a in row) / len(rows)
+    clip = cfg.opd_clip
+    if cfg.opd_mode == "token":
+        found, own = (teacher.logprobs,), (done.logprobs,)
+        advantages = [token_advantages(teacher.logprobs, done.logprobs, clip)]
+    else:  # of as many candidates a token as were scored
+        found, own = teacher.targets, done.topk_logprobs
+        each = range(len(done.tokens))
+        advantages = [candidate_advantages(done, teacher, at, clip) for at in each]
+    total = sum(abs(a) for row in advantages for a in row)  # before normalisation
+    mean = weight * teacher.weight * total / len(done.tokens)
     told = f"Advantage from its {method.teaching.what}: {mean:.3f} in the mean over its tokens"
     told += ", of either sign"
-    if cfg.opd_clip:
-        both = replace(teacher, topk_ids=())  # where student and teacher have a logprob
-        bounded, free = (_distilled(both, done, cfg, clip) for clip in (cfg.opd_clip, 0.0))
-        cut = [
-            a != b for x, y in zip(bounded, free, strict=True) for a, b in zip(x, y, strict=True)
-        ]
-        told += (
-            f"; {sum(cut) / len(cut):.0%} of the differences between teacher and reply were cut "
-        )
-        told += f"to {cfg.opd_clip:g} nat{'s' if cfg.opd_clip != 1 else ''}"
+    if clip:
+        cut = [abs(a - b) > clip for a, b in zip(chain(*found), chain(*own), strict=True)]
+        share = f"{sum(cut) / len(cut):.0%} of the differences between teacher and reply"
+        told += f"; {share} were cut to {clip:g} nat{'s' if clip != 1 else ''}"
     if teacher.weight != 1:
         why = "it was not known whether such texts teach"
         if teacher.weight == 0:
@@ -281,33 +274,16 @@ def _compared(
     return f"Advantage from its {what}: {advantage:+.3f} on every token{spared} ({of})."
 
 
-def _distilled(
-    teacher: HintScores, done: Completion, cfg: Training, clip: float
-) -> list[Sequence[float]]:
-    """Advantages before normalisation: one row per sampled token, of as many candidates as were
-    scored. `clip`: 0 for none."""
-    if cfg.opd_mode == "token":
-        return [[a] for a in token_advantages(teacher.logprobs, done.logprobs, clip)]
-    return [candidate_advantages(done, teacher, at, clip) for at in range(len(done.tokens))]
-
-
 def _age(age: int, metrics: Mapping[str, Any], cfg: Training) -> str:
     told = "It was fresh: the version that answered was the one that was trained on."
     if age:
-        told = (
-            f"It was {plural(age, 'step')} old by then; how the correction for "
-            "that changed its advantages is not recorded."
-        )
+        told = f"It was {plural(age, 'step')} old by then; how the correction for that changed its "
+        told += "advantages is not recorded."
     if (clip_share := metrics.get("clip_share")) is not None:
         told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
     if cfg.kl_beta:
         told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
     return told
-
-
-def _cost(known: Contents) -> Iterator[str]:
-    if known.usd:
-        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
 
 
 def _quote(words: str, *, text: bool) -> Iterator[str]:

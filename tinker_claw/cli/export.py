@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, room_beside, until_left, write
-from tinker_claw.cli.versions import AS_SHOWN, named, read_kept
+from tinker_claw.cli.common import LedgerCommand, room_beside, write
+from tinker_claw.cli.versions import AS_SHOWN, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
@@ -24,7 +24,7 @@ from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
 
 
-class ExportFlags(LedgerFlags):
+class Export(LedgerCommand):
     """Take along what was recorded or learned, also while the gateway runs."""
 
     jsonl: Path | None = Field(
@@ -47,51 +47,46 @@ class ExportFlags(LedgerFlags):
         None, title="vN", description="of this version, not of the one that serves"
     )
 
-
-def export(given: ExportFlags) -> int:
-    """Write what is asked for."""
-    if len(given.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
-        raise ConfigError("give one of --jsonl, --adapter and --merged")
-    settings, file = given.settings, given.ledger
-    if given.jsonl is not None:
-        if given.version is not None:
+    def run(self) -> int:
+        if len(self.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
+            raise ConfigError("give one of --jsonl, --adapter and --merged")
+        if self.jsonl is None:
+            self._learned()
+        elif self.version is not None:
             raise ConfigError("--version goes with --adapter and --merged; turns are of all")
-        _turns(file, given.jsonl, tokens=given.tokens)
+        else:
+            self._turns(self.jsonl)
         return 0
-    with reading(file) as ledger, ledger.moment():
-        backend, kept = run_of(ledger).get("backend"), read_kept(ledger)
-    if not kept:
-        raise UndoError(f"{file} has no version yet")
-    if backend != settings.run.backend:
-        raise ConfigError(
-            f"{file} holds a run with --backend {backend}; give the flags of that run"
-        )
-    serving = next(one["id"] for one in kept if one["serving"])
-    asked = serving if given.version is None else given.version
-    version = named(kept, asked, with_state=backend != "local")
-    what, fill, target = "adapter", _adapter, given.adapter
-    if target is None:
-        what, fill, target = "model", _merged, given.merged
-    assert target is not None
-    with _whole(target) as draft:
-        fill(settings, version, draft)
-    write([f"The {what} of v{version['id']} is in {target}."])
-    return 0
 
-
-def _turns(ledger_at: Path, target: Path, *, tokens: bool) -> None:
-    with reading(ledger_at) as ledger:
-        records = turns_in_full(ledger, tokens=tokens)
-        lines = (json.dumps(record, ensure_ascii=False) for record in records)
-        if str(target) == "-":
-            with until_left():
+    def _turns(self, target: Path) -> None:
+        with reading(self.ledger) as ledger:
+            records = turns_in_full(ledger, tokens=self.tokens)
+            lines = (json.dumps(record, ensure_ascii=False) for record in records)
+            if str(target) == "-":
                 return write(lines)
-        count = 0
-        with _whole(target) as draft, draft.open("w") as file:
-            for line in lines:
-                file.write(f"{line}\n")
-                count += 1
-    write([f"{count} turns are in {target}."])
+            count = 0
+            with _whole(target) as draft, draft.open("w") as file:
+                for line in lines:
+                    file.write(f"{line}\n")
+                    count += 1
+        write([f"{count} turns are in {target}."])
+
+    def _learned(self) -> None:
+        settings, file = self.settings, self.ledger
+        with reading(file) as ledger, ledger.moment():
+            backend = run_of(ledger).get("backend", settings.run.backend)
+            version = named(ledger, self.version, with_state=backend != "local")
+        if backend != settings.run.backend:
+            raise ConfigError(
+                f"{file} holds a run with --backend {backend}; give the flags of that run"
+            )
+        what, fill, target = "adapter", _adapter, self.adapter
+        if target is None:
+            what, fill, target = "model", _merged, self.merged
+        assert target is not None
+        with _whole(target) as draft:
+            fill(settings, version, draft)
+        write([f"The {what} of v{version['id']} is in {target}."])
 
 
 def _weights(settings: Settings, version: Record) -> Path:

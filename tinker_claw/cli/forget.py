@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerFlags, carry_out, write
+from tinker_claw.cli.common import LedgerCommand, plural, write
 from tinker_claw.cli.versions import read_kept, usable
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
@@ -23,9 +23,10 @@ from tinker_claw.ledger.views import Record
 EXIT_LEFT = 1
 """Nothing was forgotten, because the user said so."""
 _NAMED = 20
+"""Turns that are named."""
 
 
-class ForgetFlags(LedgerFlags):
+class Forget(LedgerCommand):
     """Forget a session, or a turn with all later ones of its session.
 
     They go from the ledger, its free pages and its log, and from the memory of a gateway that runs,
@@ -44,39 +45,34 @@ class ForgetFlags(LedgerFlags):
     dry_run: bool = Field(False, description="say what would go, and change nothing")
     yes: bool = Field(False, description="do not ask")
 
-
-def forget(given: ForgetFlags) -> int:
-    """Forget a session, or a turn and what comes after it."""
-    find = _find(given)
-    with reading(given.ledger) as ledger, ledger.moment():
-        forgetting, kept = find(ledger), read_kept(ledger)
-    write(_told(forgetting, kept))
-    if given.dry_run:
+    def run(self) -> int:
+        find = self._find()
+        with reading(self.ledger) as ledger, ledger.moment():
+            forgetting, kept = find(ledger), read_kept(ledger)
+        write(_told(forgetting, kept))
+        if self.dry_run:
+            return 0
+        if not self.yes:
+            print(
+                "This cannot be taken back. Forget it? [y/N] ", end="", file=sys.stderr, flush=True
+            )
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                write(["Nothing was forgotten."])
+                return EXIT_LEFT
+        order = {"do": f"forget {self.what}", self.what: self.which, "user": self.user}
+        # There may be more of them by now than were told.
+        gone, _ = self.carry_out(order, lambda ledger: asdict(ledger.forget(find)))
+        write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
         return 0
-    if not given.yes and not _agrees():
-        write(["Nothing was forgotten."])
-        return EXIT_LEFT
-    order = {"do": f"forget {given.what}", given.what: given.which, "user": given.user}
-    # There may be more of them by now than were told.
-    gone, _ = carry_out(given.directory, order, lambda ledger: asdict(ledger.forget(find)))
-    write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
-    return 0
 
-
-def _find(given: ForgetFlags) -> Callable[[Rows], Forgetting]:
-    if given.what == "session":
-        return in_session(given.which, given.user)
-    if given.user is not None:
-        raise UndoError("--user goes with a session; turns are known by their numbers")
-    if not given.which.isdecimal():
-        raise UndoError(f"{given.which!r} is no turn; `python run.py log turns` lists them")
-    return from_turn(int(given.which))
-
-
-def _agrees() -> bool:
-    sys.stderr.write("This cannot be taken back. Forget it? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    def _find(self) -> Callable[[Rows], Forgetting]:
+        if self.what == "session":
+            return in_session(self.which, self.user)
+        if self.user is not None:
+            raise UndoError("--user goes with a session; turns are known by their numbers")
+        if not self.which.isdecimal():
+            raise UndoError(f"{self.which!r} is no turn; `python run.py log turns` lists them")
+        return from_turn(int(self.which))
 
 
 def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
@@ -87,30 +83,25 @@ def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     for turn in what.unsaid:
         yield f"Turn {turn} stays, without what followed it and what the judge made of that."
     if what.withdrawn:
-        samples = "sample is" if what.withdrawn == 1 else "samples are"
-        yield f"{what.withdrawn} queued {samples} withdrawn."
+        are = "is" if what.withdrawn == 1 else "are"
+        yield f"{plural(what.withdrawn, 'queued sample')} {are} withdrawn."
     for used in what.steps:
         trained = f"Step {used.step} trained on {used.samples} of them and made v{used.version}"
         yield f"{trained}." if used.live else f"{trained}, which a rollback has left behind."
-    if what.roll_back_to is not None:
-        yield _way_back(what.roll_back_to, kept)
-
-
-def _way_back(before: int, kept: Sequence[Record]) -> str:
+    if (before := what.roll_back_to) is None:
+        return
     possible = [
         one["id"]
         for one in kept
         if one["id"] <= before and one["live"] and usable(one, with_state=True)
     ]
-    if not possible:
-        return (
-            f"What was learned from it stays learned: v{before}, the version before that, has no "
-            "state to go back to any more."
-        )
-    return (
-        "What was learned from it stays learned, until you go back before it: "
-        f"python run.py rollback v{max(possible)}"
-    )
+    stays = "What was learned from it stays learned"
+    if possible:
+        back = f"python run.py rollback v{max(possible)}"
+        yield f"{stays}, until you go back before it: {back}"
+    else:
+        gone = "has no state to go back to any more"
+        yield f"{stays}: v{before}, the version before that, {gone}."
 
 
 def _turns(turns: Sequence[int]) -> str:
@@ -123,10 +114,7 @@ def _turns(turns: Sequence[int]) -> str:
     return f"{len(turns)} turns ({named}{more})"
 
 
-# `run.py rejudge`
-
-
-class RejudgeFlags(LedgerFlags):
+class Rejudge(LedgerCommand):
     """Judge turns again that were set aside.
 
     Three times the judge gave nothing that could be read while it judged others: judge again after
@@ -138,24 +126,21 @@ class RejudgeFlags(LedgerFlags):
         (), title="TURN", description="which; all of them unless given"
     )
 
-
-def rejudge(given: RejudgeFlags) -> int:
-    """Take up turns that were set aside."""
-    wanted = list(given.turns) or None
-    with reading(given.ledger):
-        pass  # it is one, of this schema
-    order = {"do": "rejudge", "turns": wanted}
-    again, running = carry_out(
-        given.directory, order, lambda ledger: ledger.judgements.take_up(wanted)
-    )
-    when = "now" if running else "when the gateway is started"
-    if again:
-        write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
-    elif wanted is None:
-        write(["No turn is set aside."])
-    if missing := sorted(set(wanted or ()) - set(again)):
-        raise UndoError(
-            f"not set aside, or its words are gone: {', '.join(f'turn {one}' for one in missing)}; "
-            "`python run.py explain TURN` says what became of it"
-        )
-    return 0
+    def run(self) -> int:
+        wanted = list(self.turns) or None
+        with reading(self.ledger):
+            pass  # it is one, of this schema
+        order = {"do": "rejudge", "turns": wanted}
+        again, running = self.carry_out(order, lambda ledger: ledger.judgements.take_up(wanted))
+        when = "now" if running else "when the gateway is started"
+        if again:
+            write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
+        elif wanted is None:
+            write(["No turn is set aside."])
+        if missing := sorted(set(wanted or ()) - set(again)):
+            named = ", ".join(f"turn {turn}" for turn in missing)
+            raise UndoError(
+                f"not set aside, or its words are gone: {named}; "
+                "`python run.py explain TURN` says what became of it"
+            )
+        return 0

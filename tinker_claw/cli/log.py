@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
-    LedgerFlags,
+    LedgerCommand,
     apart,
     note,
     number,
     read_run_view,
     short,
     table,
-    until_left,
     version,
     vote,
     write,
@@ -39,13 +39,32 @@ ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
 FIRST_ROWS = 10
 """Rows with which --follow begins."""
-_VERDICTS = {"good": "1", "+1": "1", "1": "1", "neutral": "0", "0": "0", "bad": "-1", "-1": "-1"}
+POLL_S = 0.3
+WATCHED = 500
+"""Rows behind the newest that are watched for changes."""
+_VERDICTS = {"good": "1", "+1": "1", "neutral": "0", "bad": "-1"}
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
 """Filters that steps and versions know nothing of."""
 
 
-class LogFlags(LedgerFlags):
+def since(text: str, now: float) -> float:
+    """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
+        return now - float(span[1]) * _UNITS[span[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise ConfigError(
+            f"--since {text}: give a time like 2026-03-05T14:00, or a span like 90min, 2h or 3d"
+        ) from error
+
+
+class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
     Texts are shown with --full only.
@@ -60,7 +79,7 @@ class LogFlags(LedgerFlags):
     verdict: Literal["good", "+1", "1", "neutral", "0", "bad", "-1", "none"] | None = Field(
         None, description="none: no vote was valid"
     )
-    since: str | None = Field(
+    since: Annotated[float | None, BeforeValidator(lambda text: since(text, time.time()))] = Field(
         None, title="WHEN", description="from then on: 2026-03-05T14:00, or 2h, 3d"
     )
     trained: bool = Field(False, description="what a step has trained on")
@@ -80,34 +99,76 @@ class LogFlags(LedgerFlags):
         "as when a verdict arrives: the last line of a row is how it stands",
     )
 
+    def run(self) -> int:
+        limit = self.limit or (None if self.json_lines else ROWS)
+        with reading(self.ledger) as ledger:
+            if self.follow:
+                with suppress(KeyboardInterrupt):
+                    self._follow(ledger)
+                return 0
+            # A row more says whether there are more than a table shows.
+            most = limit if limit is None or self.json_lines else limit + 1
+            records = self._read(ledger, self._filter, most)
+            if records or self.json_lines:
+                self._show(ledger, records if limit is None else records[-limit:])
+            else:
+                note(f"no {self.table} in {ledger.path} fit")
+            if limit is not None and len(records) > limit:
+                note(f"earlier {self.table} are left out; --limit N shows more")
+        return 0
+
     @property
-    def as_lines(self) -> bool:
+    def json_lines(self) -> bool:
         return self.as_json or self.full
 
     @property
-    def rows(self) -> int | None:
-        """How many at most."""
-        return self.limit or (FIRST_ROWS if self.follow else None if self.as_lines else ROWS)
+    def _filter(self) -> Filter:
+        if self.trained and self.untrained:
+            raise ConfigError("--trained and --untrained exclude one another")
+        if self.table in ("steps", "versions"):
+            for name in self.model_fields_set & _OF_TURNS:
+                raise ConfigError(
+                    f"--{name} goes with turns and what became of them, not with {self.table}"
+                )
+        return Filter(
+            **self.model_dump(include={"session", "user", "kind", "since"}),
+            verdict=_VERDICTS.get(self.verdict or "", self.verdict),
+            trained=self.trained if self.trained or self.untrained else None,
+        )
 
-
-def log(given: LogFlags) -> int:
-    """Print the rows that are asked for."""
-    batch_size = given.settings.training.batch_size
-    wanted, limit = _filter(given), given.rows
-    with until_left(), reading(given.ledger) as ledger:
-        if given.follow:
-            _follow(ledger, given, wanted, batch_size)
-        # A row more says whether there are more than a table shows.
-        most = limit if limit is None or given.as_lines else limit + 1
+    def _read(self, ledger: Outside, wanted: Filter, limit: int | None) -> list[Record]:
         with ledger.moment():
-            records = read_log(ledger, given.table, wanted, most, batch_size)
-        if records or given.as_lines:
-            _show(ledger, given, records if limit is None else records[-limit:])
+            batch_size = self.settings.training.batch_size
+            return read_log(ledger, self.table, wanted, limit, batch_size)
+
+    def _show(self, ledger: Outside, records: Sequence[Record], *, heading: bool = True) -> None:
+        # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
+        if self.full:
+            write_json(in_full(ledger, self.table, record) for record in records)
+        elif self.as_json:
+            write_json(records)
         else:
-            note(f"no {given.table} in {ledger.path} fit")
-        if limit is not None and len(records) > limit:
-            note(f"earlier {given.table} are left out; --limit N shows more")
-    return 0
+            write(table(COLUMNS[self.table], records, heading=heading))
+
+    def _follow(self, ledger: Outside) -> NoReturn:
+        """Show the newest rows; then, until interrupted, each that appears, and each again, whole,
+        in which something has changed. What changes far behind the newest rows is not shown."""
+        known, seen, wanted = dict[int, Record](), None, self._filter
+        while True:
+            if (changes := ledger.changes()) != seen:
+                if self.table not in ("steps", "versions"):
+                    # What lies far behind is not looked through again with every change.
+                    newest = ledger.one("SELECT MAX(id) FROM turns") or 0
+                    wanted = replace(wanted, after=max(0, newest - 2 * WATCHED))
+                found = self._read(ledger, wanted, WATCHED)
+                by_id = {record.get("id", record.get("turn", 0)): record for record in found}
+                new = [record for key, record in by_id.items() if known.get(key) != record]
+                if seen is None:
+                    self._show(ledger, new[-(self.limit or FIRST_ROWS) :])
+                elif new:
+                    self._show(ledger, new, heading=False)
+                known, seen = by_id, changes
+            time.sleep(POLL_S)
 
 
 def read_log(
@@ -120,184 +181,102 @@ def read_log(
     return records
 
 
-def _show(
-    ledger: Outside, given: LogFlags, records: Sequence[Record], *, heading: bool = True
-) -> None:
-    # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
-    if given.full:
-        write_json(in_full(ledger, given.table, record) for record in records)
-    elif given.as_json:
-        write_json(records)
-    else:
-        write(table(COLUMNS[given.table], records, heading=heading))
-
-
-POLL_S = 0.3
-WATCHED = 500
-"""Rows behind the newest that are watched for changes."""
-
-
-def _follow(ledger: Outside, given: LogFlags, wanted: Filter, batch_size: int) -> NoReturn:
-    """Show the newest rows; then, until interrupted, each that appears, and each again, whole, in
-    which something has changed. What changes far behind the newest rows is not shown."""
-    known, seen = dict[int, Record](), None
-    while True:
-        if (changes := ledger.changes()) != seen:
-            if given.table not in ("steps", "versions"):
-                # What lies far behind is not looked through again with every change.
-                newest = ledger.one("SELECT MAX(id) FROM turns") or 0
-                wanted = replace(wanted, after=max(0, newest - 2 * WATCHED))
-            with ledger.moment():
-                found = read_log(ledger, given.table, wanted, WATCHED, batch_size)
-            by_id = {record.get("id", record.get("turn", 0)): record for record in found}
-            new = [record for key, record in by_id.items() if known.get(key) != record]
-            if seen is None:
-                _show(ledger, given, new[-(given.rows or FIRST_ROWS) :])
-            elif new:
-                _show(ledger, given, new, heading=False)
-            known, seen = by_id, changes
-        time.sleep(POLL_S)
-
-
-def _filter(given: LogFlags) -> Filter:
-    if given.trained and given.untrained:
-        raise ConfigError("--trained and --untrained exclude one another")
-    if given.table in ("steps", "versions"):
-        for name in given.model_fields_set & _OF_TURNS:
-            raise ConfigError(
-                f"--{name} goes with turns and what became of them, not with {given.table}"
-            )
-    return Filter(
-        session=given.session,
-        user=given.user,
-        kind=given.kind,
-        verdict=_VERDICTS.get(given.verdict or "", given.verdict),
-        trained=given.trained if given.trained or given.untrained else None,
-        since=None if given.since is None else since(given.since, time.time()),
-    )
-
-
-def since(text: str, now: float) -> float:
-    """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
-        return now - float(span[1]) * _UNITS[span[2]]
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise ConfigError(
-            f"--since {text}: give a time like 2026-03-05T14:00, or a span like 90min, 2h or 3d"
-        ) from error
-
-
 # What the tables show
 
-_Record = Mapping[str, Any]
 _LONGEST = 40
 _TAKEN = {"committed": "taken", "intent": "under way"}
 
 
-def _version(name: str, of: str, least: int = 3) -> Column:
-    return Column(name, lambda record: version(record[of]), least=least)
+def _version(name: str, of: str) -> Column:
+    return Column(name, lambda record: version(record[of]), least=3)
 
 
-def _judged(record: _Record) -> str | None:
+def _judged(record: Record) -> str | None:
     if not record["judged"]:
         return None
     by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
     return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
 
 
-def _by(record: _Record) -> str:
-    return f"v{record['policy_version']}" + ("*" if record["fallback"] is not None else "")
-
-
 def _metric(name: str, of: str) -> Column:
-    return Column(name, lambda record: number(record["metrics"].get(of)), right=True, least=5)
+    return Column(name, lambda record: number(record["metrics"].get(of)), right=True)
 
 
-def _losses(record: _Record) -> str:
-    return " ".join(number(loss) for loss in record["metrics"].get("losses", ()))
-
-
-def _usd(record: _Record) -> str | None:
+def _usd(record: Record) -> str | None:
     usd = record["metrics"].get("usd")
     return None if usd is None else f"${usd:.4f}"
 
 
-WHEN = Column("when", lambda record: moment(record["created_at"]), least=8)
+WHEN = Column("when", lambda record: moment(record["created_at"]))
 _ID = Column("id", right=True, least=4)
+_BY = _version("by", "policy_version")
+_INDEX = Column("index", right=True)
+_TASK = (Column("task"), Column("group"))
+_STEP = Column("step", right=True)
 _OF_TURN = (
-    Column("turn", right=True, least=4),
+    Column("turn", right=True),
     WHEN,
-    Column("user", lambda record: short(record["user"], 14), least=4),
-    Column("session", right=True, least=4),
+    Column("user", lambda record: short(record["user"], 14)),
+    Column("session", right=True),
 )
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
     "turns": (
         _ID,
         *_OF_TURN[1:],
-        Column("index", right=True),
+        _INDEX,
         Column("kind"),
         Column("for", lambda record: short(record["call"], 16)),
-        Column("by", _by, least=3),
-        Column("prompt", "prompt_tokens", right=True, least=5),
-        Column("reply", "completion_tokens", right=True, least=4),
-        Column("next", "next_role", least=4),
-        Column("verdict", _judged, least=7),
+        Column("by", lambda r: f"v{r['policy_version']}" + "*" * (r["fallback"] is not None)),
+        Column("prompt", "prompt_tokens", right=True),
+        Column("reply", "completion_tokens", right=True),
+        Column("next", "next_role"),
+        Column("verdict", _judged),
         Column("outcome", least=20, wraps=True),
     ),
     "verdicts": (
         *_OF_TURN,
-        _version("by", "policy_version"),
+        _BY,
         Column("verdict", lambda record: vote(record["verdict"])),
         Column("said by", "verdict_by"),
-        Column("score", lambda record: number(record["score"]), right=True, least=5),
+        Column("score", lambda record: number(record["score"]), right=True),
         Column("votes", lambda record: " ".join(map(vote, record["votes"])), least=8),
         Column("hints", right=True),
     ),
     "feedback": (
         _ID,
         *_OF_TURN,
-        Column("score", lambda record: f"{record['score']:+.3g}", right=True, least=5),
+        Column("score", lambda record: f"{record['score']:+.3g}", right=True),
         Column("said by", "source"),
         Column("of", lambda record: "session" if record["final"] else "reply", least=7),
-        Column("task"),
-        Column("group"),
-        Column("not trained because", "unused", least=20, wraps=True),
+        *_TASK,
+        Column("not trained because", "unused", wraps=True),
     ),
     "samples": (
         _ID,
         *_OF_TURN,
-        _version("by", "policy_version"),
-        Column("task"),
-        Column("group"),
-        Column("index", right=True),
+        _BY,
+        *_TASK,
+        _INDEX,
         Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
         Column("hint", "hinted"),
         Column("state", least=7),
-        Column("step", right=True),
+        _STEP,
     ),
     "steps": (
         _ID,
-        Column(
-            "when", lambda record: moment(record["finished_at"] or record["created_at"]), least=8
-        ),
+        Column("when", lambda record: moment(record["finished_at"] or record["created_at"])),
         Column("status", lambda record: _TAKEN.get(record["status"], record["status"]), least=9),
         _version("from", "parent"),
         _version("made", "version"),
         Column("samples", right=True),
         _metric("hinted", "hinted"),
-        Column("losses", _losses, least=12),
+        Column("losses", lambda r: " ".join(map(number, r["metrics"].get("losses", ()))), least=12),
         _metric("gradient", "grad_norm"),
         _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
         _metric("moved", "moved"),
-        Column("apart", lambda record: apart(record["metrics"]), right=True, least=5),
+        Column("apart", lambda record: apart(record["metrics"]), right=True),
         Column("cost", _usd),
         Column("error", lambda record: short(record["error"] or "", _LONGEST)),
     ),
@@ -305,7 +284,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _version("version", "id"),
         WHEN,
         _version("from", "parent"),
-        Column("step", right=True),
+        _STEP,
         Column("saved"),
         Column("made by step", "made_by_step", right=True),
         Column("replies", "main_turns", right=True),

@@ -1,7 +1,7 @@
 """The command line: words in, exit status out. Without a command it serves.
 
-Rule: a command is a function, imported when it is called; its flags are the fields of its
-parameter's class, beside those of run.py.
+Rule: a command is a class, imported when it is called; its fields are its flags, beside those of
+run.py.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from inspect import getdoc
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import click
 from click.shell_completion import get_completion_class, shell_complete
 from pydantic import Field
 
-from tinker_claw.cli.common import Flags, abandon_output, write
+from tinker_claw.cli.common import Command, note, write
 from tinker_claw.config.flags import WORD, parameters, section_of
 from tinker_claw.config.load import ELSEWHERE, flags, load_given
 from tinker_claw.config.settings import sections
@@ -54,10 +54,7 @@ COMMANDS = {
     "rejudge": ("undo", "forget"),
     "export": ("take home", "export"),
 }
-"""Of each its group, and the module whose function of the same name is the command.
-
-It takes its flags, and returns the exit status; or it raises a `ClawError`, which is one sentence.
-"""
+"""Of each its group, and the module with the class of that name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,14 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "run.py"
         told = " ".join(error.format_message().split())  # choices stand on lines of their own
-        return _refused(f"{told} ({path} --help says more)")
+        note(f"{told} ({path} --help says more)")
     except ClawError as error:
-        return _refused(str(error))
+        note(str(error))
     except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has left
-        abandon_output()
+        # Else Python writes the rest once more at its end, and says that it could not.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
+    return EXIT_USAGE
 
 
 def serve(given: dict[str, Any]) -> int:
@@ -97,11 +96,6 @@ def serve(given: dict[str, Any]) -> int:
     atexit.register(signal.alarm, 0)
     asyncio.run(serve(settings))
     return 0
-
-
-def _refused(told: str) -> int:
-    sys.stderr.write(f"tinker-claw: {told}\n")
-    return EXIT_USAGE
 
 
 # run.py and its commands, as click has them
@@ -160,28 +154,19 @@ class _Helped(click.Command):
             formatter.write_text(ELSEWHERE)
 
 
-def _brief(flag: click.Parameter, context: click.Context) -> tuple[str, str]:
-    """Of a switch its first name alone, and not that it is off."""
-    name, told = flag.get_help_record(context) or ("", "")
-    return name.partition(" / ")[0], told.removesuffix(" (default False)")
-
-
-class Command(_Helped):
+class _Named(_Helped):
     """One of COMMANDS."""
 
     def __init__(self, name: str) -> None:
         module = import_module(f"tinker_claw.cli.{COMMANDS[name][1]}")
-        self._run: Callable[[Any], int] = getattr(module, name.replace("-", "_"))
-        self._flags: type[Flags] = get_type_hints(self._run)["given"]
-        told = getdoc(self._flags) or ""
-        super().__init__(name, parameters(self._flags), help=told, epilog=self._flags.MORE)
+        self._command: type[Command] = getattr(module, name.title().replace("-", ""))
+        told = getdoc(self._command) or ""
+        super().__init__(name, parameters(self._command), help=told, epilog=self._command.MORE)
 
     def invoke(self, ctx: click.Context) -> int:
-        before = ctx.parent.params if ctx.parent else {}
-        given = {
-            k: v for params in (before, ctx.params) for k, v in params.items() if v is not None
-        }
-        return self._run(self._flags.of(given))
+        given = dict(ctx.parent.params) if ctx.parent else {}
+        given |= {name: value for name, value in ctx.params.items() if value is not None}
+        return self._command.of(given).run()
 
 
 class Program(_Helped, click.Group):
@@ -189,7 +174,12 @@ class Program(_Helped, click.Group):
 
     def __init__(self) -> None:
         super().__init__(
-            "run.py", help=PURPOSE, invoke_without_command=True, callback=self._without_command
+            "run.py",
+            help=PURPOSE,
+            options_metavar="[flags]",
+            subcommand_metavar="[COMMAND]",
+            invoke_without_command=True,
+            callback=self._without_command,
         )
 
     def _without_command(self, **given: Any) -> int:
@@ -200,33 +190,24 @@ class Program(_Helped, click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return Command(cmd_name) if cmd_name in COMMANDS else None
+        return _Named(cmd_name) if cmd_name in COMMANDS else None
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A screen, or with --help-all everything."""
-        formatter.write_usage("run.py", "[COMMAND] [flags]", "usage: ")
-        formatter.write_paragraph()
-        formatter.write_text(PURPOSE)
-        formatter.write_paragraph()
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, and what most starts set, or with --help-all everything."""
+        groups = dict.fromkeys(group for group, _ in COMMANDS.values())
+        rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
         if self.whole:
-            loaded = (Command(name) for name in COMMANDS)
-            rows = [(str(one.name), one.get_short_help_str(_SENTENCE)) for one in loaded]
+            rows = [(name, _Named(name).get_short_help_str(_SENTENCE)) for name in COMMANDS]
         else:
-            with formatter.indentation():
-                shown = {p.name: p for p in self.params}
-                formatter.write_dl([_brief(shown[name], ctx) for name in COMMON])
-            formatter.write_paragraph()
-            groups = dict.fromkeys(group for group, _ in COMMANDS.values())
-            rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
-        formatter.write_text(
-            "commands (run.py COMMAND --help says more); without one, run.py serves:"
-        )
-        with formatter.indentation():
+            with formatter.section("flags (--help-all shows every one)"):
+                known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
+                shown = [known[name] for name in COMMON]
+                # Of a switch its first name alone.
+                formatter.write_dl([(name.partition(" / ")[0], told) for name, told in shown])
+        with formatter.section("commands (COMMAND --help says more; without one, run.py serves)"):
             formatter.write_dl(rows)
         if self.whole:
-            return self.format_options(ctx, formatter)
-        formatter.write_paragraph()
-        formatter.write_text("--help-all shows every flag, and what each command is for.")
+            super().format_options(ctx, formatter)
 
 
 # Completion
@@ -251,7 +232,7 @@ complete -o default -o nosort -F _tinker_claw_behind_python python python3
 }
 
 
-class CompletionFlags(Flags):
+class Completion(Command):
     """Print what lets a shell complete commands, flags and their values.
 
     For bash: eval "$(python run.py completion bash)", for good in ~/.bashrc. It completes behind
@@ -260,11 +241,10 @@ class CompletionFlags(Flags):
 
     shell: Annotated[Literal["bash", "zsh", "fish"], WORD] = Field(description="whose completion")
 
-
-def completion(given: CompletionFlags) -> int:
-    """Print a shell's script: at each word it asks this program, so it is never out of date."""
-    of_shell = get_completion_class(given.shell)
-    assert of_shell is not None
-    script = of_shell(Program(), {}, PROGRAM, _COMPLETES).source()
-    write([script.rstrip() + "\n" + _FOR_RUN_PY[given.shell].rstrip()])
-    return 0
+    def run(self) -> int:
+        """The script asks this program at each word, so it is never out of date."""
+        of_shell = get_completion_class(self.shell)
+        assert of_shell is not None
+        script = of_shell(Program(), {}, PROGRAM, _COMPLETES).source()
+        write([script.rstrip() + "\n" + _FOR_RUN_PY[self.shell].rstrip()])
+        return 0

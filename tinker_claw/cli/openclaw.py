@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from tinker_claw.cli import openclaw_file
-from tinker_claw.cli.common import ANYWHERE, Flags, note, url_of, write
+from tinker_claw.cli.common import ANYWHERE, Command, keys, note, url_of, write
 from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
-from tinker_claw.config.settings import DEFAULT_USER, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
@@ -31,7 +32,7 @@ SMALLEST_CONTEXT = 16_000
 TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
 
 
-class OpenclawFlags(Flags):
+class OpenclawConfig(Command):
     """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
     flags. Nothing is changed without --write."""
 
@@ -57,65 +58,64 @@ class OpenclawFlags(Flags):
         description="with --show-key: whose key, where users have their own",
     )
 
+    def run(self) -> int:
+        url_of(self.settings)  # the port is known
+        key = self._key() if self.show_key else None
+        from tinker_claw.backends.open import context_of  # half a second
 
-def openclaw_config(given: OpenclawFlags) -> int:
-    """Print the block, or merge it into a file."""
-    settings = given.settings
-    url_of(settings)  # the port is known
-    key = _key(settings, given.user) if given.show_key else None
-    from tinker_claw.backends.open import context_of  # half a second
-
-    context = asyncio.run(context_of(settings))
-    _explain(settings, context, key)
-    if given.write is not None:
-        _write(given.write, given.primary, settings, context, key)
+        context = asyncio.run(context_of(self.settings))
+        _explain(self.settings, context, key)
+        if self.write is not None:
+            self._merge(self.write, context, key)
+            return 0
+        block = {
+            "models": {"providers": {PROVIDER: provider(self.settings, context.tokens, key)}},
+            "agents": {"defaults": {"model": {"primary": primary(self.settings)}}},
+        }
+        write([json.dumps(block, indent=2, ensure_ascii=False)])
         return 0
-    block = {
-        "models": {"providers": {PROVIDER: provider(settings, context.tokens, key)}},
-        "agents": {"defaults": {"model": {"primary": primary(settings)}}},
-    }
-    write([json.dumps(block, indent=2, ensure_ascii=False)])
-    return 0
 
-
-def _key(settings: Settings, user: str | None) -> str | None:
-    known = keys(settings)
-    if user is None and len(known) <= 1:
-        return next(iter(known.values()), None)
-    if user not in known:
+    def _key(self) -> str | None:
+        known = keys(self.settings)
+        if self.user is None and len(known) <= 1:
+            return next(iter(known.values()), None)
+        if self.user in known:
+            return known[self.user]
+        if not known:
+            raise ConfigError(f"--user {self.user}: this gateway has no keys")
         raise ConfigError(
             f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
-            if known
-            else f"--user {user}: this gateway has no keys"
         )
-    return known[user]
 
-
-def _write(
-    path: Path, make_primary: bool, settings: Settings, context: Context, key: str | None
-) -> None:
-    found = openclaw_file.read(path)
-    fixed = misfits(found.data, PROVIDER, settings, context, key)
-    changes = [change for misfit in fixed for change in misfit.changes]
-    if make_primary:
-        changes += primary_change(found.data, settings)
-    text = set_values(found.text, changes)
-    if not changes:
-        write([f"{found.path}: nothing to change."])
-    elif (backup := openclaw_file.save(found, text)) is None:
-        write([f"{path}: made, with the provider {PROVIDER}."])
-    else:
-        names = ", ".join(shown(place) for place, _ in changes)
-        write([f"{found.path}: set {names}. As it was before: {backup}"])
-    if make_primary:
-        after = parse(text)
-        for name, model in usual_models(after).items():
-            if not is_ours(model, after, settings):
-                write([f"agent {name} has a model of its own, {model}: left alone."])
-    elif (used := _primary(found.data, DEFAULTS)) != primary(settings):
-        left = f"left at {used}" if used else "not set"
-        sets = f"--primary sets it to {primary(settings)}, so that your agent uses this model"
-        write([f"agents.defaults.model.primary is {left}: {sets}."])
+    def _merge(self, path: Path, context: Context, key: str | None) -> None:
+        """Into the file that is there, or a new one."""
+        found, ours = openclaw_file.read(path), primary(self.settings)
+        before = ConfigView(found.data, self.settings)
+        fixed = before.misfits(PROVIDER, context, key)
+        changes = [change for misfit in fixed for change in misfit.changes]
+        used = before.primary(DEFAULTS)
+        if self.primary and used != ours:
+            place = (*DEFAULTS, "model")
+            if isinstance(_at(found.data, place), dict | None):
+                place = (*place, "primary")
+            changes.append((place, ours))
+        text = set_values(found.text, changes)
+        if not changes:
+            write([f"{found.path}: nothing to change."])
+        elif (backup := openclaw_file.save(found, text)) is None:
+            write([f"{path}: made, with the provider {PROVIDER}."])
+        else:
+            names = ", ".join(shown(place) for place, _ in changes)
+            write([f"{found.path}: set {names}. As it was before: {backup}"])
+        if self.primary:
+            after = ConfigView(parse(text), self.settings)
+            for name, model in after.usual_models().items():
+                if not after.is_ours(model):
+                    write([f"agent {name} has a model of its own, {model}: left alone."])
+        elif used != ours:
+            left = f"left at {used}" if used else "not set"
+            sets = f"--primary sets it to {ours}, so that your agent uses this model"
+            write([f"agents.defaults.model.primary is {left}: {sets}."])
 
 
 def _explain(settings: Settings, context: Context, key: str | None) -> None:
@@ -152,18 +152,6 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
 
 
-def base_url(settings: Settings) -> str:
-    """The address that a client on this machine uses."""
-    return f"{url_of(settings)}/v1"
-
-
-def keys(settings: Settings) -> dict[str, str]:
-    """Every key that the gateway takes, by the user whom it names; none: it takes any."""
-    default = settings.gateway.api_key
-    found = {DEFAULT_USER: default.get_secret_value()} if default is not None else {}
-    return found | {user.name: user.key.get_secret_value() for user in settings.users}
-
-
 def provider(settings: Settings, context_tokens: int, key: str | None = None) -> dict[str, Any]:
     """What belongs under `models.providers.tinker-claw`.
 
@@ -172,7 +160,7 @@ def provider(settings: Settings, context_tokens: int, key: str | None = None) ->
     """
     name = settings.served_name
     return {
-        "baseUrl": base_url(settings),
+        "baseUrl": f"{url_of(settings)}/v1",
         "apiKey": key or (f"${{{KEY_VARIABLE}}}" if keys(settings) else ANY_KEY),
         "api": API,
         "timeoutSeconds": TIMEOUT_S,
@@ -210,13 +198,6 @@ class Misfit:
     """What is wrong, without secrets; None: it works as it is."""
 
 
-def provider_for(config: Mapping[str, Any], settings: Settings) -> str | None:
-    """The name of the provider that points at this gateway; None: none does."""
-    here = _place(base_url(settings))
-    names = map(str, (PROVIDER, *_members(_at(config, PROVIDERS))))
-    return next((name for name in names if _place(_url(config, name)) == here), None)
-
-
 _SAID: Final[Mapping[Any, str]] = {
     "baseUrl": "baseUrl is {now}, not {value}",
     "api": "api is {now!r}, not {value!r}",
@@ -231,139 +212,131 @@ _SAID: Final[Mapping[Any, str]] = {
     ),
 }
 """What is wrong where a field is not as the gateway would have it; all others work."""
+_CHANNELS: Final = ("channels", "modelByChannel")
 
 
-def misfits(
-    config: Mapping[str, Any],
-    name: str,
-    settings: Settings,
-    context: Context,
-    key: str | None = None,
-) -> Iterator[Misfit]:
-    """Where the provider `name` does not fit.
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """OpenClaw's configuration, of whatever shape, beside this gateway's settings."""
 
-    Args:
-        key: to be written as it is; None: a key that stands there is left, as it may work, and a
-            reference to a variable may not.
-    """
-    root, wanted = (*PROVIDERS, name), provider(settings, context.tokens, key)
-    if not isinstance(_at(config, root), dict):
-        yield Misfit([(root, wanted)])
-        return
-    (model,) = wanted.pop("models")
-    models = _at(config, (*root, "models"))
-    listed = isinstance(models, list)
-    ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
-    fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
-    if model["id"] in ids:
-        at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
-        fields |= {(*at, field): value for field, value in model.items()}
-        fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
-    known = keys(settings).values()
-    for place, value in fields.items():
-        field, now = place[-1], _at(config, place)
-        if now == value:
-            continue
-        works, own = field not in _SAID, False
-        most = now if isinstance(now, int | float) else None
-        match field:
-            case "baseUrl":
-                works = str(now).rstrip("/").endswith(f":{settings.gateway.port}/v1")
-            case "timeoutSeconds":
-                works = most is not None and most > value
-            case "apiKey":
+    config: Mapping[str, Any]
+    settings: Settings
+
+    def provider(self) -> str | None:
+        """The name of the provider that points at this gateway; None: none does."""
+        here = _place(url_of(self.settings))
+        names = map(str, (PROVIDER, *_members(self._at(PROVIDERS))))
+        return next((name for name in names if self._leads_to(name) == here), None)
+
+    def misfits(self, name: str, context: Context, key: str | None = None) -> Iterator[Misfit]:
+        """Where the provider `name` does not fit.
+
+        Args:
+            key: to be written as it is; None: a key that stands there is left, as it may work,
+                and a reference to a variable may not.
+        """
+        root, wanted = (*PROVIDERS, name), provider(self.settings, context.tokens, key)
+        if not isinstance(self._at(root), dict):
+            yield Misfit([(root, wanted)])
+            return
+        (model,) = wanted.pop("models")
+        models = self._at((*root, "models"))
+        listed = isinstance(models, list)
+        ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
+        fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
+        if model["id"] in ids:
+            at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
+            fields |= {(*at, field): value for field, value in model.items()}
+            fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
+        known = keys(self.settings).values()
+        for place, value in fields.items():
+            field, now = place[-1], self._at(place)
+            if now == value:
+                continue
+            works, own = field not in _SAID, False
+            number = now if isinstance(now, int | float) else math.nan
+            if field == "baseUrl":
+                works = str(now).rstrip("/").endswith(f":{self.settings.gateway.port}/v1")
+            elif field == "timeoutSeconds":
+                works = number > value
+            elif field == "apiKey":
                 # Into a reference to a variable or to a store of secrets nobody can look.
                 reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
                 works = reference or not known or now in known
                 own = key is None and now not in (None, "", ANY_KEY)
-            case "name":
+            elif field == "name":
                 own = now is not None
-            case "contextWindow":
+            elif field == "contextWindow":
                 own = now is not None and not context.certain
-                works = own or (most is not None and most < value)
-            case switch if switch in COMPAT:
-                # Who has set it to false has done so on purpose.
-                works = own = now is False
-            case _:
-                pass
-        said = None if works else f"its {_SAID[field].format(field=field, now=now, value=value)}"
-        yield Misfit([] if own else [(place, value)], said)
-    if model["id"] not in ids:
-        change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
-        others = ", ".join(str(one) for one in ids if one is not None) or "none"
-        yield Misfit([change], f"its models are {others}; the gateway serves {model['id']!r} only")
+                works = own or number < value
+            elif field in COMPAT:
+                works = own = now is False  # who has set it so has done so on purpose
+            wrong = None if works else _SAID[field].format(field=field, now=now, value=value)
+            yield Misfit([] if own else [(place, value)], wrong and f"its {wrong}")
+        if model["id"] not in ids:
+            change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
+            others = ", ".join(str(one) for one in ids if one is not None) or "none"
+            serves = f"the gateway serves {model['id']!r} only"
+            yield Misfit([change], f"its models are {others}; {serves}")
 
+    def usual_models(self) -> dict[str, str | None]:
+        """The model that each agent uses, its own or the default; None: none is named.
 
-# Which model answers for whom
+        Without a list of agents there is one, which has no name here.
+        """
+        default = self.primary(DEFAULTS)
+        agents = self._agents() or {"": DEFAULTS}
+        return {name: self.primary(path) or default for name, path in agents.items()}
 
-_CHANNELS: Final = ("channels", "modelByChannel")
+    def elsewhere(self) -> Iterator[str]:
+        """What answers for agents and is not this gateway: whose it is, the model, where it stands.
 
+        Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
+        """
+        owners = {f"agent {name}": path for name, path in self._agents().items()}
+        for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
+            for place, model in _texts(self._at(path), path):
+                *_, field = (key for key in place if isinstance(key, str))
+                names = field.lower().endswith("model") or field in ("primary", "fallbacks")
+                if (names or path == _CHANNELS) and not self.is_ours(model):
+                    yield f"{owner}: {model} ({shown(place)})"
+        if None in self.usual_models().values():
+            yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
 
-def usual_models(config: Mapping[str, Any]) -> dict[str, str | None]:
-    """The model that each agent uses, its own or the default; None: none is named.
+    def primary(self, path: Where) -> str | None:
+        """OpenClaw takes a string, or an object that has fallbacks, too."""
+        told = (*path, "model")
+        return _text(self._at(told)) or _text(self._at((*told, "primary")))
 
-    Without a list of agents there is one, which has no name here.
-    """
-    default = _primary(config, DEFAULTS)
-    agents = _agents(config) or {"": DEFAULTS}
-    return {name: _primary(config, path) or default for name, path in agents.items()}
+    def _agents(self) -> dict[str, Where]:
+        """Names and places, of today's configurations and of older ones, which have a list."""
+        found = dict[str, Where]()
+        for where in (("agents", "entries"), ("agents", "list")):
+            for key, agent in _members(self._at(where)).items():
+                if isinstance(agent, dict):
+                    name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
+                    found.setdefault(name or str(key), (*where, key))
+        return found
 
+    def is_ours(self, model: str | None) -> bool:
+        """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
+        if model is None:
+            return False
+        aliases = _members(self._at((*DEFAULTS, "models"))).items()
+        model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
+        provider, _, name = model.partition("/")
+        if place := self._leads_to(provider):
+            here = place == _place(url_of(self.settings))
+            return here and name.partition("@v")[0] == self.settings.served_name
+        return self.provider() is not None and model == self.settings.served_name
 
-def elsewhere(config: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """What answers for agents and is not this gateway: whose it is, the model, where it stands.
+    def _leads_to(self, provider: str) -> tuple[str, int | None] | None:
+        """Where a provider is, as `_place`; None: it does not say."""
+        url = _text(self._at((*PROVIDERS, provider, "baseUrl")))
+        return None if url is None else _place(url)
 
-    Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
-    """
-    owners = {f"agent {name}": path for name, path in _agents(config).items()}
-    for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
-        for place, model in _texts(_at(config, path), path):
-            *_, field = (key for key in place if isinstance(key, str))
-            names = field.lower().endswith("model") or field in ("primary", "fallbacks")
-            if (names or path == _CHANNELS) and not is_ours(model, config, settings):
-                yield f"{owner}: {model} ({shown(place)})"
-    if None in usual_models(config).values():
-        yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
-
-
-def primary_change(config: Mapping[str, Any], settings: Settings) -> list[Change]:
-    """What makes this model the one that agents use."""
-    path = (*DEFAULTS, "model")
-    if _primary(config, DEFAULTS) == primary(settings):
-        return []
-    now = _at(config, path)
-    if now is None or isinstance(now, dict):
-        path = (*path, "primary")
-    return [(path, primary(settings))]
-
-
-def _primary(config: Mapping[str, Any], path: Where) -> str | None:
-    """OpenClaw takes a string, or an object that has fallbacks, too."""
-    told = (*path, "model")
-    return _text(_at(config, told)) or _text(_at(config, (*told, "primary")))
-
-
-def _agents(config: Mapping[str, Any]) -> dict[str, Where]:
-    """Names and places, of today's configurations and of older ones, which have a list."""
-    found = dict[str, Where]()
-    for where in (("agents", "entries"), ("agents", "list")):
-        for key, agent in _members(_at(config, where)).items():
-            if isinstance(agent, dict):
-                name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
-                found.setdefault(name or str(key), (*where, key))
-    return found
-
-
-def is_ours(model: str | None, config: Mapping[str, Any], settings: Settings) -> bool:
-    """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
-    if model is None:
-        return False
-    aliases = _members(_at(config, (*DEFAULTS, "models"))).items()
-    model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
-    provider, _, name = model.partition("/")
-    if url := _url(config, provider):
-        same = _place(url) == _place(base_url(settings))
-        return same and name.partition("@v")[0] == settings.served_name
-    return provider_for(config, settings) is not None and model == settings.served_name
+    def _at(self, path: Where) -> Any:
+        return _at(self.config, path)
 
 
 # A configuration of any shape
@@ -394,15 +367,11 @@ def _text(value: Any) -> str | None:
     return value.strip() or None if isinstance(value, str) else None
 
 
-def _url(config: Mapping[str, Any], provider: str) -> str | None:
-    return _text(_at(config, (*PROVIDERS, provider, "baseUrl")))
-
-
-def _place(url: str | None) -> tuple[str | None, int | None]:
+def _place(url: str) -> tuple[str, int | None]:
     """The machine and the port, as far as the names tell."""
     try:
-        split = urlsplit(url or "")
+        split = urlsplit(url)
         host = ANYWHERE.get(split.hostname or "", split.hostname or "")
         return ("localhost" if is_loopback(host) else host, split.port)
     except ValueError:
-        return (url, None)
+        return url, None

@@ -147,14 +147,14 @@ def _set(text: str, path: Where, value: Any) -> str:
 def _insert(text: str, place: _Place, key: str | int, value: Any) -> str:
     """With a new first member, written as the file writes the others."""
     label = f"{json.dumps(key)}: " if isinstance(key, str) else ""
-    at, outer, newline = place.start + 1, _indent(text, place.start), _newline(text)
+    at, outer, (newline, unit) = place.start + 1, _indent(text, place.start), _style(text)
     if _is_flat(text, place):
         while text[at].isspace():
             at += 1
         return f"{text[:at]}{label}{_written(text, value, None)}, {text[at:]}"
     while found := _COMMENT_OF_LINE.match(text, at):
         at = found.end()
-    indent, comma = outer + _unit(text), "," if place.members else ""
+    indent, comma = outer + unit, "," if place.members else ""
     end = "" if newline in text[at : place.end] else f"{newline}{outer}"
     body = f"{newline}{indent}{label}{_written(text, value, indent)}{comma}"
     return f"{text[:at]}{body}{end}{text[at:]}"
@@ -164,8 +164,8 @@ def _written(text: str, value: Any, indent: str | None) -> str:
     """A value for this text, on lines that are indented so; None: on one line."""
     if indent is None:
         return json.dumps(value, ensure_ascii=False)
-    lines = json.dumps(value, indent=_unit(text), ensure_ascii=False).split("\n")
-    return (_newline(text) + indent).join(lines)
+    newline, unit = _style(text)
+    return json.dumps(value, indent=unit, ensure_ascii=False).replace("\n", newline + indent)
 
 
 def _is_flat(text: str, place: _Place) -> bool:
@@ -173,14 +173,10 @@ def _is_flat(text: str, place: _Place) -> bool:
     return bool(place.members) and "\n" not in text[place.start : place.end]
 
 
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
-
-
-def _unit(text: str) -> str:
-    """By what this file indents."""
+def _style(text: str) -> tuple[str, str]:
+    """How the file ends a line, and by what it indents."""
     found = _INDENTED.search(text)
-    return found[1] if found else "  "
+    return "\r\n" if "\r\n" in text else "\n", found[1] if found else "  "
 
 
 def _indent(text: str, at: int) -> str:

@@ -18,10 +18,9 @@ from pydantic import Field
 from tinker_claw.cli.common import (
     WIDTH,
     Column,
-    Flags,
+    Command,
     GatewayUnreachable,
     ask,
-    key_of,
     note,
     plural,
     printable,
@@ -29,7 +28,6 @@ from tinker_claw.cli.common import (
     short,
     span,
     table,
-    until_left,
     url_of,
     wrapped,
     write,
@@ -56,7 +54,7 @@ EVERY_S = 2.0
 """Between two looks of the live view. One takes a fraction of it, also with a long ledger."""
 
 
-class StatusFlags(Flags):
+class Status(Command):
     """Say how the gateway that runs is: what is wrong, since when, what it means; and from its
     ledger how the run goes, and whether it helps."""
 
@@ -72,6 +70,21 @@ class StatusFlags(Flags):
     )
     live: bool = Field(False, description="a view that keeps itself up to date")
 
+    def run(self) -> int:
+        url = url_of(self.settings)
+        if self.live:
+            _watch(lambda: _look(url, self.settings))
+            return EXIT_WELL
+        look = _look(url, self.settings)
+        if self.as_json:
+            health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
+            write_json([{**health, "ledger": look.overview}])
+            return look.exit_status
+        for told in look.notes:
+            note(told)
+        write([*look.said, *([""] if look.said and look.figures else []), *look.figures])
+        return look.exit_status
+
 
 def read_overview(directory: Path, batch_size: int) -> Record:
     """The figures of a data directory.
@@ -84,17 +97,15 @@ def read_overview(directory: Path, batch_size: int) -> Record:
     """
     with reading(directory / FILE) as ledger, ledger.moment():
         figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
-        gains = sorted(read_gains(ledger).items())
+        gains = read_gains(ledger)
     method = METHODS.get(figures["run"].get("method", ""))
     rewards = method is None or method.reward > 0
-    known = {user: teachability(found.accepted, found.rejected) for user, found in gains}
-    taught = {
-        user: {
-            **{**asdict(one), "teaches": one.teaches, "weight": one.weight(rewards=rewards)},
-            "meaning": str(one),
-        }
-        for user, one in known.items()
-    }
+    taught = dict[str, Record]()
+    for user, found in gains.items():
+        known = teachability(found.accepted, found.rejected)
+        weight = known.weight(rewards=rewards)
+        taught[user] = asdict(known)
+        taught[user] |= {"teaches": known.teaches, "weight": weight, "meaning": str(known)}
     return {
         **{"data_dir": str(directory), "batch_size": batch_size, **figures},
         # By user, whether what the teacher is told of their turns teaches.
@@ -113,6 +124,8 @@ class _Look:
     notes: Sequence[str]
     said: Sequence[str]
     """Of the gateway."""
+    figures: Sequence[str]
+    """Of the ledger."""
 
     @property
     def exit_status(self) -> int:
@@ -120,58 +133,32 @@ class _Look:
             return EXIT_UNREACHABLE
         return EXIT_WELL if self.health["status"] == "ok" else EXIT_WRONG
 
-    @property
-    def figures(self) -> list[str]:
-        return [] if self.overview is None else board(self.overview)
-
-
-def status(given: StatusFlags) -> int:
-    """Print how the gateway is, and what its ledger tells; the exit status says whether all is
-    well."""
-    settings = given.settings
-    url = url_of(settings)
-    if given.live:
-        _watch(lambda: _look(url, settings))
-        return EXIT_WELL
-    look = _look(url, settings)
-    with until_left():
-        if given.as_json:
-            health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
-            write_json([{**health, "ledger": look.overview}])
-        else:
-            for told in look.notes:
-                note(told)
-            write([*look.said, *([""] if look.said and look.figures else []), *look.figures])
-    return look.exit_status
-
 
 def _look(url: str, settings: Settings) -> _Look:
-    health, notes = None, list[str]()
+    health, overview, notes = None, None, list[str]()
     try:
-        health = ask(url, key_of(settings))
+        health = ask(settings)
     except GatewayUnreachable as error:
         notes.append(
             f"No gateway answers at {url} ({error}). Start one with `python run.py`, or name the "
             "port of the one that runs with --port (its event `serving` says which)."
         )
-    its_own = (health or {}).get("data_dir")
-    overview, directory = None, settings.run.directory
-    if settings.run.data_dir is None and health is not None:
-        directory = None if its_own is None else Path(its_own)
-    if directory is not None:
+    seen, directory = health or {}, settings.run.directory
+    its_own = Path(named) if (named := seen.get("data_dir")) else None
+    asked_for = settings.run.data_dir is not None or health is None
+    if place := directory if asked_for else its_own:
         try:
-            batch_size = (health or {}).get("batch_size", settings.training.batch_size)
-            overview = read_overview(directory, batch_size)
+            batch_size = seen.get("batch_size", settings.training.batch_size)
+            overview = read_overview(place, batch_size)
         except LedgerError as error:
             notes.append(f"No figures of the ledger: {error}.")
         else:
-            if its_own is not None and Path(its_own) != directory.absolute():
+            if its_own is not None and its_own != place.absolute():
                 notes.append(
-                    f"The gateway keeps its records in {its_own}; the figures are those of "
-                    f"{directory}."
+                    f"The gateway keeps its records in {its_own}; the figures are those of {place}."
                 )
     said = [] if health is None else describe(health, url, time.time())
-    return _Look(health, overview, notes, said)
+    return _Look(health, overview, notes, said, board(overview) if overview else [])
 
 
 def _watch(look: Callable[[], _Look]) -> None:

@@ -5,19 +5,15 @@ Rule: what lies on this machine is looked at; of what lies at a service nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
-    LedgerFlags,
-    carry_out,
+    LedgerCommand,
     table,
-    until_left,
     version,
     write,
     write_json,
@@ -56,12 +52,17 @@ AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
 """A version's number may be written as it is shown: v3."""
 
 
-def named(kept: Sequence[Record], version: int, *, with_state: bool = False) -> Record:
-    """The version of that number, which has to be usable.
+def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Record:
+    """The version of that number, or the one that serves, which has to be usable.
 
     Raises:
         UndoError: it is not; names the versions that are.
     """
+    kept = read_kept(rows)
+    if not kept:
+        raise UndoError(f"{rows.path} has no version yet")
+    if version is None:
+        version = next(one["id"] for one in kept if one["serving"])
     possible = [one for one in kept if usable(one, with_state=with_state)]
     known = ", ".join(f"v{one['id']}" for one in possible[-40:]) or "none"
     found = next((one for one in kept if one["id"] == version), None)
@@ -80,10 +81,7 @@ def named(kept: Sequence[Record], version: int, *, with_state: bool = False) -> 
     return found
 
 
-# `run.py versions`
-
-
-class VersionsFlags(LedgerFlags):
+class Versions(LedgerCommand):
     """List the policy versions of a run, also while the gateway runs.
 
     Learning can go on from a version whose state is there (rollback), and one whose sampler is
@@ -93,18 +91,11 @@ class VersionsFlags(LedgerFlags):
 
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
 
-
-def versions(given: VersionsFlags) -> int:
-    """Print the versions."""
-    with until_left(), reading(given.ledger) as ledger:
-        with ledger.moment():
+    def run(self) -> int:
+        with reading(self.ledger) as ledger, ledger.moment():
             records = read_kept(ledger)
-        write_json(records) if given.as_json else write(table(_COLUMNS, records))
-    return 0
-
-
-def _state(record: Record) -> str:
-    return _there(record["state"]) if record["saved"] else "not saved"
+        write_json(records) if self.as_json else write(table(_COLUMNS, records))
+        return 0
 
 
 def _there(there: bool | None) -> str:
@@ -113,7 +104,7 @@ def _there(there: bool | None) -> str:
 
 def _mark(record: Record) -> str:
     marks = [name for name in ("pinned", "serving") if record[name]]
-    return ", ".join(marks if record["live"] else [*marks, "left behind"])
+    return ", ".join(marks if record["live"] else [*marks, "left behind"]) or " "
 
 
 _COLUMNS = (
@@ -122,25 +113,22 @@ _COLUMNS = (
     Column("step", right=True),
     Column("made", WHEN.of),
     Column("samples", lambda record: record["samples"] or None, right=True),
-    Column("state", _state),
+    Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
     Column("sampler", lambda record: _there(record["sampler"])),
-    Column("", _mark, empty=""),
+    Column("", _mark),
 )
 
 
-# `run.py pin`, `unpin` and `rollback`
-
-
-class VersionFlags(LedgerFlags):
-    """Of a command that changes which version answers."""
+class _AnswerCommand(LedgerCommand):
+    """One that changes which version answers."""
 
     MORE: ClassVar[str] = (
         "A gateway that runs does it at once; else it holds from its next start on. "
-        + LedgerFlags.MORE
+        + LedgerCommand.MORE
     )
 
 
-class PinFlags(VersionFlags):
+class Pin(_AnswerCommand):
     """Answer with one version from now on, whatever is learned.
 
     Learning goes on from the newest version, on what the pinned one samples, as long as that is not
@@ -152,12 +140,25 @@ class PinFlags(VersionFlags):
         description="v3, say; `run.py versions` lists them"
     )
 
+    def run(self) -> int:
+        with reading(self.ledger) as ledger, ledger.moment():
+            pinned: int = named(ledger, self.version)["id"]
+        order = {"do": "pin", "version": pinned}
+        _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned))
+        write([f"v{pinned} {_answers(now)}; learning goes on."])
+        return 0
 
-class UnpinFlags(VersionFlags):
+
+class Unpin(_AnswerCommand):
     """Let the newest version answer again."""
 
+    def run(self) -> int:
+        newest, now = self.carry_out({"do": "unpin"}, lambda ledger: ledger.pin.end())
+        write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
+        return 0
 
-class RollbackFlags(VersionFlags):
+
+class Rollback(_AnswerCommand):
     """Answer with an earlier version at once, and learn on from its state, optimizer included, once
     the step in hand has ended.
 
@@ -171,55 +172,30 @@ class RollbackFlags(VersionFlags):
         description="v3, say; `run.py versions` says which have their state"
     )
 
+    def run(self) -> int:
+        with reading(self.ledger) as ledger, ledger.moment():
+            kept = named(ledger, self.version, with_state=True)
 
-def pin(given: PinFlags) -> int:
-    """Let one version answer."""
-    pinned: int = _named(given.ledger, given.version)["id"]
-    order = {"do": "pin", "version": pinned}
-    _, now = carry_out(given.directory, order, lambda ledger: ledger.pin.to(pinned))
-    write([f"v{pinned} {_answers(now)}; learning goes on."])
-    return 0
+        def offline(ledger: Ledger) -> dict[str, Any]:
+            to = ledger.steps.version(kept["id"])
+            if kept["state"] is None or to is None:
+                raise UndoError(
+                    "its state lies at the service, which only the gateway asks; start it, and "
+                    "give the command again while it runs"
+                )
+            ledger.steps.void_unfinished()
+            return asdict(ledger.steps.roll_back(to))
 
-
-def unpin(given: UnpinFlags) -> int:
-    """Let the newest version answer again."""
-    carried = carry_out(given.ledger.parent, {"do": "unpin"}, lambda ledger: ledger.pin.end())
-    newest, now = carried
-    write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
-    return 0
-
-
-def rollback(given: RollbackFlags) -> int:
-    """Go back to a version, and learn on from there."""
-    kept = _named(given.ledger, given.version, with_state=True)
-
-    def offline(ledger: Ledger) -> dict[str, Any]:
-        to = ledger.steps.version(kept["id"])
-        if kept["state"] is None or to is None:
-            raise UndoError(
-                "its state lies at the service, which only the gateway asks; start it, and give "
-                "the command again while it runs"
-            )
-        ledger.steps.void_unfinished()
-        return asdict(ledger.steps.roll_back(to))
-
-    made, now = carry_out(given.directory, {"do": "rollback", "version": kept["id"]}, offline)
-    write(
-        [
-            f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning goes "
-            "on from its state. What was sampled by versions since then, and not trained on, has "
-            "expired."
-        ]
-    )
-    return 0
+        made, now = self.carry_out({"do": "rollback", "version": kept["id"]}, offline)
+        write(
+            [
+                f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning "
+                "goes on from its state. What was sampled by versions since then, and not trained "
+                "on, has expired."
+            ]
+        )
+        return 0
 
 
 def _answers(now: bool) -> str:
     return "answers from now on" if now else "will answer when the gateway is started"
-
-
-def _named(file: Path, version: int, *, with_state: bool = False) -> Record:
-    with reading(file) as ledger, ledger.moment():
-        if not run_of(ledger):
-            raise UndoError(f"{ledger.path} holds no run")
-        return named(read_kept(ledger), version, with_state=with_state)

@@ -72,7 +72,7 @@ def _parameter(
         options["metavar"] = field.title or name.rsplit("_", 1)[-1].upper()
     if section:
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = "" if field.default is None else f"default {field.default}"
+        default = "" if field.default in (None, False) else f"default {field.default}"
         facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
         told += f" ({facts})" if facts else ""
     if words is not None:
