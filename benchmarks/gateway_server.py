@@ -61,6 +61,8 @@ TOPK = 4
 """Candidates per sampled token, as methods opd and combine ask for."""
 TAKES_S = 0.6
 """A step, and a publication, each."""
+_LOGPROB = -0.5
+"""Of every token, under any weights."""
 CALL = '<tool_call>\n{"name": "tool_1", "arguments": {"path1": "notes.txt"}}\n</tool_call>'
 
 
@@ -96,7 +98,8 @@ class AtOnce(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
     ) -> TokenLogprobs:
-        raise NotImplementedError
+        """As it was sampled, so that no step has gone too far."""
+        return TokenLogprobs(start, (_LOGPROB,) * (len(tokens) - start))
 
     async def aclose(self) -> None:
         """There is nothing to free."""
@@ -131,7 +134,7 @@ class Elsewhere(Trainer):
         rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
         return StepReport(
             losses=(0.0,) * len(passes),
-            logprobs=tuple(tuple((-0.5,) * n for n in lengths) for lengths in rows),
+            logprobs=tuple(tuple((_LOGPROB,) * n for n in lengths) for lengths in rows),
             grad_norm=1.0,
             tokens=sum(len(d.tokens) for p in passes for d in p.datums),
         )
@@ -171,9 +174,11 @@ def _chunk(
     tokens = tuple(reply)
     return TokenChunk(
         tokens=tokens,
-        logprobs=(-0.5,) * len(tokens),
+        logprobs=(_LOGPROB,) * len(tokens),
         topk_ids=tuple(tuple(range(t, t - topk, -1)) for t in tokens) if topk else (),
-        topk_logprobs=tuple(tuple(-0.5 - k for k in range(topk)) for _ in tokens) if topk else (),
+        topk_logprobs=tuple(tuple(_LOGPROB - k for k in range(topk)) for _ in tokens)
+        if topk
+        else (),
         stop_reason=stop,
     )
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tinker_claw.errors import AlignmentError, same_length
@@ -198,10 +199,10 @@ class Completion:
         if last is None and not aborted:
             raise AlignmentError("a stream ended without a stop reason")
         return cls(
-            tokens=tuple(t for c in chunks for t in c.tokens),
-            logprobs=tuple(x for c in chunks for x in c.logprobs),
-            topk_ids=tuple(row for c in chunks for row in c.topk_ids),
-            topk_logprobs=tuple(row for c in chunks for row in c.topk_logprobs),
+            tokens=tuple(chain.from_iterable(c.tokens for c in chunks)),
+            logprobs=tuple(chain.from_iterable(c.logprobs for c in chunks)),
+            topk_ids=tuple(chain.from_iterable(c.topk_ids for c in chunks)),
+            topk_logprobs=tuple(chain.from_iterable(c.topk_logprobs for c in chunks)),
             stop_reason=StopReason.ABORT if aborted else last or StopReason.ABORT,
             params=params,
             cached_tokens=chunks[-1].cached_tokens if chunks else 0,

@@ -195,6 +195,7 @@ class Server(uvicorn.Server):
                 http=Connection,
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # nothing goes by the address of a client
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=DRAIN_S,
                 backlog=ACCEPTED_AT_ONCE,

@@ -21,9 +21,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route as Path
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tinker_claw.errors import RequestError
+from tinker_claw.errors import ClawError, RequestError
 from tinker_claw.formats.base import Format, Purpose, Route, bearer
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Keys
@@ -80,18 +80,20 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
             raise not_served(deps, name)
         return JSONResponse(call.wire.model(name, since))
 
-    for route in {(r.method, r.path): r for wire in formats for r in wire.routes}.values():
-        # Not FastAPI's own way, which looks for parameters to fill in with every request.
-        path = Path(
-            route.path,
-            _Endpoint(
-                turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models,
-                route,
-                [wire for wire in formats if route in wire.routes],
-            ),
+    endpoints = {
+        (route.method, route.path): _Endpoint(
+            turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models,
+            route,
+            [wire for wire in formats if route in wire.routes],
         )
-        path.methods = {route.method}
-        app.router.routes.append(path)
+        for route in (route for wire in formats for route in wire.routes)
+    }
+    for (method, path), endpoint in endpoints.items():
+        # Not FastAPI's own way, which looks for parameters to fill in with every request.
+        routed = Path(path, endpoint)
+        routed.methods = {method}
+        app.router.routes.append(routed)
+    app.add_middleware(_Straight, endpoints=endpoints)
 
     _add_feedback(app, deps, keys, limits, local=local)
     _add_probes(app, deps, formats, keys, limits, local=local)
@@ -203,5 +205,23 @@ class _Endpoint:
         wire = self._formats[0]
         if len(self._formats) > 1:
             wire = errors.speaker(self._formats, scope["path"], headers)
-        answer = await self._serve(_Call(scope, receive, headers, wire, self._route))
+        try:
+            answer = await self._serve(_Call(scope, receive, headers, wire, self._route))
+        except ClawError as error:
+            answer = errors.answer(wire, error)
         await answer(scope, receive, send)
+
+
+class _Straight:
+    """Middleware past the router and its layers, which cost as much as reading a request does."""
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], _Endpoint]) -> None:
+        """`endpoints`: by method and path; a path with parameters is none of a request's."""
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            app = self._endpoints.get((scope["method"], scope["path"]), app)
+        await app(scope, receive, send)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
+from collections.abc import Awaitable
 from contextlib import ExitStack
 
 from fastapi.responses import JSONResponse, Response
@@ -27,10 +28,6 @@ proxy often after one."""
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
-class _HungUp(Exception):
-    """There is nobody to answer any more."""
-
-
 class Answer(Response):
     """The reply to one job, which keeps the place of its request until it is complete."""
 
@@ -43,13 +40,11 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._held:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    listening = group.create_task(self._listen(receive, send))
-                    await self._answer(scope, receive, send)
-                    listening.cancel()
-            except* _HungUp:
-                pass
+            async with asyncio.TaskGroup() as group:
+                # Not this task, which every token would wake through all layers of the server.
+                answering = group.create_task(self._answer(scope, receive, send))
+                await self._listen(receive, send)
+                answering.cancel()
 
     @abstractmethod
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +52,7 @@ class Answer(Response):
 
     @abstractmethod
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Raise _HungUp when the client hangs up."""
+        """Return when the client has hung up, or the answer is complete."""
 
 
 class WholeAnswer(Answer):
@@ -74,7 +69,7 @@ class WholeAnswer(Answer):
         await response(scope, receive, send)
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        await _until_hung_up(receive)
+        await _until_over(receive)
 
 
 class StreamedAnswer(Answer):
@@ -98,8 +93,8 @@ class StreamedAnswer(Answer):
 
         writer, sampling = self._writer, self._generation.sampling
 
-        async def show(deltas: list[Delta]) -> None:
-            await self._write(send, writer.deltas(deltas, sampling.version))
+        def show(deltas: list[Delta]) -> Awaitable[None]:
+            return self._write(send, writer.deltas(deltas, sampling.version))
 
         try:
             done = await self._generation.run(show)
@@ -111,9 +106,9 @@ class StreamedAnswer(Answer):
         self._open = False
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _write(self, send: Send, body: bytes) -> None:
+    def _write(self, send: Send, body: bytes) -> Awaitable[None]:
         self._sent_at = time.monotonic()
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        return send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _listen(self, receive: Receive, send: Send) -> None:
         """Send a sign of life, too, when nothing else was sent for a while."""
@@ -122,7 +117,7 @@ class StreamedAnswer(Answer):
             quiet_s = time.monotonic() - self._sent_at
             try:
                 async with asyncio.timeout(max(0.0, KEEPALIVE_S - quiet_s)):
-                    await _until_hung_up(receive)
+                    return await _until_over(receive)
             except TimeoutError:
                 if time.monotonic() - self._sent_at < KEEPALIVE_S:
                     continue
@@ -132,8 +127,7 @@ class StreamedAnswer(Answer):
                     self._sent_at = time.monotonic()
 
 
-async def _until_hung_up(receive: Receive) -> None:
-    """Raises _HungUp."""
+async def _until_over(receive: Receive) -> None:
+    """Until the client has hung up, or been sent the whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    raise _HungUp
