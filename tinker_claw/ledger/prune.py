@@ -400,11 +400,7 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
                 )
             _unsay(tx, turn)
         if what.whole:
-            tx.execute(
-                "UPDATE sessions SET key = ? || '-' || id, task = NULL, group_id = NULL, "
-                "episode = 0, closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
-                (FORGOTTEN, what.session),
-            )
+            _take_name(tx, what.session)
             tx.execute(
                 "DELETE FROM groups WHERE NOT EXISTS "
                 "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
@@ -414,6 +410,25 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
             begun.append((what.session, what.turns[0], what.turns[-1]))
         _write_begun(tx, begun)
     return what
+
+
+def _take_name(tx: sqlite3.Connection, session: int) -> None:
+    """Take a session its name. What its user wants of that name holds: what was private stays so.
+
+    No client knows the new one, which has a part by chance.
+    """
+    said = tx.execute("SELECT user, key, private FROM sessions WHERE id = ?", (session,)).fetchone()
+    tx.execute(
+        "UPDATE sessions SET key = ? || '-' || id || '-' || LOWER(HEX(RANDOMBLOB(8))), "
+        "private = 0, task = NULL, group_id = NULL, episode = 0, "
+        "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
+        (FORGOTTEN, session),
+    )
+    if said["private"]:
+        tx.execute(
+            "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?)",
+            (said["user"], said["key"], time.time(), said["private"]),
+        )
 
 
 def is_begun(rows: Rows) -> bool:

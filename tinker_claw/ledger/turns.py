@@ -304,12 +304,14 @@ class TurnTable:
         ]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
-        """Attach what arrived after a turn. False: it had one, and the first one stays."""
+        """Attach what arrived after a turn. False: it had one, and the first one stays; or its
+        words are gone, or are to go."""
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "INSERT OR IGNORE INTO next_states (turn_id, role, text, created_at) "
-                "VALUES (?, ?, ?, ?)",
-                (turn_id, state.role, state.text, time.time()),
+                "SELECT id, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
+                f"AND NOT {IS_BEING_FORGOTTEN}",
+                (state.role, state.text, time.time(), turn_id),
             )
         return cursor.rowcount == 1
 
