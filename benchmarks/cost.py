@@ -2,10 +2,11 @@
 
 Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.tinker` with a
 random two-layer model, which bills tokens as Tinker does. Turns OpenClaw's size (prompts of 11,000
-tokens). Ours is method combine as shipped: m votes as one request, one hint per hinted turn, the
-teacher and the second pass on hinted turns only. Naive: every vote is a request of its own, and
-three hints are scored on every turn; its training step is the same. Serving costs the same in both
-and stands apart.
+tokens). Ours is method combine as shipped: m votes as one request, a hint asked of rejected turns
+only, the teacher and the second pass on hinted turns only. A run's first batch is measured in every
+way and costs more than a later one. Naive: both questions of every turn, every vote a request of
+its own, and three hints scored on every turn; it trains on the same, and measures nothing. Serving
+costs the same in both and stands apart.
 
 Rule: tokens are counted where they are billed; dollars are those counts times configs/prices.toml.
 No prompt cache helps either side, except that further votes of one request find their prompt.
@@ -74,10 +75,12 @@ async def measure(shape: Shape, threads: int, say: Callable[[str], None]) -> tup
             plain = await naive(bench, turns)
             for share in SHARES:
                 say(f"ours: {share:.0%} hinted")
-                bills = await ours(bench, turns, round(share * shape.turns))
-                rows.append(Row(share, "ours", _parts(bills), shape.turns))
-                same_step: Bills = {**plain, "train": bills["train"]}
-                rows.append(Row(share, "naive", _parts(same_step), shape.turns))
+                first, later = await ours(bench, turns, round(share * shape.turns))
+                same_step: Bills = {**plain, "train": later["train"]}
+                schemes = {"ours, at first": first, "ours, later": later, "naive": same_step}
+                rows += [
+                    Row(share, name, _parts(bills), shape.turns) for name, bills in schemes.items()
+                ]
     return rows, Row(0.0, "serving", {"serve": served}, shape.turns)
 
 
@@ -99,7 +102,7 @@ def show(console: Console, rows: list[Row], serving: Row, price: Price) -> None:
             f"{(price.usd(row.bills[part]) or 0.0) * scale:.2f}" if part in row.bills else ""
             for part in _PARTS
         ]
-        compared = f"{_ratio(row, rows, price):.0%}" if row.scheme == "ours" else ""
+        compared = f"{_ratio(row, rows, price):.0%}" if row.scheme.startswith("ours") else ""
         share = f"{row.hinted:.0%}" if row.scheme != "serving" else ""
         table.add_row(share, row.scheme, *kinds, *parts, f"{row.usd(price) * scale:.2f}", compared)
     console.print(table)

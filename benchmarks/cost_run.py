@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
+from benchmarks.cost_adapters import HINTS, MARK, Fresh, Known, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.estimate import MEASURED_EVERY
 from tinker_claw.billing.meter import charged
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -37,7 +40,15 @@ from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Completion, Kind, NextState, SamplingParams, Tokens, Usage
+from tinker_claw.types import (
+    Completion,
+    Kind,
+    NextState,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    Usage,
+)
 
 Bills = dict[Purpose, Usage]
 
@@ -84,14 +95,17 @@ class Bench:
         return trainer
 
 
-def captured(bench: Bench, prompt: Tokens, done: Completion, *, session: int) -> NewTurn:
+def captured(
+    bench: Bench, prompt: Tokens, done: Completion, *, session: int, version: int = 0
+) -> NewTurn:
+    """The random model goes on until it is cut off; here its reply ends there."""
     return NewTurn(
         session_id=session,
         kind=Kind.MAIN,
         kind_reason="benchmark",
-        policy_version=0,
+        policy_version=version,
         prompt=tuple(prompt),
-        completion=done,
+        completion=replace(done, stop_reason=StopReason.STOP),
         hint_at=len(prompt) - 20,
         request_text="word " * 80,
         reply_text="word " * (bench.shape.case - 140),
@@ -118,36 +132,51 @@ async def serve_turns(bench: Bench) -> tuple[list[tuple[Tokens, Completion]], Us
     return [(prompt, done) for prompt, (done,) in zip(prompts, replies, strict=True)], account.usage
 
 
-async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int) -> Bills:
-    """One batch through judging and learner, the first `hinted` turns with a hint."""
+async def ours(
+    bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int
+) -> tuple[Bills, Bills]:
+    """The run's first batch through judging and learner, and a later one; of each the first
+    `hinted` turns get a hint.
+
+    Of the first it is measured whether hints teach, and how far the step moves the policy. Of the
+    later one it is known that they teach, so every eighth turn is measured, and its step is none of
+    the measured ones.
+    """
     trainer = await bench.trainer()
     ledger = Ledger(bench.folder / f"ours-{hinted}")
     policy = PolicyHolder(await restore(ledger, trainer))
     base, telemetry, health = Fresh(await trainer.base()), Telemetry(None), Health()
     method, spending = build("combine"), Spending(Price(), ledger.spend, telemetry)
-    for number, (prompt, done) in enumerate(turns):
-        session = ledger.turns.session("me", str(number))
-        turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
-        ledger.turns.add_next_state(turn_id, _next_state(number < hinted))
     parts = LoopParts(
         *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg)
     )
-    learner = Learner(parts, learning_rate=1e-4)
+    learner = Learner(parts, learning_rate=1e-4, guard=Guard(parts, every=MEASURED_EVERY))
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
+    scorer = Known(parts, bench.renderer, context_tokens=bench.shape.context)
     judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
+    bills = list[Bills]()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (judging, learner)]
-        while policy.current.version.id == 0:  # noqa: ASYNC110 - the loop tells nobody
-            await asyncio.sleep(0.05)
+        for version in range(2):
+            scorer.teaches = version > 0
+            began = time.time()
+            for number, (prompt, done) in enumerate(turns):
+                session = ledger.turns.session("me", f"{version}-{number}")
+                turn = captured(bench, prompt, done, session=session, version=version)
+                ledger.turns.add_next_state(ledger.turns.add(turn), _next_state(number < hinted))
+            judging.wake()
+            while policy.current.version.id == version:  # noqa: ASYNC110 - the loop tells nobody
+                await asyncio.sleep(0.05)
+            spent = ledger.spend.by_purpose(since=began)
+            bills.append({purpose: one.usage for purpose, one in spent.items()})
         for task in tasks:
             task.cancel()
-    found: Bills = {purpose: spent.usage for purpose, spent in ledger.spend.by_purpose().items()}
     ledger.close()
     await trainer.aclose()
-    return found
+    first, later = bills
+    return first, later
 
 
 async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bills:

@@ -57,7 +57,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "turn being written": ("tinker_claw.ledger.turns:store",),
     "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),
     "judging": ("tinker_claw.judge.judge:Judge.judge",),
-    "judged": ("tinker_claw.ledger.turns:JudgementTable.add",),
+    "judged": ("tinker_claw.ledger.judgements:JudgementTable.add",),
     "queued": ("tinker_claw.ledger.samples:SampleTable.add",),
     "state loaded": (
         "local_gpu.trainer:LocalTrainer.load_state",
@@ -77,7 +77,7 @@ class Fate:
     passes: int = 0
     """How often the point is passed before."""
     slow: Mapping[str, float] = field(default_factory=dict)
-    """Functions that take so many seconds longer."""
+    """Functions that take so many seconds longer, and say when they begin (`Life.is_slow`)."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_s: float = 0.0
     """How much its clock is ahead."""
@@ -98,6 +98,7 @@ _PRELOAD = (
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
 )
+_SLOW = "this takes long, as told"
 _nursery = multiprocessing.get_context("forkserver")
 _nursery.set_forkserver_preload(list(_PRELOAD))
 
@@ -119,6 +120,16 @@ class Life:
 
     def said(self) -> str:
         return self.log.read_bytes()[self.began_at :].decode(errors="replace")
+
+    def is_slow(self) -> bool:
+        """A function has begun that takes longer."""
+        return _SLOW in self.said()
+
+    def stops(self) -> bool:
+        """It has heard of its first signal: from then on it has an alarm (app/server.py)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        caught = int(status.split("SigCgt:")[1].split()[0], 16)
+        return bool(caught >> (signal.SIGALRM - 1) & 1)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [event for event in events_in(self.said()) if event["event"] == name]
@@ -260,11 +271,13 @@ def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def slowly(*args: Any, **kwargs: Any) -> Any:
+        print(_SLOW, file=sys.stderr, flush=True)
         time.sleep(seconds)
         return call(*args, **kwargs)
 
     @functools.wraps(call)
     async def slowly_async(*args: Any, **kwargs: Any) -> Any:
+        print(_SLOW, file=sys.stderr, flush=True)
         await asyncio.sleep(seconds)
         return await call(*args, **kwargs)
 

@@ -1,37 +1,29 @@
-"""The demo's model, learning in this process from users who follow a script.
+"""The demo's model, learning in this process from the demo's users.
 
-Rule: ledger, judging, learner and trainer are the real ones. Left out are HTTP and the gateway: a
-session samples from the version that answers, and writes its turns down itself.
+Rule: ledger, judging, learner and trainer are the real ones, and users, judge and exam are the
+demo's. Left out are HTTP and the gateway: `Direct` samples from the version that answers, and
+writes the turns down itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from random import Random
 
+from examples.demo.client import MAX_TOKENS, Client, Request
 from examples.demo.judge import answer
-from examples.demo.recipe.grammar import (
-    Problem,
-    accepts,
-    approval,
-    correction,
-    first_message,
-    new_problem,
-    shows_work,
-)
-from examples.demo.scoring import EXAM_SEED, Exam, Score
-from local_gpu.config import LocalConfig
-from local_gpu.trainer import LocalTrainer
+from examples.demo.recipe.grammar import Problem
+from examples.demo.scoring import Exam, Score, score_version
+from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
+from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import JudgeSettings, Training
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.guard import WINDOW, Guard
 from tinker_claw.learner.health import Health
@@ -43,39 +35,24 @@ from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
+from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Message, NextState, SamplingParams
 
-IN_FLIGHT = 6
-MAX_TURNS = 8
-MAX_TOKENS = 128
-TERSE_SHARE = 0.3
-
-
-@dataclass(frozen=True)
-class User:
-    """Somebody with a script."""
-
-    content: Callable[[str, Problem], bool]
-    terse: float
-    """Share of their corrections that do not say what is wrong."""
-    right: Callable[[str, Problem], bool] = shows_work
-    """What an auditor thinks of a reply."""
-
-
-HONEST = User(accepts, TERSE_SHARE, right=accepts)
-NEVER_CONTENT = User(lambda reply, problem: False, 1.0)
-PRAISES_GARBAGE = User(lambda reply, problem: not shows_work(reply, problem), 1.0)
+NAME = "me"
+"""Whose sessions they are."""
+Right = Callable[[str, Problem], bool]
+"""What an auditor thinks of a reply."""
 
 
 class Rules:
     """The demo's judge, without HTTP."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
+        self._rng = Random(seed)
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         return [answer([dict(m) for m in messages], self._rng) for _ in range(n)]
@@ -83,17 +60,76 @@ class Rules:
     async def aclose(self) -> None: ...
 
 
+class Direct(Client):
+    """What the gateway does for the demo's users, without it."""
+
+    def __init__(self, parts: LoopParts, judging: Judging, renderer: Renderer) -> None:
+        self._parts, self._judging, self._renderer = parts, judging, renderer
+        self._open: dict[str, int] = {}
+        """By session, the turn that waits for what comes next."""
+        self.enough: Callable[[], bool] = lambda: False
+
+    async def ask(self, request: Request) -> str:
+        said, ledger = str(request.messages[-1]["content"]), self._parts.ledger
+        if (turn := self._open.pop(request.session, None)) is not None:
+            ledger.turns.add_next_state(turn, NextState("user", said))
+            self._judging.wake()
+        if request.last and request.kind == "main":
+            return ""  # which no user looks at
+        if request.kind == "main":
+            await self._until_wanted()
+        policy, renderer = self._parts.policy.current, self._renderer
+        messages = [dict(message) for message in request.messages]
+        prompt = renderer.prompt(messages, hint_message=len(messages) - 1)
+        params = SamplingParams(
+            MAX_TOKENS,
+            seed=request.seed,
+            stop_tokens=renderer.stop_tokens,
+            student_topk=student_topk(self._parts.method, self._parts.training),
+        )
+        (done,) = await policy.sampler.sample(prompt.tokens, params)
+        reply = renderer.parse(done.tokens, prompt.tokens).text
+        if request.kind == "main":
+            self._open[request.session] = ledger.turns.add(
+                NewTurn(
+                    session_id=ledger.turns.session(NAME, request.session),
+                    kind=Kind.MAIN,
+                    kind_reason="scripted",
+                    policy_version=policy.version.id,
+                    prompt=prompt.tokens,
+                    completion=done,
+                    hint_at=prompt.hint_at,
+                    request_text=said,
+                    reply_text=reply,
+                    history=(),
+                    reply_digest="",
+                )
+            )
+        return reply
+
+    async def _until_wanted(self) -> None:
+        """One process judges and trains, too: users wait for it, lest their turns get stale."""
+        turns, samples = self._parts.ledger.turns, self._parts.ledger.samples
+        most = 3 * self._parts.training.batch_size
+        while not self.enough() and (  # noqa: ASYNC110 - nobody tells
+            samples.waiting() > most or len(turns.judgeable()) > 2 * IN_FLIGHT
+        ):
+            await asyncio.sleep(0.02)
+
+
 @dataclass
 class Run:
-    """A run, its users, and what they got."""
+    """A run, and the users who talk to it."""
 
     parts: LoopParts
-    learner: Learner
-    judging: Judging
-    renderer: Renderer
+    scorer: HintScorer
+    client: Direct
     seed: int
-    right: dict[int, float]
-    """What an auditor says of a turn, by id: 1 or -1."""
+    right: Right | None
+    opinions: dict[str, float]
+    """What the auditor says of a reply, by its text: 1 or -1."""
+    turns: int = 0
+    """Replies that a user has looked at."""
 
     @property
     def held(self) -> bool:
@@ -103,126 +139,87 @@ class Run:
     def step(self) -> int:
         return self.parts.policy.newest.version.step
 
-    async def exam(self, exam: Exam) -> tuple[float, Score]:
-        """Mean characters of first replies of the version that answers, and its score."""
-        sampler = self.parts.policy.current.sampler
-
-        async def reply(number: int, question: str) -> str:
-            prompt = self.renderer.prompt([{"role": "user", "content": question}]).tokens
-            params = SamplingParams(
-                MAX_TOKENS, seed=EXAM_SEED + number, stop_tokens=self.renderer.stop_tokens
-            )
-            (done,) = await sampler.sample(prompt, params)
-            return self.renderer.parse(done.tokens, prompt).text
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(reply(i, text)) for i, text in enumerate(exam.questions())]
-        replies = [task.result() for task in tasks]
-        return fmean(map(len, replies[: len(exam.problems)])), exam.grade(replies)
-
-    async def session(self, number: int, user: User) -> None:
-        """One conversation, until the user is content or has lost patience."""
-        rng = random.Random(f"session-{self.seed}-{number}")
-        problem, turns = new_problem(rng), self.parts.ledger.turns
-        session = turns.session("default", f"{self.seed}-{number}")
-        messages: list[Message] = [{"role": "user", "content": first_message(problem)}]
-        for _ in range(MAX_TURNS):
-            policy = self.parts.policy.current
-            prompt = self.renderer.prompt(messages, hint_message=len(messages) - 1)
-            params = SamplingParams(
-                MAX_TOKENS,
-                seed=rng.randrange(2**31),
-                stop_tokens=self.renderer.stop_tokens,
-                student_topk=self.parts.training.opd_topk,
-            )
-            (done,) = await policy.sampler.sample(prompt.tokens, params)
-            reply = self.renderer.parse(done.tokens, prompt.tokens).text
-            turn_id = turns.add(
-                NewTurn(
-                    session_id=session,
-                    kind=Kind.MAIN,
-                    kind_reason="scripted",
-                    policy_version=policy.version.id,
-                    prompt=prompt.tokens,
-                    completion=done,
-                    hint_at=prompt.hint_at,
-                    request_text=messages[-1]["content"],
-                    reply_text=reply,
-                    history=(),
-                    reply_digest="",
-                )
-            )
-            self.right[turn_id] = 1.0 if user.right(reply, problem) else -1.0
-            pleased = user.content(reply, problem)
-            terse = rng.random() < user.terse
-            said = approval(rng) if pleased else correction(rng, directive=not terse)
-            turns.add_next_state(turn_id, NextState("user", said))
-            self.judging.wake()
-            if pleased:
-                return
-            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+    async def exam(self, user: User, problems: int = 60) -> Score:
+        """Of the version that answers."""
+        return await score_version(self.client, self.step, Exam.draw(problems), user)
 
     async def talk(self, user: User, enough: Callable[[], bool]) -> None:
         """Sessions, six at a time, until there are enough."""
-        numbers = count()
 
-        async def one_by_one() -> None:
-            while not enough():
-                while self.parts.ledger.samples.waiting() > 3 * self.parts.training.batch_size:
-                    await asyncio.sleep(0.02)
-                    if enough():
-                        return
-                await self.session(next(numbers), user)
+        async def ended(outcome: Outcome) -> None: ...
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(IN_FLIGHT):
-                group.create_task(one_by_one())
+        later = user.later and self._watched(user.later)
+        watched = replace(user, wants=self._watched(user.wants), later=later)
+        self.client.enough = enough
+        await hold_sessions(
+            *(self.client, self.seed, watched),
+            step=lambda: self.step,
+            enough=enough,
+            ended=ended,
+        )
+
+    def _watched(self, rule: Rule) -> Rule:
+        """The same rule, with somebody who looks at what the user looks at."""
+
+        def accepts(reply: str, problem: Problem) -> bool:
+            self.turns += 1
+            if self.right is not None:
+                self.opinions[reply] = 1.0 if self.right(reply, problem) else -1.0
+            return rule.accepts(reply, problem)
+
+        return replace(rule, accepts=accepts)
 
 
 @asynccontextmanager
 async def demo_run(
-    path: Path, *, seed: int = 0, audited: bool = False, **training: Any
+    path: Path, *, audit: Right | None = None, **flags: object
 ) -> AsyncGenerator[Run]:
-    """The demo's settings, but for those that are given. `audited`: the guard hears an auditor."""
-    demo: dict[str, Any] = {"learning_rate": 6e-3, "lora_rank": 16}
-    cfg = Training(**(demo | training))
-    ledger = Ledger(path)
-    config = LocalConfig(
-        model=str(MODEL_DIR), root=path, rank=cfg.lora_rank, alpha=32, seed=seed, threads=1
+    """The demo's settings, but for the flags that are given, over a folder of its own.
+
+    Args:
+        audit: the guard hears what this auditor thinks of each reply.
+    """
+    given = {"data_dir": path, **flags}
+    settings = load(
+        ["--config", "configs/demo.toml"]
+        + [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     )
-    trainer = await LocalTrainer.start(config)
+    cfg, seed = settings.training, settings.run.seed
+    assert isinstance(cfg.learning_rate, float)
     renderer = Renderer.load(str(MODEL_DIR), "qwen3")
-    telemetry = Telemetry(path / "metrics.jsonl")
+    ledger, telemetry = Ledger(path), Telemetry(None)
     try:
-        parts = LoopParts(
-            ledger=ledger,
-            trainer=trainer,
-            base=await trainer.base(),
-            method=build("combine"),
-            policy=PolicyHolder(await restore(ledger, trainer)),
-            telemetry=telemetry,
-            health=Health(),
-            spending=Spending(Price(), ledger.spend, telemetry),
-            training=cfg,
-        )
-        assert isinstance(cfg.learning_rate, float)
-        right = dict[int, float]()
+        async with open_trainer(settings, str(MODEL_DIR)) as trainer:
+            can = await trainer.capabilities()
+            parts = LoopParts(
+                ledger=ledger,
+                trainer=trainer,
+                base=await trainer.base(),
+                method=build(settings.run.method),
+                policy=PolicyHolder(await restore(ledger, trainer)),
+                telemetry=telemetry,
+                health=Health(),
+                spending=Spending(Price(), ledger.spend, telemetry),
+                training=cfg,
+            )
+            thought = dict[str, float]()
 
-        def opinions(after: int) -> list[tuple[float, float]]:
-            newest = ledger.judgements.lately(WINDOW, after)
-            return [(reply.verdict, right[reply.turn_id]) for reply in newest]
+            def opinions(after: int) -> list[tuple[float, float]]:
+                newest = ledger.judgements.lately(WINDOW, after)
+                texts = [ledger.turns.get(reply.turn_id).reply_text for reply in newest]
+                return [
+                    (r.verdict, thought.get(text, 0)) for r, text in zip(newest, texts, strict=True)
+                ]
 
-        guard = Guard(parts, opinions=opinions if audited else lambda after: ())
-        learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
-        judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
-        can = await trainer.capabilities()
-        scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
-        judging = Judging(parts, judge, scorer, learner.wake)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part.run()) for part in (judging, learner)]
-            yield Run(parts, learner, judging, renderer, seed, right)
-            for task in tasks:
-                task.cancel()
+            guard = Guard(parts, opinions=opinions)
+            learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
+            judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
+            scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
+            judging = Judging(parts, judge, scorer, learner.wake)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(part.run()) for part in (judging, learner)]
+                yield Run(parts, scorer, Direct(parts, judging, renderer), seed, audit, thought)
+                for task in tasks:
+                    task.cancel()
     finally:
-        await trainer.aclose()
         ledger.close()

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.processes import ROOT
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import Ballot
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 
 SECRET = "SECRET"

@@ -36,7 +36,7 @@ from examples.demo.recipe.skills import (
     sum_correct,
     sum_question,
 )
-from examples.demo.user import PLAIN, Rule, User
+from examples.demo.user import Rule, User
 
 EXAM_SEED = 77
 SKILL_PROMPTS = 60
@@ -92,7 +92,7 @@ class Exam:
             *map(list_question, self.lists),
         ]
 
-    def grade(self, replies: Sequence[str], rule: Rule = PLAIN) -> Score:
+    def grade(self, replies: Sequence[str], rule: Rule) -> Score:
         """Score the replies to `questions()` by what the user wants."""
         first_sum = len(self.problems)
         firsts = replies[:first_sum]

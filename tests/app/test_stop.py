@@ -116,11 +116,12 @@ def test_stop_while_the_model_loads(tmp_path: Path, numbers: Sequence[int]) -> N
     bounds = BOUNDS if len(numbers) == 1 else {}  # the second signal comes before they are reached
     loads = Fate(slow={"local_gpu.backend:_learning": 600}, constants=bounds)
     with life(data, *FLAGS, fate=loads) as running:
-        until(lambda: (data / "ledger.sqlite3").exists())
-        time.sleep(0.2)
-        for number in numbers:
+        until(running.is_slow)
+        assert not running.stops()
+        for number in numbers[:-1]:
             running.signal(number)
-            time.sleep(0.2)
+            until(running.stops)  # or two could be one to it
+        running.signal(numbers[-1])
         assert running.ends() == (0 if len(numbers) == 1 else 130)
     assert "Traceback" not in running.said()
     with life(data, *FLAGS) as running:

@@ -55,6 +55,13 @@ class Life:
         first = await self.ask(number, "hi")
         await self.ask(number, "hi", first, "YES")
 
+    async def a_step(self) -> tuple[float, float, float]:
+        """Two conversations, and the step that they make; what that was billed, as `sums` has it."""
+        for number in range(2):
+            await self.converse(number)
+        await self.until(lambda: self.world.policy.current.version.id == 1)
+        return sums(self.world)
+
     async def ask(self, number: int, *said: str) -> str:
         response = await self.world.ask(*said, headers={"X-Session-Id": str(number)})
         assert response.status_code == 200, response.text
@@ -131,9 +138,7 @@ async def test_without_a_budget_it_goes_on_and_says_what_was_spent(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
-        for number in range(2):
-            await it.converse(number)
-        await it.until(lambda: it.world.policy.current.version.id == 1)
+        await it.a_step()
         health = await it.health()
         assert health["budget_usd"] is None
         assert health["spent_usd"] == pytest.approx(sum(sums(it.world)))
@@ -144,10 +149,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
-        for number in range(2):
-            await it.converse(number)
-        await it.until(lambda: it.world.policy.current.version.id == 1)
-        served, judged, trained = sums(it.world)
+        served, judged, trained = await it.a_step()
     # Room for serving two more conversations and judging both, not for another step.
     budget = served + judged + trained + served + judged + trained / 2
     async with life(tmp_path, renderer, budget, it.trainer) as it:
@@ -186,10 +188,7 @@ async def test_budget_of_a_day_pauses_learning_until_midnight_and_a_restart_know
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
-        for number in range(2):
-            await it.converse(number)
-        await it.until(lambda: it.world.policy.current.version.id == 1)
-        served, judged, trained = sums(it.world)
+        served, judged, trained = await it.a_step()
     now = [time.time() // DAY_S * DAY_S + DAY_S - 0.05]
     daily = 2 * (served + judged) + 1.5 * trained
     limits: dict[str, Any] = {"daily_usd": daily, "clock": lambda: now[0]}

@@ -161,6 +161,7 @@ async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> 
         serve=Usage(prefill=4, sampled=2),
         judge=Usage(prefill=150, cached=300, sampled=45),  # a hint of every other one
         teacher=Usage(prefill=16, sampled=2),
+        unaccepted=0.5,
         admitted=1.0,
         hinted=0.25,
         stale=0.0,
@@ -262,6 +263,9 @@ def test_first_estimate_says_what_it_assumes() -> None:
     told = forecast(settings, Price(0.195, 0.039, 0.6, 0.44), None)
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
+    assert "on a hint for at most 50% of the turns" in told.words
+    # A hint is asked of every other turn.
+    assert told.judge_turn == Usage(prefill=1_650, cached=3_300, sampled=2_250)
     # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
     # all of them by the candidate of every fourth step.
     assert told.train == Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
@@ -285,9 +289,20 @@ def test_method_and_judge_change_the_estimate() -> None:
     assert step("--method", "opd").trained == 16 * 11_299
     assert step("--opd-topk", "0").trained == 16 * 11_299
     assert step("--judge-url", "http://127.0.0.1:9/v1").cached == 0
+    assert "on a hint" not in forecast(load(["--method", "binary"]), Price(), None).words
     # opd learns from hinted turns only, so more turns are judged for a batch.
     assert step("--method", "opd").cached > 3 * step("--method", "binary").cached
     assert step("--hint-candidates", "3").prefill > step().prefill + 2 * 4 * 11_000
+
+
+async def test_hints_are_estimated_by_the_verdicts_that_the_ledger_has(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:  # whose judge is not billed
+        for said in ("YES", "NO", "YES", "YES"):
+            w.turn(said)
+        await w.version(1)
+        told = forecast(SETTINGS, PRICE, w.ledger)
+        assert told.judge_turn == Usage(prefill=1_375, cached=2_750, sampled=1_875)
+        assert "on a hint for at most 25% of the turns" in told.words
 
 
 @pytest.fixture

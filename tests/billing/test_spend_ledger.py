@@ -66,4 +66,4 @@ def test_means_are_of_what_was_counted_and_none_where_nothing_was(ledger: Ledger
     assert means.serve == Usage(prefill=6, sampled=3)
     assert means.judge == Usage(prefill=15)
     assert (means.teacher, means.stale) == (None, None)
-    assert (means.admitted, means.hinted) == (0.5, 0.0)
+    assert (means.unaccepted, means.admitted, means.hinted) == (0.0, 0.5, 0.0)

@@ -16,10 +16,10 @@ from tests.stories import METRICS, run
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import begin, finish, from_turn, in_session, is_begun
 from tinker_claw.ledger.spend import Bill
-from tinker_claw.ledger.turns import Ballot
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 

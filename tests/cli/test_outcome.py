@@ -14,7 +14,7 @@ from tests.ports import deaf_port
 from tests.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.privacy.marker import Privacy
 
 WORDS = {

@@ -20,9 +20,9 @@ from tinker_claw.cli.doctor import WIDTH
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
+from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import advice, outcome
-from tinker_claw.ledger.turns import TRIES, Ballot
 from tinker_claw.ledger.views import Filter, TurnView, read_turns
 from tinker_claw.types import Kind, NextState
 

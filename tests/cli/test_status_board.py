@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.test_status import port_of
 from tests.gateways import gateway
+from tests.ledger.test_ledger import new_turn
 from tests.ports import deaf_port
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
@@ -27,12 +28,12 @@ from tinker_claw.cli.status import board, read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Usage
+from tinker_claw.types import Usage, Vote
 
 KEYS = (
     "data_dir batch_size run policy_version pinned held step samples_waiting sessions "
-    "private_sessions turns verdicts feedback hints samples steps not_trained lost_next_states usd "
-    "bills_without_price helps teachability"
+    "private_sessions turns verdicts auditor feedback hints samples steps not_trained "
+    "lost_next_states usd bills_without_price helps teachability"
 )
 
 
@@ -99,6 +100,19 @@ def test_whether_hints_teach_is_told(
     found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
     assert found["difference"] == pytest.approx(gain)
     assert found["weight"] == {0.2: 1.0, -0.2: 0.0, 0.0: 0.25}[gain]
+
+
+def test_how_often_the_auditor_agrees_is_told_in_a_line(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+        found: list[tuple[Vote, Vote | None]] = [(1, 1), (-1, -1), (1, -1), (1, 0), (-1, None)]
+        for number, (value, audit) in enumerate(found):
+            turn = ledger.turns.add(new_turn(ledger, str(number)))
+            none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+            ledger.judgements.add(turn, value=value, audit=audit, **none)
+        lines = board(read_overview(tmp_path, 16))
+    told = "auditor    agrees with 2 of 4 verdicts, and says the opposite of 1"
+    assert told in lines
 
 
 def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.ledger.feedback import LONGEST_TEXT
+from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.prune import from_turn, in_session
-from tinker_claw.ledger.turns import SET_ASIDE, TRIES
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Verdict

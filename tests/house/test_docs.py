@@ -25,7 +25,7 @@ from tinker_claw.config.load import load
 from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.base import Method
+from tinker_claw.methods.base import Method, Signal
 from tinker_claw.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
@@ -203,7 +203,8 @@ def told_of(method: Method) -> list[str]:
     """A method's row in the table of methods."""
     losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward)
     losses += ["a distillation pass"] * bool(method.distill)
-    costs = [f"{method.questions} question{'s' * (method.questions > 1)} to the judge"]
+    second = ", a second where the verdict is not +1" if Signal.HINT in method.needs else ""
+    costs = [f"1 question to the judge{second}"]
     costs.append(f"{method.admitted:g} sample{'s' * (method.admitted != 1)} a judged turn")
     words = "nothing: there is none"
     if method.teaching is not None:

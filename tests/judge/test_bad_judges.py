@@ -25,7 +25,7 @@ from tests.talk import ask, rows
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
-from tinker_claw.ledger.turns import SET_ASIDE, TRIES
+from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 
 NEVER = Backoff(1e6, 1e6)

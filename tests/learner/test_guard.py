@@ -33,7 +33,7 @@ from tinker_claw.learner.guard import (
     one_sided,
     rejection,
 )
-from tinker_claw.ledger.turns import JudgedReply
+from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, LossPass, StepReport
 

@@ -6,27 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.scoring import Exam
-from tests.scripted_users import HONEST, NEVER_CONTENT, PRAISES_GARBAGE, Run, User, demo_run
+from examples.demo.recipe.grammar import accepts, shows_work
+from examples.demo.user import USERS, User
+from tests.scripted_users import Run, demo_run
 
 pytestmark = pytest.mark.slow
+PLAIN = USERS["plain"]
 
 
 async def unharmed(run: Run, user: User, steps: int) -> bool:
     """Talk for so many steps; whether replies are as long as at first, and all skills there."""
-    exam = Exam.draw(60)
-    length, _ = await run.exam(exam)
+    before = await run.exam(user)
     await run.talk(user, lambda: run.held or run.step >= steps)
-    after, score = await run.exam(exam)
-    print(f"{run.step} steps: {length:.0f} to {after:.0f} characters, {score}")
-    return abs(after / length - 1) <= 0.2 and min(score.sums, score.lists) >= 0.95
+    after = await run.exam(user)
+    print(f"{run.step} steps: {before} to {after}")
+    grown = after.characters / before.characters - 1
+    return abs(grown) <= 0.2 and min(after.sums, after.lists) >= 0.95
 
 
 async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unharmed(
     tmp_path: Path,
 ) -> None:
     async with demo_run(tmp_path) as run:
-        assert await unharmed(run, NEVER_CONTENT, 12)
+        assert await unharmed(run, USERS["never"], 12)
         assert run.held
         assert run.step <= 8
         said = run.parts.health.snapshot(version=run.step, waiting=0, batch_size=16)
@@ -36,26 +38,26 @@ async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unha
 
 async def test_praise_for_garbage_is_held_where_an_auditor_contradicts_it(tmp_path: Path) -> None:
     """Without one it looks like learning: more and more is accepted, and what is has that form."""
-    async with demo_run(tmp_path, audited=True) as run:
-        assert await unharmed(run, PRAISES_GARBAGE, 8)
+    async with demo_run(tmp_path, audit=shows_work) as run:
+        assert await unharmed(run, USERS["garbage"], 8)
         assert run.held
         assert run.step <= 4
         assert "contradicted by the auditor" in (run.parts.health.learner.error or "")
 
 
 async def test_auditor_who_agrees_holds_nothing_up(tmp_path: Path) -> None:
-    async with demo_run(tmp_path, audited=True) as run:
-        await run.talk(HONEST, lambda: run.held or run.step >= 3)
+    async with demo_run(tmp_path, audit=accepts) as run:
+        await run.talk(PLAIN, lambda: run.held or run.step >= 3)
         assert not run.held
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_honest_user_is_never_held_up(tmp_path: Path, seed: int) -> None:
     async with demo_run(tmp_path, seed=seed) as run:
-        await run.talk(HONEST, lambda: run.held or run.step >= 16)
+        await run.talk(PLAIN, lambda: run.held or run.step >= 16)
         assert not run.held, run.parts.health.learner.error
         assert run.parts.ledger.samples.counts()["quarantined"] == 0
-        _, score = await run.exam(Exam.draw(60))
+        score = await run.exam(PLAIN)
         assert score.accepted >= 0.8
 
 
@@ -64,8 +66,8 @@ async def test_steps_that_would_break_the_model_are_taken_at_a_smaller_rate(
 ) -> None:
     """Five times the demo's rate: without a bound two sums in three are wrong after four steps."""
     async with demo_run(tmp_path, learning_rate=3e-2) as run:
-        await run.talk(HONEST, lambda: run.held or run.step >= 4)
-        _, score = await run.exam(Exam.draw(60))
+        await run.talk(PLAIN, lambda: run.held or run.step >= 4)
+        score = await run.exam(PLAIN)
         print(run.parts.ledger.steps.counts(), score)
         assert run.parts.ledger.steps.counts()["void"] > 0
         assert score.accepted >= 0.4

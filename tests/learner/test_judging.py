@@ -16,9 +16,9 @@ from tinker_claw.app.main import guarded
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.turns import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Message
 

@@ -101,17 +101,22 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
         await w.until(lambda: w.ledger.samples.counts()["expired"] == 2)
 
 
+async def until_it_steps(w: World, trainer: SlowTrainer) -> None:
+    """To version 1, and into the step to version 2."""
+    await learn(w, 1)
+    trainer.go_on.clear()
+    trainer.stepping.clear()
+    for _ in range(4):
+        w.turn("NO")
+    await asyncio.wait_for(trainer.stepping.wait(), 60)
+
+
 async def test_rollback_during_a_step_answers_at_once_and_leaves_what_the_step_makes(
     tmp_path: Path,
 ) -> None:
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w:
-        await learn(w, 1)
-        trainer.go_on.clear()
-        trainer.stepping.clear()
-        for _ in range(4):
-            w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        await until_it_steps(w, trainer)
         rolling = asyncio.create_task(undoing(w).roll_back(0))
         await w.until(lambda: w.policy.current.version.id == 0)
         assert not rolling.done(), "it waits for the step"
@@ -127,12 +132,7 @@ async def test_rollback_during_a_step_answers_at_once_and_leaves_what_the_step_m
 async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_path: Path) -> None:
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w:
-        await learn(w, 1)
-        trainer.go_on.clear()
-        trainer.stepping.clear()
-        for _ in range(4):
-            w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        await until_it_steps(w, trainer)
         rolling = asyncio.create_task(undoing(w).roll_back(0))
         await w.until(lambda: w.policy.current.version.id == 0)
         rolling.cancel()
@@ -147,12 +147,7 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
     """Ctrl-C in a command that waits for the step in hand."""
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
-        await learn(w, 1)
-        trainer.go_on.clear()
-        trainer.stepping.clear()
-        for _ in range(4):
-            w.turn("NO")
-        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        await until_it_steps(w, trainer)
         known = json.loads((tmp_path / "control.json").read_bytes())
         _, sender = await asyncio.open_connection("127.0.0.1", known["port"])
         order = {"do": "rollback", "version": 0, "token": known["token"]}

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.taught import OPENS, PLAIN, Wish, course
+from examples.demo.user import USERS
+from tests.scripted_users import NAME, demo_run
 from tinker_claw.cli.status import board, read_overview
 
 STEPS = 12
@@ -14,17 +15,17 @@ STEPS = 12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wish", "teaches"), [(PLAIN, True), (OPENS, False)])
+@pytest.mark.parametrize(("user", "teaches"), [("plain", True), ("opening", False)])
 async def test_whether_hints_teach_is_found_out_within_a_few_steps_turns(
-    tmp_path: Path, wish: Wish, teaches: bool
+    tmp_path: Path, user: str, teaches: bool
 ) -> None:
-    async with course(tmp_path / "run", wish, batch_size=100_000) as run:
+    async with demo_run(tmp_path / "run", batch_size=100_000) as run:
 
         def known() -> bool:
-            return run.scorer.known("me").teaches is not None
+            return run.scorer.known(NAME).teaches is not None
 
-        await run.talk(lambda: known() or run.turns > 16 * STEPS)
-        found = run.scorer.known("me")
+        await run.talk(USERS[user], lambda: known() or run.turns > 16 * STEPS)
+        found = run.scorer.known(NAME)
         assert found.teaches is teaches, found
         assert run.turns <= 16 * STEPS
 
@@ -35,16 +36,19 @@ async def test_opd_alone_says_that_its_hints_teach_nothing_and_does_no_harm(
 ) -> None:
     """It has no reward that could stand in: a few steps go by what is not known yet."""
     said = list[str]()
-    async with course(tmp_path / "run", OPENS, method="opd") as run:
+    async with demo_run(tmp_path / "run", method="opd") as run:
 
         def found() -> bool:
-            if not said and run.scorer.known("me").teaches is False:
+            if not said and run.scorer.known(NAME).teaches is False:
                 said.extend(board(read_overview(tmp_path / "run", 16)))
             return bool(said) or run.turns > 16 * STEPS
 
-        accepted, length = await run.exam()
-        await run.talk(found)
-        after, length_after = await run.exam()
+        opening = USERS["opening"]
+        before = await run.exam(opening, 64)
+        await run.talk(opening, found)
+        after = await run.exam(opening, 64)
         assert any(line.startswith("hints      of me: they teach nothing") for line in said)
-        assert after > accepted - 0.15, "64 replies each, so a difference has an error of 0.07"
-        assert length_after == pytest.approx(length, rel=0.2)
+        assert after.accepted > before.accepted - 0.15, (
+            "64 replies each, so a difference has an error of 0.07"
+        )
+        assert after.characters == pytest.approx(before.characters, rel=0.2)

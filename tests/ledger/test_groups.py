@@ -20,9 +20,10 @@ from tinker_claw.learner.diagnostics import step_rule
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
-from tinker_claw.ledger.turns import OVER, Ballot
+from tinker_claw.ledger.turns import OVER
 from tinker_claw.ledger.views import Filter, read, turns_where
 from tinker_claw.methods.passes import reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion

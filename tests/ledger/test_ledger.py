@@ -25,8 +25,9 @@ from tinker_claw.ledger.codec import (
     unpack_ids,
 )
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import Ballot, NewTurn
+from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.ledger.versions import read_line, read_versions
 from tinker_claw.types import (
     Completion,

@@ -20,9 +20,9 @@ from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Keeping, Training
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
-from tinker_claw.ledger.turns import Ballot
 from tinker_claw.ledger.views import read_contents, read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, NextState, PolicyVersion

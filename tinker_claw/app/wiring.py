@@ -64,6 +64,17 @@ class System:
     rollback: Rollback
 
 
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What learner, judging and gateway are all made of."""
+
+    settings: Settings
+    parts: LoopParts
+    can: Capabilities
+    renderer: Renderer
+    redactor: Redactor
+
+
 async def wire(
     settings: Settings,
     model: Source,
@@ -80,36 +91,17 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    asked = settings.judge.judge_prompts
-    prompts = Prompts.read(asked) if asked else INCLUDED
-    renderer = Renderer.load(model.tokenizer, model.family)
-    for refusal in renderer.refusals:
-        log.warning("renderer.refuses", of=refusal)
+    prompts, renderer = _prompts(settings.judge), _renderer(model)
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
     trainer = await stack.enter_async_context(
         open_trainer(settings, model.weights, arranged, away=health.servers_away)
     )
-    method, can = build(settings.run.method), await trainer.capabilities()
-    require(method, settings.training, can)
-    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
-    spend = settings.spend
-    budget = Budget(
-        spend.budget_usd, spend.budget_usd_per_day, lambda: forecast(settings, price, ledger)
-    )
-    parts = LoopParts(
-        ledger=ledger,
-        trainer=trainer,
-        base=await trainer.base(),
-        method=method,
-        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
-        telemetry=telemetry,
-        health=health,
-        spending=Spending(price, ledger.spend, telemetry, budget),
-        training=settings.training,
-        reply_tokens=settings.gateway.max_reply_tokens,
-    )
+    can = await trainer.capabilities()
+    require(build(settings.run.method), settings.training, can)
+    parts = await _parts(settings, trainer, ledger, price, health)
+    common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds))
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
@@ -117,27 +109,11 @@ async def wire(
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
-    redactor = Redactor(settings.privacy.kinds)
-    endpoint = await _endpoint(settings, arranged, parts.base, renderer, stack)
-    hints = settings.training.hint_candidates if Signal.HINT in method.needs else 0
-    judging = Judging(
-        parts,
-        Judge(
-            endpoint,
-            settings.judge,
-            hint_candidates=hints,
-            prompts=prompts,
-            second=await _second(settings.judge, stack),
-        ),
-        HintScorer(parts, renderer, context_tokens=can.context_tokens),
-        learner.wake,
-        redact=redactor.redact,
-    )
+    judging = await _judging(common, prompts, arranged, learner.wake, stack)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
-    index = ConversationIndex(ledger.turns, IDLE_S)
-    chat = Chat()
-    app = _gateway(settings, parts, index, renderer, redactor, versions, can, chat, judging.wake)
+    index, chat = ConversationIndex(ledger.turns, IDLE_S), Chat()
+    app = _gateway(common, index, versions, chat, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
@@ -146,6 +122,62 @@ async def wire(
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     return System(app, parts, judging, learner, rollback)
+
+
+def _prompts(settings: JudgeSettings) -> Prompts:
+    asked = settings.judge_prompts
+    return Prompts.read(asked) if asked else INCLUDED
+
+
+def _renderer(model: Source) -> Renderer:
+    renderer = Renderer.load(model.tokenizer, model.family)
+    for refusal in renderer.refusals:
+        log.warning("renderer.refuses", of=refusal)
+    return renderer
+
+
+async def _parts(
+    settings: Settings, trainer: Trainer, ledger: Ledger, price: Price, health: Health
+) -> LoopParts:
+    """What judging and learner share, with the versions that answered when the run ended."""
+    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
+    spend = settings.spend
+    budget = Budget(
+        spend.budget_usd, spend.budget_usd_per_day, lambda: forecast(settings, price, ledger)
+    )
+    return LoopParts(
+        ledger=ledger,
+        trainer=trainer,
+        base=await trainer.base(),
+        method=build(settings.run.method),
+        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
+        telemetry=telemetry,
+        health=health,
+        spending=Spending(price, ledger.spend, telemetry, budget),
+        training=settings.training,
+        reply_tokens=settings.gateway.max_reply_tokens,
+    )
+
+
+async def _judging(
+    common: _Common,
+    prompts: Prompts,
+    arranged: Arrangement | None,
+    on_sample: Callable[[], None],
+    stack: AsyncExitStack,
+) -> Judging:
+    """Who judges, who teaches, and the part of the loop that asks them."""
+    settings, parts = common.settings, common.parts
+    hints = settings.training.hint_candidates if Signal.HINT in parts.method.needs else 0
+    judge = Judge(
+        await _endpoint(settings, arranged, parts.base, common.renderer, stack),
+        settings.judge,
+        hint_candidates=hints,
+        prompts=prompts,
+        second=await _second(settings.judge, stack),
+    )
+    scorer = HintScorer(parts, common.renderer, context_tokens=common.can.context_tokens)
+    return Judging(parts, judge, scorer, on_sample, redact=common.redactor.redact)
 
 
 async def _endpoint(
@@ -187,17 +219,14 @@ def _rule_judge(seed: int) -> FastAPI:
 
 
 def _gateway(
-    settings: Settings,
-    parts: LoopParts,
+    common: _Common,
     index: ConversationIndex,
-    renderer: Renderer,
-    redactor: Redactor,
     versions: Versions,
-    can: Capabilities,
     chat: Format,
     on_next_state: Callable[[], None],
 ) -> FastAPI:
     """The application, over what it shares with the loop."""
+    settings, parts = common.settings, common.parts
     turns, compute = parts.ledger.turns, ComputeRounds()
     deps = GatewayDeps(
         settings=settings.gateway,
@@ -207,11 +236,11 @@ def _gateway(
         turns=turns,
         feedback=parts.ledger.feedback,
         index=index,
-        privacy=SessionPrivacy(turns, redactor, compute),
+        privacy=SessionPrivacy(turns, common.redactor, compute),
         compute=compute,
         spending=parts.spending,
-        renderer=renderer,
-        context_tokens=can.context_tokens,
+        renderer=common.renderer,
+        context_tokens=common.can.context_tokens,
         student_topk=student_topk(parts.method, settings.training),
         on_next_state=on_next_state,
         health=lambda: _health(settings, parts),

@@ -28,6 +28,9 @@ JUDGE_PROMPT_TOKENS = 1_100
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
 """Of one answer of the judge, thinking included."""
+UNACCEPTED = 0.5
+"""Share of judged turns whose verdict is not +1, of which alone a hint is asked: between the 0.77
+that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 MEASURED_EVERY = 4
 """Where a service bills it, of so many steps one is measured (`learner.guard`)."""
 STALE = 0.5
@@ -47,6 +50,8 @@ class TrafficProfile:
     teacher: Usage
     """Of scoring one turn that the teacher is told something of, and of measuring now and then how
     well that teaches."""
+    unaccepted: float
+    """Share of judged turns whose verdict is not +1; 0: the method asks for no hints."""
     admitted: float
     """Samples per judged turn."""
     hinted: float
@@ -77,17 +82,26 @@ class Estimate:
     """What the figures rest on."""
 
 
-def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
-    """What the first turns will be like. `base_judges`: the service's base model is the judge."""
+def assumed(
+    settings: Settings, *, base_judges: bool, unaccepted: float = UNACCEPTED
+) -> TrafficProfile:
+    """What the first turns will be like.
+
+    Args:
+        base_judges: the service's base model is the judge.
+        unaccepted: share of judged turns whose verdict is not +1.
+    """
     prompt, reply = PROMPT_TOKENS, REPLY_TOKENS
     method, m = build(settings.run.method), settings.judge.prm_m
-    questions = method.questions
-    texts = settings.training.hint_candidates if Signal.HINT in method.needs else 1
-    judge = Usage(
-        prefill=questions * JUDGE_PROMPT_TOKENS,
-        cached=questions * (m - 1) * JUDGE_PROMPT_TOKENS,
-        sampled=questions * m * VOTE_TOKENS,
+    hints = Signal.HINT in method.needs
+    texts = settings.training.hint_candidates if hints else 1
+    unaccepted = unaccepted if hints else 0.0
+    question = Usage(
+        prefill=JUDGE_PROMPT_TOKENS,
+        cached=(m - 1) * JUDGE_PROMPT_TOKENS,
+        sampled=m * VOTE_TOKENS,
     )
+    judge = _times(question, 1 + unaccepted)
     return TrafficProfile(
         prompt_tokens=prompt,
         reply_tokens=reply,
@@ -95,6 +109,7 @@ def assumed(settings: Settings, *, base_judges: bool) -> TrafficProfile:
         judge=judge if base_judges else Usage(),
         teacher=teacher_usage(method, prompt + reply, texts)
         + _times(teacher_usage(method, prompt + reply, texts + 2), 1 if texts > 1 else 1 / EVERY),
+        unaccepted=unaccepted,
         admitted=method.admitted,
         hinted=method.taught,
         stale=STALE,
@@ -212,9 +227,11 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
         if habits.turns
         else "assumed, because nothing has been measured yet"
     )
-    judge = (
-        f"{settings.judge.prm_m} votes" if habits.judge.sampled else "a judge that is not billed"
-    )
+    judge = "a judge that is not billed"
+    if habits.judge.sampled:
+        judge = f"{settings.judge.prm_m} votes on each verdict"
+        asked = f", and on a hint for at most {habits.unaccepted:.0%} of the turns"
+        judge += asked if habits.unaccepted else ""
     kept = f" (${price.storage:g} per GB and month)" if price.storage is not None else ""
     return (
         f"{settings.training.batch_size} samples from {judged:.0f} judged turns; prompts of "
@@ -227,10 +244,12 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
 def forecast(settings: Settings, price: Price, ledger: Ledger | None) -> Estimate:
     """A step's cost, from this ledger's means; None: nothing has been measured."""
     base_judges = settings.judge.judge_url is None and settings.run.model_name != DEMO
-    habits = assumed(settings, base_judges=base_judges)
-    if ledger is not None:
-        habits = measured(ledger.means(), habits, base_judges=base_judges)
-    return estimate(settings, price, habits)
+    if ledger is None:
+        return estimate(settings, price, assumed(settings, base_judges=base_judges))
+    means = ledger.means()
+    known = _or(means.unaccepted, UNACCEPTED)
+    first = assumed(settings, base_judges=base_judges, unaccepted=known)
+    return estimate(settings, price, measured(means, first, base_judges=base_judges))
 
 
 def unknown(settings: Settings, price: Price) -> str | None:

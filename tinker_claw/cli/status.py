@@ -312,6 +312,9 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    if audited := (heard := seen["auditor"])["audited"]:
+        told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
+        yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
     if any((said := seen["feedback"]).values()):
         told = f"replies {said['replies']}, sessions {said['sessions']}"
         yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"

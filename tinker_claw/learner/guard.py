@@ -29,7 +29,7 @@ from tinker_claw.errors import TooFarError
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
 from tinker_claw.ledger.figures import Share
-from tinker_claw.ledger.turns import JudgedReply
+from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log

@@ -30,8 +30,8 @@ from tinker_claw.errors import (
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, Lesson
+from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
-from tinker_claw.ledger.turns import TRIES, Ballot
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log

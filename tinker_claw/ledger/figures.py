@@ -75,6 +75,11 @@ SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
   (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
 FROM feedback
 """
+_AUDITED = """
+SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
+  COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
+FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
+"""
 _LATELY = 1000
 """Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
 _TIMES = ("turns", "next_states", "verdicts", "feedback", "samples", "steps", "versions", "spend")
@@ -132,6 +137,9 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
             for kind in ("main", "side")
         },
         "verdicts": _verdicts(versions),
+        # Of how many verdicts the auditor gave one, too, and how often it was the same, or the
+        # opposite.
+        "auditor": dict(rows.rows(_AUDITED)[0]),
         # Of how many replies and sessions something was said outright, and of how many of these
         # replies the judge had found otherwise.
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),

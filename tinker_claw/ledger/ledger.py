@@ -15,6 +15,7 @@ from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
+from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     begin,
@@ -26,7 +27,7 @@ from tinker_claw.ledger.prune import (
 )
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import Means, SpendTable, read_means
-from tinker_claw.ledger.turns import JudgementTable, TurnTable
+from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.ledger.versions import Hold, Pin, StepTable
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.turns import OUTCOME, SET_ASIDE, TRIES
+from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
 

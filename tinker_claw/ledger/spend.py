@@ -129,6 +129,8 @@ class Means:
     """Billed per judged turn."""
     teacher: Usage | None
     """Billed per turn that the teacher scored."""
+    unaccepted: float | None
+    """Share of the judged turns whose verdict is not +1."""
     admitted: float | None
     """Samples per judged turn."""
     hinted: float | None
@@ -145,7 +147,8 @@ def read_means(database: Database) -> Means:
         NEWEST,
     )
     counts = database.row(
-        "SELECT (SELECT COUNT(*) FROM verdicts) AS judged, COUNT(*) AS samples, "
+        "SELECT (SELECT COUNT(*) FROM verdicts) AS judged, "
+        "(SELECT COUNT(*) FROM verdicts WHERE value IS NOT 1) AS unaccepted, COUNT(*) AS samples, "
         "SUM(hint IS NOT NULL) AS hinted, SUM(state = 'trained') AS trained, "
         "(SELECT COUNT(*) FROM samples JOIN steps ON steps.id = samples.step_id "
         "JOIN turns ON turns.id = samples.turn_id WHERE samples.state = 'trained' "
@@ -160,6 +163,7 @@ def read_means(database: Database) -> Means:
         serve=_per_turn(database, "serve"),
         judge=_per_turn(database, "judge"),
         teacher=_per_turn(database, "teacher"),
+        unaccepted=_share(counts["unaccepted"], counts["judged"]),
         admitted=_share(counts["samples"], counts["judged"]),
         hinted=_share(counts["hinted"], counts["samples"]),
         stale=_share(counts["stale"], counts["trained"]),

@@ -1,7 +1,6 @@
-"""Sessions, turns, next states, and what the judge said of them.
+"""Sessions, turns and next states.
 
-Rule: a turn, its blocks and its bill are one transaction, and so is everything that the judge said
-of one turn.
+Rule: a turn, its blocks and its bill are one transaction.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ from tinker_claw.types import (
     SamplingParams,
     StopReason,
     Turn,
-    Verdict,
-    Vote,
 )
 
 
@@ -97,10 +94,6 @@ class LastTurn:
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
-TRIES = 3
-"""In vain; then a turn is set aside."""
-SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
-"""Stands as the reason why such a turn is not trained."""
 OVER = "it came after its episode had its outcome, or its group was over"
 """Why such a turn is not trained."""
 OUTCOME = (
@@ -118,21 +111,6 @@ JUDGEABLE = f"""
 """
 """Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
 episode has no next state, and its outcome is enough."""
-_LONGEST = 2000
-"""Characters that are kept of what came of a try in vain."""
-DEMONSTRATION = """
-SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
-JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
-LEFT JOIN next_states AS said ON said.turn_id = later.id
-WHERE (said.role = 'user' OR given.score IS NOT NULL)
-  AND later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
-ORDER BY later.idx LIMIT 1
-"""
-"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
-_SET_ASIDE = """
-SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
-"""
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
@@ -406,220 +384,3 @@ def completion_of(row: sqlite3.Row) -> Completion:
         params=SamplingParams(**params),
         cached_tokens=row["cached_tokens"],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedReply:
-    """What a guard looks at of a main turn with a verdict."""
-
-    turn_id: int
-    text: str
-    tokens: int
-    nats: float
-    """Mean -logprob of a sampled token."""
-    cut: bool
-    """Its limit of tokens ended it."""
-    called_tools: bool
-    verdict: float
-
-
-# Votes, verdicts and hints
-
-
-@dataclass(frozen=True, slots=True)
-class Ballot:
-    """One answer of the judge, as written and as understood."""
-
-    answer: str
-    value: Vote | None
-
-
-class JudgementTable:
-    """Rows that the judge writes."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-
-    def add(
-        self,
-        turn_id: int,
-        *,
-        value: Vote | None,
-        verdict_ballots: Sequence[Ballot],
-        hint_ballots: Sequence[Ballot],
-        hints: Sequence[str],
-        prompt: str | None = None,
-        by_second: bool = False,
-        audit: Vote | None = None,
-        audit_ballots: Sequence[Ballot] = (),
-    ) -> None:
-        """Write everything that a judge said of one turn. What was said outright still counts.
-
-        Args:
-            prompt: version of what the judge was asked; None: no judge was.
-            audit: the auditor's verdict.
-        """
-        by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
-        with self._db.transaction() as tx:
-            for about, ballots in by_question.items():
-                tx.executemany(
-                    "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
-                    [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
-                )
-            first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
-            tx.executemany(
-                f"INSERT INTO hints (turn_id, rank, text) VALUES (?1, {first}, ?2)",
-                [(turn_id, text) for text in hints],
-            )
-            tx.execute(
-                "INSERT INTO verdicts "
-                "(turn_id, value, created_at, judged, prompt, by_second, audit) "
-                "VALUES (?1, ?2, ?3, ?2, ?4, ?5, ?6) ON CONFLICT (turn_id) DO UPDATE SET "
-                "judged = excluded.judged, prompt = excluded.prompt, "
-                "by_second = excluded.by_second, audit = excluded.audit",
-                (turn_id, value, time.time(), prompt, by_second, audit),
-            )
-
-    def add_in_vain(self, turn_id: int, answer: str) -> int:
-        """A try gave no verdict, by the turn's own fault; returns how many did.
-
-        The last one sets the turn aside. `answer`: what the judge said, or what went wrong.
-        """
-        with self._db.transaction() as tx:
-            tries = self.in_vain(turn_id)
-            tx.execute(
-                "INSERT INTO votes (turn_id, about, n, value, answer) "
-                "VALUES (?, 'in vain', ?, NULL, ?)",
-                (turn_id, tries, answer[:_LONGEST]),
-            )
-            if tries + 1 >= TRIES:
-                tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = ? "
-                    "WHERE id = ? AND settled = 0",
-                    (SET_ASIDE, turn_id),
-                )
-        return tries + 1
-
-    def in_vain(self, turn_id: int) -> int:
-        """How many tries were in vain."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
-        )
-
-    def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
-        """Turns that were set aside are to be judged again; returns which.
-
-        Args:
-            turn_ids: of these, those that can be; None: all. What has lost its text stays.
-        """
-        with self._db.transaction() as tx:
-            found = [row["id"] for row in tx.execute(_SET_ASIDE, (SET_ASIDE,))]
-            again = [one for one in found if turn_ids is None or one in turn_ids]
-            for turn_id in again:
-                tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
-                tx.execute(
-                    "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?",
-                    (turn_id,),
-                )
-        return again
-
-    def demonstration(self, turn_id: int) -> str | None:
-        """The reply that the user accepted after this turn, if it is the first later one of the
-        session that they answered and did not reject; None: there is none, or none yet."""
-        return self._db.one(f"SELECT ({DEMONSTRATION}) FROM turns WHERE id = ?", turn_id)
-
-    def take_up_corrected(self, accepted: int, reason: str) -> bool:
-        """Rejected turns that were refused for this reason are open again, if what they lacked is a
-        demonstration, and the turn `accepted` of their session has brought one. True: some are."""
-        with self._db.transaction() as tx:
-            found = tx.execute(
-                "SELECT turns.id FROM turns JOIN turns AS later "
-                "ON later.session_id = turns.session_id AND later.kind = turns.kind "
-                "AND later.idx > turns.idx JOIN verdicts ON turn_id = turns.id "
-                "WHERE later.id = ? AND value = -1 AND turns.untrained_because = ? "
-                "AND LENGTH(turns.tokens) > 1",
-                (accepted, reason),
-            )
-            again = [(row["id"],) for row in found if self.demonstration(row["id"])]
-            tx.executemany(
-                "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", again
-            )
-        return bool(again)
-
-    def verdict(self, turn_id: int) -> Verdict | None:
-        """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
-        row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
-        if row is None:
-            return None
-        votes = self._db.rows(
-            "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
-        )
-        return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
-
-    def lately(self, most: int, after: int) -> list[JudgedReply]:
-        """The newest main turns with a verdict, newest first; only those behind turn `after`."""
-        rows = self._db.rows(
-            "SELECT turns.id, reply_text, completion_tokens, logprobs, stop_reason, role, value "
-            "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
-            "LEFT JOIN next_states ON next_states.turn_id = turns.id "
-            "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
-            "AND blanked IS NULL AND LENGTH(tokens) > 1 ORDER BY verdicts.turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [
-            JudgedReply(
-                turn_id=row["id"],
-                text=row["reply_text"],
-                tokens=row["completion_tokens"],
-                nats=-sum(unpack_floats(row["logprobs"])) / row["completion_tokens"],
-                cut=row["stop_reason"] == StopReason.LENGTH,
-                called_tools=row["role"] == "tool",
-                verdict=row["value"],
-            )
-            for row in rows
-        ]
-
-    def verdicts(self, most: int, after: int) -> list[Vote]:
-        """The newest, newest first, those without a valid vote left out; only behind turn
-        `after`."""
-        rows = self._db.rows(
-            "SELECT value FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
-            "ORDER BY turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [row["value"] for row in rows]
-
-    def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
-        """What the judge found, and what the user or else the auditor did, of the newest turns of
-        which both are known, newest first; only behind turn `after`."""
-        rows = self._db.rows(
-            "SELECT judged, CASE source WHEN 'judge' THEN audit ELSE score END AS other "
-            "FROM verdicts WHERE turn_id > ? AND judged IS NOT NULL AND other IS NOT NULL "
-            "ORDER BY turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [(row["judged"], row["other"]) for row in rows]
-
-    def hints(self, turn_id: int) -> tuple[str, ...]:
-        """Best first. What was said outright goes before what the judge has read, and where it
-        accepts the reply, nothing is left to hint at."""
-        rows = self._db.rows(
-            "SELECT hints.text, hints.source, score FROM hints "
-            "LEFT JOIN verdicts ON verdicts.turn_id = hints.turn_id "
-            "WHERE hints.turn_id = ? AND COALESCE(score, -1) < 0 ORDER BY rank",
-            turn_id,
-        )
-        outright = [row for row in rows if row["source"] != "judge"]
-        return tuple(row["text"] for row in outright or rows)
-
-    def counts(self) -> dict[str, int]:
-        """How many verdicts of each value, and how many hints, so far."""
-        names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
-        counts = dict.fromkeys([*names.values(), "hints"], 0)
-        for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
-            counts[names[row["value"]]] = row["n"]
-        counts["hints"] = self._db.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
-        return counts

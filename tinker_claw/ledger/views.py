@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from tinker_claw.ledger.codec import load
 from tinker_claw.ledger.database import Outside, Rows
+from tinker_claw.ledger.judgements import DEMONSTRATION
 from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import DEMONSTRATION, OUTCOME, completion_of
+from tinker_claw.ledger.turns import OUTCOME, completion_of
 from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
 

@@ -85,11 +85,6 @@ class Method:
         if (self.distill > 0) != (self.teaching is not None):
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
 
-    @property
-    def questions(self) -> int:
-        """What the judge is asked of one turn: for a verdict, and for a hint where one is used."""
-        return 2 if Signal.HINT in self.needs else 1
-
     def tells(self, evidence: Evidence) -> tuple[str, ...]:
         """Texts of which the teacher is told one; (): it is not asked."""
         return self.teaching.tells(evidence) if self.teaching else ()
