@@ -178,7 +178,9 @@ async def admit(
     if link is not None:
         # Before the prompt: what the user said counts even when it does not fit the context.
         await _attach(deps, link, caller.user, session_id, started)
-    prompt = await _prompt(deps, request, body, link, forget=privacy is Privacy.PRIVATE)
+    if privacy is Privacy.AFTER:
+        deps.privacy.forget()
+    prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
     head = ReplyHead(version, len(prompt.tokens), int(time.time()))
     return Job(
         caller=caller,

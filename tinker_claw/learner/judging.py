@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,8 @@ RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge answer users, too."""
+_AT_ONCE = 64
+"""Turns that are taken up before replies have a turn."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 

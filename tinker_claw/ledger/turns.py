@@ -111,6 +111,14 @@ JUDGEABLE = f"""
 """
 """Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
 episode has no next state, and its outcome is enough."""
+BEGUN = "forgetting"
+"""In the ledger, what is not finished yet."""
+IS_BEING_FORGOTTEN = f"""
+EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BEGUN}'
+  AND begun.value ->> 0 = turns.session_id
+  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
+"""
+"""Of a row of `turns`, whether it is to be forgotten and still there."""
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
