@@ -56,7 +56,7 @@ class Life:
         await self.ask(number, "hi", first, "YES")
 
     async def a_step(self) -> tuple[float, float, float]:
-        """Two conversations, and the step that they make; what that was billed, as `sums` has it."""
+        """Two conversations, and the step that they make; what was billed, as `sums` has it."""
         for number in range(2):
             await self.converse(number)
         await self.until(lambda: self.world.policy.current.version.id == 1)
