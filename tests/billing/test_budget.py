@@ -17,8 +17,10 @@ from tests.gateways import MODEL, World, chat, gateway, spell
 from tests.learner.test_loop import Says
 from tinker_claw.billing.budget import DAY_S, Budget, Spending
 from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
+from tinker_claw.errors import LedgerError
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -26,6 +28,7 @@ from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.spend import Bill, SpendTable
 from tinker_claw.methods import build
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry
@@ -289,3 +292,38 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
             while world.ledger.spend.total().usage.prefill == total.prefill:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert len(world.turns()) == 1
+
+
+class Full(SpendTable):
+    """The disk is full, until it is not."""
+
+    full = True
+
+    def add(self, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None) -> None:
+        if self.full:
+            raise LedgerError("the disk is full")
+        super().add(bill, turn_id=turn_id, step_id=step_id)
+
+
+async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger(tmp_path)
+    table = Full(ledger._db)
+    limit = Budget(100.0, None, lambda: forecast(SETTINGS, PRICE, ledger))
+    spending = Spending(PRICE, table, Telemetry(None), limit)
+
+    async def ask() -> None:
+        async with spending.room_to_judge():
+            with spending.paying("judge"):
+                bill(VERDICT)
+
+    for _ in range(3):
+        with pytest.raises(LedgerError, match="full"):
+            await ask()
+    assert spending.spent_usd == VERDICT.sampled, "once asked, and counted at once"
+    assert ledger.spend.total().usage == Usage()
+    table.full = False
+    await ask()
+    assert spending.spent_usd == ledger.spend.total().usd == 2 * VERDICT.sampled
+    ledger.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import in_session
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
@@ -232,8 +234,11 @@ async def test_nothing_private_stays_in_memory(world: World) -> None:
 
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
     assert remembered() == [False, False, False]
+    kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
+    await world.ask(*kept)
+    assert remembered() == [False, False, False], "nor when it is over, and in the history"
     await world.ask(f"I am {MARK}")
-    assert remembered() == [True, True, True], "where it would be"
+    assert remembered() == [True, False, True], "where it would be; meanings are without words"
 
 
 async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:
@@ -266,6 +271,62 @@ async def test_session_stays_private_through_compaction_and_restart(
         await world.ask(f"summary: {MARK}", headers=named)
         assert len(rows(world)) == 2
         assert all(row["prompt"] == b"\0" for row in rows(world))
+
+
+async def test_forgetting_a_private_session_does_not_end_its_privacy(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    named = {"X-Session-Id": "s"}
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hello", headers=named)
+        await world.ask("hello", "fine", f"/private\nI am {MARK}", headers=named)
+        find = in_session("s", None)
+        world.index.forget(world.ledger.look(find).session)
+        world.ledger.forget(find)
+        assert rows(world) == []
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask(f"summary: {MARK}", headers=named)
+        assert rows(world) == []
+        board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
+        assert board["private_sessions"] == 1
+
+
+class Interrupted(Redactor):
+    """While long texts are searched something else happens, on the event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    meanwhile: Callable[[], None]
+
+    def holds(self, text: str) -> str | None:
+        if len(text) > 20_000:
+            done = threading.Event()
+            self.loop.call_soon_threadsafe(lambda: (self.meanwhile(), done.set()))
+            done.wait(30)
+        return super().holds(text)
+
+
+async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    named, searcher = {"X-Session-Id": "s"}, Interrupted([])
+    searcher.loop = asyncio.get_running_loop()
+    async with gateway(tmp_path, renderer, redactor=searcher, context_tokens=50_000) as world:
+        find = in_session("s", None)
+
+        def forget() -> None:
+            searcher.meanwhile = lambda: None
+            world.index.forget(world.ledger.look(find).session)
+            world.ledger.forget(find)
+
+        searcher.meanwhile = lambda: None
+        await world.ask("hello", headers=named)
+        searcher.meanwhile = forget
+        said = f"{MARK} again and " * 2000
+        answer = await world.ask("hello", "fine", said, headers=named)
+        assert answer.status_code == 200
+        assert rows(world) == []
+        assert world.ledger._db.rows("SELECT * FROM next_states") == []
+        assert MARK.encode() not in written(world)
 
 
 async def test_side_calls_about_a_private_session_are_forgotten(world: World) -> None:

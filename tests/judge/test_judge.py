@@ -157,6 +157,12 @@ def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None
     assert parse_hint(answer) == hint
 
 
+def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:
+    hint = parse_hint('{"rating": 1, "hint": "begin every reply with \\ud83d, please"}')
+    assert hint == "begin every reply with ?, please"
+    assert hint.encode()
+
+
 LONG, SHORT = "use short sentences, please", "no lists at all"
 
 

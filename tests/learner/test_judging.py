@@ -4,7 +4,8 @@ the fault of its turns."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ import pytest
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import SHORT, Says, World, world
 from tinker_claw.app.main import guarded
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
-from tinker_claw.types import Message
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import Message, Verdict
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
@@ -254,3 +259,51 @@ async def test_command_takes_up_what_was_set_aside(
     ledger = Ledger(tmp_path)
     assert ledger.turns.judgeable() == bad
     ledger.close()
+
+
+async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = Moody()
+    says.mood = "mumbles"
+    async with world(tmp_path, endpoint=says, rests=NEVER, judge_waits=NEVER) as w:
+        for _ in range(200):
+            w.turn("YES")
+        await w.until(lambda: says.most_at_once > 0 and len(w.judging._unasked) == 200)
+        asked, verdict = list[int](), w.ledger.judgements.verdict
+
+        def counted(turn: int) -> Verdict | None:
+            asked.append(turn)
+            return verdict(turn)
+
+        monkeypatch.setattr(w.ledger.judgements, "verdict", counted)
+        for _ in range(5):
+            w.judging.wake()
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert len(asked) < 20
+
+
+async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_question(
+    tmp_path: Path,
+) -> None:
+    room = asyncio.Event()
+
+    class Poor(Spending):
+        @asynccontextmanager
+        async def room_to_judge(self) -> AsyncGenerator[None]:
+            await room.wait()
+            yield
+
+    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
+        return Poor(Price(), ledger.spend, telemetry)
+
+    async with world(tmp_path, spending=spending) as w:
+        turn = w.turn("NO")
+        await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
+        given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
+        assert given is not None
+        room.set()
+        await w.settled()
+        assert w.says.asked == 0
+        assert w.ledger._db.one("SELECT reward FROM samples") == 1.0

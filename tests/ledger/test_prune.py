@@ -135,6 +135,21 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert "It was trained in step 1" in text
 
 
+def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
+    trained = sampled(ledger, "a")
+    step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])
+    ledger.steps.commit(step, ledger.steps.version(0), state_ref="s1", sampler_ref="p1", metrics={})
+    ledger.forget(prune.in_session("a", None))
+    assert ledger._db.one("SELECT blanked FROM turns WHERE id = ?", trained) == "forgotten"
+    gone = add(ledger, "b")
+    ledger.forget(prune.in_session("b", None))
+    begun = add(ledger, "c")
+    ledger.begin_to_forget(prune.in_session("c", None))
+    for turn in (trained, gone, begun):
+        assert not ledger.turns.add_next_state(turn, NextState("user", WORDS))
+    assert ledger._db.rows("SELECT * FROM next_states") == []
+
+
 def test_texts_are_gone_from_the_file_and_shared_blocks_stay(ledger: Ledger) -> None:
     for n in range(40):
         add(ledger, f"x{n}", untrained_because="side")

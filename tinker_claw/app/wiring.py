@@ -113,10 +113,12 @@ async def wire(
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index, chat = ConversationIndex(ledger.turns, IDLE_S), Chat()
-    app = _gateway(common, index, versions, chat, judging.wake)
+    privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
+    app = _gateway(common, index, privacy, versions, chat, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
+        privacy.forget()
         renderer.forget()
         chat.forget()
 
@@ -221,23 +223,23 @@ def _rule_judge(seed: int) -> FastAPI:
 def _gateway(
     common: _Common,
     index: ConversationIndex,
+    privacy: SessionPrivacy,
     versions: Versions,
     chat: Format,
     on_next_state: Callable[[], None],
 ) -> FastAPI:
     """The application, over what it shares with the loop."""
     settings, parts = common.settings, common.parts
-    turns, compute = parts.ledger.turns, ComputeRounds()
     deps = GatewayDeps(
         settings=settings.gateway,
         served_name=settings.served_name,
         policy=parts.policy,
         open_version=versions.open,
-        turns=turns,
+        turns=parts.ledger.turns,
         feedback=parts.ledger.feedback,
         index=index,
-        privacy=SessionPrivacy(turns, common.redactor, compute),
-        compute=compute,
+        privacy=privacy,
+        compute=privacy.compute,
         spending=parts.spending,
         renderer=common.renderer,
         context_tokens=common.can.context_tokens,

@@ -1,9 +1,10 @@
 """Counts what was billed, and lets work wait that the budget has no room for.
 
-Rule: the sums come from the ledger, so a restart changes nothing. Work is let in while everything
-spent, everything in hand and its own estimate stay within the budget; what does not fit into a day
-waits for the next one, and what does not fit at all for a run with a higher budget. It is still in
-the ledger then.
+Rule: the sums come from the ledger, so a restart changes nothing. A bill counts at once; while the
+ledger cannot be written it waits, and nothing more is bought for learning. Work is let in while
+everything spent, everything in hand and its own estimate stay within the budget; what does not fit
+into a day waits for the next one, and what does not fit at all for a run with a higher budget. It
+is still in the ledger then.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Spending:
         self._day = self._midnight()
         """When the day began that `_today` is of."""
         self._today = table.total(since=self._day)
+        self._unwritten: dict[tuple[Purpose, int | None, int | None], Usage] = {}
+        """Of what was billed, by purpose, turn and step, what the ledger has not taken yet."""
         self._reserved: list[float] = []
         self._released = asyncio.Event()
         self._paused_since: float | None = None
@@ -132,7 +135,7 @@ class Spending:
         return Bill(purpose, usage, self._price.usd(usage)) if usage != Usage() else None
 
     def count(self, bill: Bill | None) -> None:
-        """Take a bill into the sums. It has been written to the ledger."""
+        """Take a bill into the sums."""
         if bill is not None:
             self._look_at_the_clock()
             self._spent, self._today = self._spent.plus(bill), self._today.plus(bill)
@@ -146,10 +149,22 @@ class Spending:
         turn_id: int | None = None,
         step_id: int | None = None,
     ) -> None:
-        """Write down what was billed, if anything was."""
+        """Count what was billed, if anything was, and write it down.
+
+        Raises:
+            LedgerError: it cannot be written; it is counted all the same, and written later.
+        """
         if bill := self.bill(purpose, usage):
-            self._table.add(bill, turn_id=turn_id, step_id=step_id)
             self.count(bill)
+            of = (purpose, turn_id, step_id)
+            self._unwritten[of] = self._unwritten.get(of, Usage()) + usage
+            self._write()
+
+    def _write(self) -> None:
+        for (purpose, turn_id, step_id), usage in list(self._unwritten.items()):
+            if bill := self.bill(purpose, usage):
+                self._table.add(bill, turn_id=turn_id, step_id=step_id)
+            del self._unwritten[purpose, turn_id, step_id]
 
     @contextmanager
     def paying(
@@ -182,7 +197,13 @@ class Spending:
 
     @asynccontextmanager
     async def _room(self, expected: Usage, *, then_a_step: bool) -> AsyncGenerator[None]:
-        """Hold room for work of about that size; without a step, judging would be worth nothing."""
+        """Hold room for work of about that size; without a step, judging would be worth nothing.
+
+        Raises:
+            LedgerError: what was billed before cannot be written, and neither could this.
+        """
+        if then_a_step:
+            self._write()
         if self._budget is None:
             yield
             return

@@ -36,8 +36,6 @@ _CALLS = " for "
 _NO_NAME = re.compile(r"[^A-Za-z0-9]")
 _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
-_ENTRY = 500
-"""What a message takes beside its text, bytes."""
 
 
 class _Meaning(NamedTuple):
@@ -46,12 +44,11 @@ class _Meaning(NamedTuple):
     digest: str
     automatic: bool
     """Nobody wrote it."""
-    size: int
-    """Bytes that it takes to remember it, at most four a character."""
 
 
-_MEANT = LRUCache[Hashable, _Meaning](8_000_000, getsizeof=lambda known: known.size)
-"""Histories are sent again with every request."""
+_MEANT = LRUCache[Hashable, _Meaning](16_000)
+"""Histories are sent again with every request. By numbers, keyed anew in every process: the words
+of a session that is forgotten, or was private, are not to stay here."""
 
 
 def digest(message: Message) -> str:
@@ -221,17 +218,15 @@ def _meaning(message: Message) -> _Meaning:
         (call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     )
-    key = (role, text, text.starts if isinstance(text, Joined) else (), calls)
+    starts = text.starts if isinstance(text, Joined) else ()
+    key = (role, hash(text), len(text), starts, hash(calls))
     known = _MEANT.get(key)
     if known is None:
-        known = _read(role, text, calls)
-        if known.size <= _MEANT.maxsize // 8:  # one long text must not drive out a hundred others
-            _MEANT[key] = known
+        known = _MEANT[key] = _read(role, text, calls)
     return known
 
 
 def _read(role: str, text: str, calls: Sequence[tuple[str, str]]) -> _Meaning:
-    size = _ENTRY + 4 * (len(text) + sum(len(arguments) for _, arguments in calls))
     automatic = automation(text) if role == "user" else None
     if automatic is not None and automatic.what in ("heartbeat", "cron"):
         text = f"[{automatic.what}]"  # it is rewritten once it is history
@@ -241,7 +236,7 @@ def _read(role: str, text: str, calls: Sequence[tuple[str, str]]) -> _Meaning:
         text = text.strip()
     meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
     digest = hashlib.sha256(meaning.encode()).hexdigest()[:32]
-    return _Meaning(digest, automatic is not None, size)
+    return _Meaning(digest, automatic is not None)
 
 
 def _canonical(arguments: str) -> str:

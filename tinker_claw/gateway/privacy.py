@@ -48,7 +48,7 @@ class SessionPrivacy:
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
         self._redacted = LRUCache[_Key, str](REDACTED_BYTES, getsizeof=_size)
-        self._compute = compute
+        self.compute = compute
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: GenerationRequest
@@ -89,6 +89,10 @@ class SessionPrivacy:
         await self._search([text])
         return self.redact(text)
 
+    def forget(self) -> None:
+        """Forget what is left of texts; what they hold is remembered without words."""
+        self._redacted.clear()
+
     async def _search(self, texts: Iterable[str]) -> None:
         long = (text for text in texts if len(text) >= _LONG)
         new = {key: text for text in long if self._held.get(key := _key(text)) is None}
@@ -100,7 +104,7 @@ class SessionPrivacy:
             held = [(text, redactor.holds(text) or "") for text in new.values()]
             return [(what, redactor.redact(text) if what else "") for text, what in held]
 
-        for key, (what, left) in zip(new, await self._compute.aside(search), strict=True):
+        for key, (what, left) in zip(new, await self.compute.aside(search), strict=True):
             self._held[key] = what
             if what and _size(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
                 self._redacted[key] = left

@@ -177,8 +177,10 @@ async def admit(
                 lost = deps.index.lost(session_id, conversation)
     if link is not None:
         # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, link, caller.user)
-    prompt = await _prompt(deps, request, body, link, forget=privacy is Privacy.PRIVATE)
+        await _attach(deps, link, caller.user, session_id, started)
+    if privacy is Privacy.AFTER:
+        deps.privacy.forget()
+    prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
     head = ReplyHead(version, len(prompt.tokens), int(time.time()))
     return Job(
         caller=caller,
@@ -297,7 +299,9 @@ def not_served(deps: GatewayDeps, model: str) -> RequestError:
     )
 
 
-async def _attach(deps: GatewayDeps, link: Continuation, user: str) -> None:
+async def _attach(
+    deps: GatewayDeps, link: Continuation, user: str, session_id: int, started: float
+) -> None:
     """What the request says of the turn before it."""
     state = next_state(link.new, link.reply)
     if state is None:
@@ -305,6 +309,8 @@ async def _attach(deps: GatewayDeps, link: Continuation, user: str) -> None:
     said = outright(state.text) if state.role == "user" else None
     state = replace(state, text=await deps.privacy.redact_any(state.text))
     reason = await deps.privacy.redact_any(said.reason[:LONGEST_TEXT]) if said else ""
+    if deps.index.has_forgotten(session_id, started):  # while its words were searched
+        return
     if said is not None:
         # Before the next state, with which the judge would be asked. Agents send requests again;
         # no client's key begins with the end of a line.

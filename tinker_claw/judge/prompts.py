@@ -203,7 +203,8 @@ def parse_hint(answer: str) -> str | None:
     What stands in marks before the box may be a quotation of what somebody else wrote.
     """
     rating, said = _hint_of(answer)
-    hint = " ".join(said.split())
+    # JSON can name halves of characters, which are no text that can be written down.
+    hint = " ".join(said.encode(errors="replace").decode().split())
     return hint if rating == 1 and MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,8 @@ RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge answer users, too."""
+_AT_ONCE = 64
+"""Turns that are taken up before replies have a turn."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 
@@ -194,12 +196,18 @@ class Judging:
                 failures = 0
                 if not found:  # an outcome may have come where nothing is left to be judged
                     self._on_sample()
-                for turn_id in found:
-                    if turn_id not in self._in_hand:
-                        self._in_hand.add(turn_id)
-                        group.create_task(self._one(turn_id))
-                    elif turn_id in self._unasked and self._is_judged(turn_id):
-                        self._unasked.pop(turn_id).reschedule(0)
+                self._ask_nobody_about(found)
+                for number, turn_id in enumerate(set(found) - self._in_hand):
+                    self._in_hand.add(turn_id)
+                    group.create_task(self._one(turn_id))
+                    if number % _AT_ONCE == _AT_ONCE - 1:
+                        await asyncio.sleep(0)  # replies go first
+
+    def _ask_nobody_about(self, found: Sequence[int]) -> None:
+        """End the wait of those of which somebody has said outright what to find."""
+        waiting = [turn_id for turn_id in found if turn_id in self._unasked]
+        for turn_id in self._parts.ledger.judgements.judged(waiting):
+            self._unasked.pop(turn_id).reschedule(0)
 
     async def _one(self, turn_id: int) -> None:
         """Advance one turn. One that gets no answer rests, and does not hold up the others."""
@@ -361,6 +369,8 @@ class Judging:
             return _NONE
         spending = self._parts.spending
         async with spending.room_to_judge():
+            if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
+                return said  # outright, while there was no room
             with (
                 self._parts.health.backend.watching("judging"),
                 spending.paying("judge", turn_id=turn.id),

@@ -16,8 +16,7 @@ from typing import Literal
 from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import SET_ASIDE
-from tinker_claw.ledger.prune import IS_BEING_FORGOTTEN
-from tinker_claw.ledger.turns import reopen
+from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
 
 ENDED = "X-Session-Done: the session ended with it, so nothing judges it"

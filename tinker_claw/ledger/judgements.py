@@ -6,6 +6,7 @@ before it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,6 +180,14 @@ class JudgementTable:
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
         return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
+
+    def judged(self, turn_ids: Sequence[int]) -> list[int]:
+        """Those that have a verdict, whatever it is."""
+        rows = self._db.rows(
+            "SELECT turn_id FROM verdicts WHERE turn_id IN (SELECT value FROM json_each(?))",
+            json.dumps(turn_ids),
+        )
+        return [row["turn_id"] for row in rows]
 
     def lately(self, most: int, after: int) -> list[JudgedReply]:
         """The newest main turns with a verdict, newest first; only those behind turn `after`."""

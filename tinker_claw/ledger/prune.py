@@ -30,6 +30,7 @@ from typing import Final, Literal
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
 from tinker_claw.ledger.database import SCHEMA_VERSION, Rows, Writer
+from tinker_claw.ledger.turns import BEGUN
 from tinker_claw.ledger.versions import read_line
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
@@ -40,14 +41,6 @@ SAFE_STATES = 8
 """Saved states to which a restart may have to go back; it queues the samples since then again."""
 SLICE_S = 0.003
 """What a transaction may take, roughly."""
-_BEGUN = "forgetting"
-"""In the ledger, what is not finished yet."""
-IS_BEING_FORGOTTEN = f"""
-EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{_BEGUN}'
-  AND begun.value ->> 0 = turns.session_id
-  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
-"""
-"""Of a row of `turns`, whether it is to be forgotten and still there."""
 _ROWS = 25
 _ANY = 1 << 62
 """Above every id."""
@@ -400,11 +393,7 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
                 )
             _unsay(tx, turn)
         if what.whole:
-            tx.execute(
-                "UPDATE sessions SET key = ? || '-' || id, task = NULL, group_id = NULL, "
-                "episode = 0, closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
-                (FORGOTTEN, what.session),
-            )
+            _take_name(tx, what.session)
             tx.execute(
                 "DELETE FROM groups WHERE NOT EXISTS "
                 "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
@@ -416,9 +405,28 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
     return what
 
 
+def _take_name(tx: sqlite3.Connection, session: int) -> None:
+    """Take a session its name. What its user wants of that name holds: what was private stays so.
+
+    No client knows the new one, which has a part by chance.
+    """
+    said = tx.execute("SELECT user, key, private FROM sessions WHERE id = ?", (session,)).fetchone()
+    tx.execute(
+        "UPDATE sessions SET key = ? || '-' || id || '-' || LOWER(HEX(RANDOMBLOB(8))), "
+        "private = 0, task = NULL, group_id = NULL, episode = 0, "
+        "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
+        (FORGOTTEN, session),
+    )
+    if said["private"]:
+        tx.execute(
+            "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?)",
+            (said["user"], said["key"], time.time(), said["private"]),
+        )
+
+
 def is_begun(rows: Rows) -> bool:
     """Whether there is something left to do of what was to be forgotten."""
-    return rows.row("SELECT 1 FROM meta WHERE key = ?", _BEGUN) is not None
+    return rows.row("SELECT 1 FROM meta WHERE key = ?", BEGUN) is not None
 
 
 def finish(database: Writer, file: int) -> Iterator[int]:
@@ -456,14 +464,14 @@ def finish(database: Writer, file: int) -> Iterator[int]:
 
 def _begun(rows: Rows) -> list[tuple[int, int, int]]:
     """Session, first and last turn of what is to be forgotten."""
-    stored = rows.one("SELECT value FROM meta WHERE key = ?", _BEGUN)
+    stored = rows.one("SELECT value FROM meta WHERE key = ?", BEGUN)
     return [tuple(one) for one in json.loads(stored)] if stored else []
 
 
 def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) -> None:
-    tx.execute("DELETE FROM meta WHERE key = ?", (_BEGUN,))
+    tx.execute("DELETE FROM meta WHERE key = ?", (BEGUN,))
     if begun:
-        tx.execute("INSERT INTO meta VALUES (?, ?)", (_BEGUN, json.dumps(begun)))
+        tx.execute("INSERT INTO meta VALUES (?, ?)", (BEGUN, json.dumps(begun)))
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:

@@ -111,6 +111,14 @@ JUDGEABLE = f"""
 """
 """Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
 episode has no next state, and its outcome is enough."""
+BEGUN = "forgetting"
+"""In the ledger, what is not finished yet."""
+IS_BEING_FORGOTTEN = f"""
+EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BEGUN}'
+  AND begun.value ->> 0 = turns.session_id
+  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
+"""
+"""Of a row of `turns`, whether it is to be forgotten and still there."""
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
@@ -282,12 +290,14 @@ class TurnTable:
         ]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
-        """Attach what arrived after a turn. False: it had one, and the first one stays."""
+        """Attach what arrived after a turn. False: it had one, and the first one stays; or its
+        words are gone, or are to go."""
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "INSERT OR IGNORE INTO next_states (turn_id, role, text, created_at) "
-                "VALUES (?, ?, ?, ?)",
-                (turn_id, state.role, state.text, time.time()),
+                "SELECT id, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
+                f"AND NOT {IS_BEING_FORGOTTEN}",
+                (state.role, state.text, time.time(), turn_id),
             )
         return cursor.rowcount == 1
 
