@@ -17,6 +17,7 @@ import pytest
 from tests.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
+from tinker_claw.app.control import control, tell
 from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import assumed, estimate
 from tinker_claw.billing.prices import Price
@@ -174,6 +175,24 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
         texts = w.ledger._db.rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
                                   "WHERE key LIKE 'forgotten%'")  # fmt: skip
         assert texts == []
+
+
+async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path) -> None:
+    trainer, told = SlowTrainer(), list[str]()
+    async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
+        trainer.go_on.clear()
+        four(w)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        order = {"do": "rollback", "version": 0}
+        telling = asyncio.create_task(
+            asyncio.to_thread(
+                tell, tmp_path, order, lambda: told.append("it waits"), patience_s=0.01
+            )
+        )
+        await w.until(lambda: told == ["it waits"])
+        assert not telling.done()
+        trainer.go_on.set()
+        assert (await asyncio.wait_for(telling, 60))["parent"] == 0
 
 
 # What the guard has ruled

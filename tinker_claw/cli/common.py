@@ -231,9 +231,17 @@ def carry_out(
     if is_locked(directory):
         from tinker_claw.app.control import tell  # most commands give no orders
 
-        return tell(directory, order), True
+        return tell(directory, order, _waits), True
     with closing(Ledger(directory)) as ledger:
         return offline(ledger), False
+
+
+def _waits() -> None:
+    sys.stderr.write(
+        "Waiting for the gateway: a step in hand ends first, which may take minutes (`python "
+        "run.py status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.\n"
+    )
+    sys.stderr.flush()
 
 
 @contextmanager
