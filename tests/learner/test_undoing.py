@@ -6,6 +6,7 @@ And what the guard has ruled is done, whatever comes between.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from tinker_claw.billing.estimate import assumed, estimate
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.learner.guard import Finding, Guard, Ruling
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.retry import Backoff
@@ -416,3 +418,48 @@ async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> N
         w.learner.retire(replace(w.policy.current, sampler=Clings()))
         await learn(w, 2)
         assert w.ledger.steps.counts() == {"intent": 0, "committed": 2, "void": 0}
+
+
+async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
+    tmp_path: Path,
+) -> None:
+    """The disk was full when it failed, and has room again for the next."""
+    trainer = SlowTrainer()
+    trainer.fail = {"train_step": 1}
+    async with world(tmp_path, trainer=trainer, method="binary") as w:
+        trainer.go_on.clear()
+        turns = [w.turn("YES" if number % 2 else "NO") for number in range(4)]
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        given = w.ledger.feedback.give("me", About("turn", turns[0]), Feedback(1, ""))
+        assert given is not None
+        assert given.unused is not None
+        db = w.ledger._db
+        with db.transaction() as tx:
+            tx.execute(
+                "CREATE TRIGGER full BEFORE UPDATE ON steps WHEN new.status = 'void' "
+                "AND new.outage = 0 BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
+        trainer.go_on.set()
+        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        w.judging.wake()  # as whatever comes in does
+        await w.version(1)
+        found = db.rows("SELECT reward FROM samples JOIN turns ON turns.id = turn_id ORDER BY 1")
+        assert [row["reward"] for row in found] == [-1, 1, 1, 1], "what the user said in the end"
+        errors = db.rows("SELECT error FROM steps WHERE status = 'void'")
+        assert [row["error"] for row in errors] == ["it could not be closed when it ended"]
+
+
+async def test_a_step_whose_loss_is_no_number_is_void(tmp_path: Path) -> None:
+    """In its metrics it would make those of all steps unreadable."""
+
+    class Nonsense(FakeTrainer):
+        async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+            report = await super().train_step(passes, adam)
+            first = self.asked["train_step"] == 1
+            return replace(report, losses=(math.nan,) * len(passes)) if first else report
+
+    async with world(tmp_path, trainer=Nonsense()) as w:
+        four(w)
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.trainer.weights == 1

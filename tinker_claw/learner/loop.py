@@ -19,6 +19,7 @@ is looked at again.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -33,6 +34,7 @@ from tinker_claw.errors import (
     EmptyStepError,
     LedgerError,
     OutageError,
+    StepError,
     TooFarError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
@@ -379,6 +381,7 @@ class Learner:
 
         Raises:
             EmptyStepError: no sample carries a gradient.
+            StepError: what came of it is not a number.
         """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         with parts.spending.paying("train", step_id=step_id) as account:
@@ -391,6 +394,8 @@ class Learner:
             self.recovery.suspect = True
             adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
             report = await parts.trainer.train_step(passes, adam)
+            if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
+                raise StepError("the loss or its gradient is not a number")
         return items, passes, report, account.usage
 
     async def _measure(
