@@ -12,7 +12,8 @@
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
-        │   └── TooFarError       it moved the policy further than one step may
+        │   ├── TooFarError       it moved the policy further than one step may
+        │   └── WithdrawnError    what it trained on was forgotten meanwhile
         ├── LearningEndedError    a step fails again and again: learning ends until a restart
         │   └── DisagreementError sampler and trainer, again and again, are not of one mind
         └── OutageError           the service is away or refuses for a time: wait, then go on
@@ -108,6 +109,10 @@ class StepError(BackendError):
 
 class TooFarError(StepError):
     """A step would have moved the policy further than one step may: nothing of it is kept."""
+
+
+class WithdrawnError(StepError):
+    """What a step trained on was forgotten meanwhile: nothing of it is kept."""
 
 
 class LearningEndedError(BackendError):

@@ -258,11 +258,13 @@ def test_step_with_a_sample_that_was_taken_out_meanwhile_is_refused(ledger: Ledg
     assert ledger.steps.newest_version() == version
 
 
-def test_step_that_was_left_open_is_void_when_the_next_one_begins(ledger: Ledger) -> None:
+def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledger) -> None:
     version = ledger.steps.newest_version()
     assert version is not None
     samples = queue(ledger, 2)
-    first, second = (ledger.steps.begin(version.id, samples) for _ in range(2))
+    first = ledger.steps.begin(version.id, samples)
+    assert ledger.steps.void_unfinished() == [first]
+    second = ledger.steps.begin(version.id, samples)
     with pytest.raises(LedgerError, match="it is not open"):
         ledger.steps.commit(first, version, state_ref="s", sampler_ref="p", metrics={})
     ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})

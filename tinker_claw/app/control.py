@@ -11,8 +11,9 @@ import hmac
 import json
 import os
 import secrets
+import select
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 CONTROL_FILE = "control.json"
 _ASKED_WITHIN_S = 10.0
 _CONNECT_S = 10.0
+PATIENCE_S = 3.0
+"""After so long whoever gave an order is told that it waits."""
 
 
 @asynccontextmanager
@@ -61,10 +64,17 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
             task.cancel()
 
 
-def tell(directory: Path, order: Mapping[str, Any]) -> Any:
+def tell(
+    directory: Path,
+    order: Mapping[str, Any],
+    waits: Callable[[], None],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Any:
     """Give an order to the gateway that runs on this directory, and wait until it is done.
 
-    Leaving (Ctrl-C) takes an order back that has not been carried out yet.
+    Leaving (Ctrl-C) takes an order back that has not been carried out yet; forgetting that has
+    begun goes on. `waits` is called where it takes longer than `patience_s`.
 
     Raises:
         UndoError: the gateway says why it cannot be done, or does not answer.
@@ -74,6 +84,8 @@ def tell(directory: Path, order: Mapping[str, Any]) -> Any:
         with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
             connection.settimeout(None)  # a step in hand may take minutes
             connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
+            if not select.select([connection], [], [], patience_s)[0]:
+                waits()
             with connection.makefile("rb") as answers:
                 line = answers.readline()
     except (OSError, ValueError, KeyError) as error:

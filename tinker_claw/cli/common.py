@@ -142,7 +142,7 @@ class LedgerCommand(Command):
         if is_locked(directory):
             from tinker_claw.app.control import tell  # most commands give no orders
 
-            return tell(directory, order), True
+            return tell(directory, order, _waits), True
         with closing(Ledger(directory)) as ledger:
             return offline(ledger), False
 
@@ -241,6 +241,14 @@ def _get(settings: Settings, path: str) -> Any:
         raise GatewayUnreachable(str(error) or type(error).__name__) from error
     except (HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
+
+
+def _waits() -> None:
+    sys.stderr.write(
+        "Waiting for the gateway: a step in hand ends first, which may take minutes (`python "
+        "run.py status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.\n"
+    )
+    sys.stderr.flush()
 
 
 @contextmanager

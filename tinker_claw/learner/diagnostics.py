@@ -228,7 +228,7 @@ def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
         for datum, row in zip(one_pass.datums, rows, strict=True):
             for advantage, now, then in zip(datum.advantages, row, datum.logprobs, strict=True):
                 if advantage:
-                    ratio = math.exp(now - then)
+                    ratio = math.exp(_finite(now - then))
                     yield ratio > high if advantage > 0 else ratio < low
 
 

@@ -33,7 +33,7 @@ from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import Sample
+from tinker_claw.types import PolicyVersion, Sample
 
 
 class Ruling(IntEnum):
@@ -410,16 +410,17 @@ class Guard:
         worst = max(found, key=lambda one: one.ruling, default=None)
         return worst if worst and worst.ruling >= Ruling.HOLD else None
 
-    def well(self) -> int | None:
-        """The newest version whose replies raised no alarm; None: there is none."""
+    def well(self) -> list[PolicyVersion]:
+        """The versions whose replies raised no alarm, the newest first."""
         recorded = self._recorded()
         replies = [found for _, found in recorded]
-        passed = [
+        passed = {
             version
             for n, (version, found) in enumerate(recorded)
             if not drift(found, replies[: n or 1])
-        ]
-        return passed[-1] if passed else None
+        }
+        versions = map(self._parts.ledger.steps.version, sorted(passed, reverse=True))
+        return [version for version in versions if version is not None]
 
     def _recorded(self) -> list[tuple[int, Replies]]:
         ledger = self._parts.ledger

@@ -8,15 +8,23 @@ Rule: until the commit nothing has happened: the samples are queued, the old pol
 restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
 sample and never ends learning, and neither does a ledger that cannot be written for a time. What
 follows a step that failed is in `recovery`.
+
+One lock, `_one_step`, says who may touch the trainer's weights and the newest version: whoever has
+it does one thing with them, a step, a rehearsal, a load, a save, and leaves them those of the
+newest version, or `suspect`. Nobody waits for a service or for money while they have it, so
+whatever a user undoes waits for one such thing at most; after a wait what was meant to be trained
+is looked at again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from tinker_claw.billing.estimate import step_usage
 from tinker_claw.errors import (
@@ -26,15 +34,14 @@ from tinker_claw.errors import (
     EmptyStepError,
     LedgerError,
     OutageError,
+    StepError,
     TooFarError,
-    UndoError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
 from tinker_claw.learner.guard import (
     ONE_SIDED,
     RATES,
-    Finding,
     Guard,
     Ruling,
     as_metrics,
@@ -44,6 +51,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
     WAITS,
+    NotDueError,
     Recovery,
     accidents_are_failures,
     as_outage,
@@ -51,11 +59,12 @@ from tinker_claw.learner.recovery import (
 )
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.versions import LEFT_OPEN
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, LossPass, Sample, StepReport, Usage
+from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport, Usage
 
 
 class Learner:
@@ -86,9 +95,8 @@ class Learner:
         self._observing = Observing(parts, step_usd) if parts.training.observe else None
         self._alarm = Alarm(parts.health)
         self._guard = guard or Guard(parts)
-        self.rolls_back: Callable[[int, str], Awaitable[object]] | None = None
-        """To a version, after which learning is held for that reason."""
-        self.recovery = Recovery(parts, self._rehearse, self.retire, waits)
+        self.rolls_back: Callable[[Sequence[PolicyVersion]], Awaitable[None]] | None = None
+        """Carries a ruling out: one of these versions answers, the first that can be had."""
         self.stepping = False
         """A step is in hand."""
         self._now = now
@@ -97,6 +105,7 @@ class Learner:
         """When there may be a batch although nothing has come."""
         self._finishing = False
         self._one_step = asyncio.Lock()
+        self.recovery = Recovery(parts, self._one_step, self.retire, waits)
         self._holds = 0
         """How often steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
@@ -132,11 +141,12 @@ class Learner:
         Raises:
             BackendError, LedgerError: it cannot be saved; a restart voids the steps since the last.
         """
-        version = self._parts.policy.newest.version
-        if version.state_ref is None and not self.recovery.suspect:
-            state_ref = await self._parts.trainer.save_state(f"version-{version.id:08d}")
-            self._parts.ledger.steps.save(version, state_ref)
-            log.info("state.saved", version=version.id)
+        async with self._one_step:
+            version = self._parts.ledger.steps.newest_version()
+            if version and version.state_ref is None and not self.recovery.suspect:
+                state_ref = await self._parts.trainer.save_state(f"version-{version.id:08d}")
+                self._parts.ledger.steps.save(version, state_ref)
+                log.info("state.saved", version=version.id)
 
     # The loop
 
@@ -152,8 +162,8 @@ class Learner:
             while not self._finishing:
                 self._show_idle()
                 await self._something()
-                while not self._finishing and (batch := await self._next()):
-                    await self._take(batch)
+                while not self._finishing and await self._goes_on():
+                    pass
             health.learner_is("finished")
             retiring.cancel()
 
@@ -177,19 +187,25 @@ class Learner:
         else:
             health.learner_is("observing" if self._observing else "waiting")
 
-    async def _next(self) -> list[Sample] | None:
-        """The next batch, as soon as the ledger can be written; None: too few, or held."""
-        while True:
-            try:
-                if self._parts.ledger.hold.reason is not None or (batch := self._batch()) is None:
-                    return None
-                if (finding := self._guard.look()) is None:
-                    return batch
-                await self._hold(finding)
-            except LedgerError as error:
-                outage = as_outage(error)
-                self._parts.health.backend.seen("learning", outage)
-                await self.recovery.after(outage)
+    async def _goes_on(self) -> bool:
+        """Do what there is to do, as soon as service and ledger let it; False: there is nothing."""
+        try:
+            if self._parts.ledger.hold.reason is not None:
+                await self._carry_out()
+                self._parts.health.backend.over("learning")  # held, it asks for nothing
+                return False
+            if (batch := self._batch()) is None:
+                return False
+            if finding := self._guard.look():
+                self._parts.ledger.hold.because(finding.told, finding.ruling.name)
+                log.warning("learning.held", alarm=finding.alarm, because=finding.told)
+            else:
+                await self._take(batch)
+        except (OutageError, LedgerError) as error:
+            outage = as_outage(error)
+            self._parts.health.backend.seen("learning", outage)
+            await self.recovery.after(outage)
+        return True
 
     def _batch(self) -> list[Sample] | None:
         """What the next step takes; None while there is no batch."""
@@ -218,18 +234,28 @@ class Learner:
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
-    async def _hold(self, finding: Finding) -> None:
-        """Take no step until a rollback; where it is grave, answer with a version from before."""
-        ledger, newest = self._parts.ledger, self._parts.policy.newest.version.id
-        ledger.hold.because(finding.told)
-        log.warning("learning.held", alarm=finding.alarm, because=finding.told)
-        with suppress(BackendError, UndoError):  # it is held all the same
-            await self.save()  # so that learning can go on from here
-            well = self._guard.well() if finding.ruling is Ruling.ROLL_BACK else None
-            pinned = self._parts.policy.pinned is not None  # then the user has chosen who answers
-            if self.rolls_back and well is not None and well != newest and not pinned:
-                told = f"{finding.told}; the weights of v{well} answer, from before that"
-                await self.rolls_back(well, told)
+    async def _carry_out(self) -> None:
+        """What a hold rules, until it is done: a restart and an outage put it off, and no more.
+
+        The state is saved, so that learning can go on from here; where it is grave, a version from
+        before answers.
+
+        Raises:
+            LedgerError, OutageError: not now.
+        """
+        hold = self._parts.ledger.hold
+        if hold.ruling is None:
+            return
+        try:
+            await self.save()
+        except OutageError:
+            raise
+        except BackendError as error:  # it is held all the same
+            log.warning("state.unsaved", error=str(error))
+        if hold.ruling == Ruling.ROLL_BACK.name and self.rolls_back:
+            await self.rolls_back(self._guard.well())
+        else:
+            hold.is_carried_out()
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch is another one by the time that there is room for it.
@@ -237,22 +263,37 @@ class Learner:
         One that goes too far is taken again at a smaller rate; where that does not help either, the
         samples are set aside.
         """
+        if self.recovery.suspect:
+            await self.recovery.after(None)
+            return
         holds, samples = self._holds, self._parts.ledger.samples
         for rate in RATES:
-            failed = None
             async with self._room(batch), self._one_step:
-                if self.recovery.suspect:
-                    await self.recovery.after(None)
-                elif holds == self._holds and samples.still_queued(batch):
-                    failed = await self._step(batch, rate)
-            if failed:
-                async with self._one_step:
-                    await self.recovery.after_step(batch, *failed)
-            if not failed or not isinstance(failed[1], TooFarError):
+                if not self._is_still_due(batch, holds):
+                    return
+                failed = await self._step(batch, rate)
+            if failed is None:
+                return
+            step_id, error = failed
+            rehearse = partial(self._rehearse, step_id, batch, holds)
+            await self.recovery.after_step(batch, step_id, error, rehearse)
+            if not isinstance(error, TooFarError):
                 return
         for sample in batch:
             samples.quarantine(sample.id)
         self._parts.telemetry.sample("quarantined", count=len(batch))
+
+    def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
+        """Nobody came between since there were so many holds, and all samples are queued.
+
+        Raises:
+            LedgerError: a step that is over cannot be closed.
+        """
+        if holds != self._holds:
+            return False
+        ledger = self._parts.ledger
+        ledger.steps.void_unfinished(LEFT_OPEN)  # what was said during it takes samples out
+        return ledger.samples.still_queued(batch)
 
     def _room(self, samples: Sequence[Sample]) -> AbstractAsyncContextManager[None]:
         """Wait until the budget has room for a step over these samples."""
@@ -269,7 +310,11 @@ class Learner:
             parts.health.learner_is("training")
         step_id, ids = 0, [sample.id for sample in batch]  # of no step
         try:
-            with parts.health.backend.watching("learning"), waiting_for_the_ledger():
+            with (
+                parts.health.backend.watching("learning"),
+                waiting_for_the_ledger(),
+                accidents_are_failures(),
+            ):
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
                 await self._train_and_swap(step_id, batch, rate)
         except asyncio.CancelledError:
@@ -290,9 +335,6 @@ class Learner:
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
-        except Exception as error:  # behind the training: learning ends, and starts again
-            self._void(step_id, f"{type(error).__name__}: {error}", outage=False)
-            raise
         finally:
             self.stepping = False
         return None
@@ -320,8 +362,8 @@ class Learner:
                 sampler_ref=sampler.ref,
                 metrics=metrics | rule | as_metrics(self._guard.replies()),
             )
-        except ClawError:  # nobody has been answered by it; the next attempt publishes anew
-            await sampler.aclose()
+        except Exception:  # nobody has been answered by it; the next attempt publishes anew
+            self.retire(Policy(parent.version, sampler))
             raise
         self.retire(parts.policy.swap(Policy(version, sampler)))
         self.recovery.suspect = False
@@ -339,10 +381,10 @@ class Learner:
 
         Raises:
             EmptyStepError: no sample carries a gradient.
-            StepError: something went wrong that nobody thought of.
+            StepError: what came of it is not a number.
         """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        with parts.spending.paying("train", step_id=step_id) as account, accidents_are_failures():
+        with parts.spending.paying("train", step_id=step_id) as account:
             items = await batch_items(
                 samples, policy, parts.base, cfg, score_fresh=self._score_fresh
             )
@@ -352,6 +394,8 @@ class Learner:
             self.recovery.suspect = True
             adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
             report = await parts.trainer.train_step(passes, adam)
+            if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
+                raise StepError("the loss or its gradient is not a number")
         return items, passes, report, account.usage
 
     async def _measure(
@@ -364,14 +408,21 @@ class Learner:
         """
         if not self._guard.measures(step):
             return None, Usage()
-        paying = self._parts.spending.paying("train", step_id=step_id)
-        with paying as account, accidents_are_failures():
+        with self._parts.spending.paying("train", step_id=step_id) as account:
             return await self._guard.admit(items, candidate), account.usage
 
-    async def _rehearse(self, step_id: int, samples: Sequence[Sample]) -> None:
-        """A step that is not committed, charged to the one that failed."""
-        with suppress(EmptyStepError):  # it does not fail
-            async with self._room(samples):
+    async def _rehearse(
+        self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]
+    ) -> None:
+        """A step over these samples that is not committed, charged to the failed one over `batch`.
+
+        Raises:
+            NotDueError: somebody came between, so that the batch is to be taken anew.
+        """
+        async with self._room(samples), self._one_step:
+            if not self._is_still_due(batch, holds):
+                raise NotDueError
+            with suppress(EmptyStepError), accidents_are_failures():  # an empty one does not fail
                 await self._train(step_id, samples)
 
     def _void(self, step_id: int, error: str, *, outage: bool) -> None:
@@ -383,7 +434,14 @@ class Learner:
         """Close replaced samplers; each ends when the last reply that uses it has ended."""
         while True:
             policy = await self._retired.get()
-            await policy.sampler.aclose()
+            try:
+                with accidents_are_failures():
+                    await policy.sampler.aclose()
+            except asyncio.CancelledError:
+                self.retire(policy)  # whoever runs next closes it
+                raise
+            except BackendError as error:  # no reason to end the step in hand
+                log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))
 
 
 class Observing:

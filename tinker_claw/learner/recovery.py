@@ -53,6 +53,14 @@ _OWN, _TEACHERS = -0.1, 0.0
 """Logprobs, in nats, that no ratio of whatever weights puts outside the bounds for good."""
 
 
+Rehearse = Callable[[Sequence[Sample]], Awaitable[None]]
+"""Trains on samples without committing it, charged to the step that failed."""
+
+
+class NotDueError(ClawError):
+    """Somebody came between: a rollback, or one of the samples is not queued any more."""
+
+
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     """Void what was never committed, load the newest saved state, and open its sampler.
 
@@ -113,19 +121,19 @@ class Recovery:
     def __init__(
         self,
         parts: LoopParts,
-        rehearse: Callable[[int, Sequence[Sample]], Awaitable[None]],
+        one_step: asyncio.Lock,
         retire: Callable[[Policy], None],
         waits: Backoff,
     ) -> None:
         """
         Args:
-            rehearse: trains on samples without committing it, charged to the step of that id.
+            one_step: see `loop`; it is taken for each attempt, and never while waiting for one.
             retire: gets the policy that a restored one replaces.
         """
         self._parts = parts
         self._ledger = parts.ledger
         self._health = parts.health
-        self._rehearse = rehearse
+        self._one_step = one_step
         self._retire = retire
         self._waits = waits
         self.suspect = False
@@ -133,6 +141,7 @@ class Recovery:
 
     async def after(self, error: ClawError | None) -> None:
         """Wait, if it was an outage, and load the newest committed state, as often as it takes.
+        Where somebody else has loaded one meanwhile, or nothing was touched, there is no need to.
 
         None: the step went well, and is to be undone all the same.
 
@@ -151,10 +160,14 @@ class Recovery:
             self._health.learner_stalls(outage, wait_s)
             await asyncio.sleep(wait_s)
             outage = await self._try()
-        self.suspect = False
 
-    async def after_step(self, batch: Sequence[Sample], step_id: int, error: ClawError) -> None:
+    async def after_step(
+        self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
+    ) -> None:
         """Undo a failed step, and look for the sample that is to blame where one seems to be.
+
+        The search ends where somebody comes between. The failures stay counted, so that the next
+        step over the same samples, if it fails as well, begins another.
 
         Raises:
             LearningEndedError: the batch fails again and again, and neither a sample nor the
@@ -164,16 +177,23 @@ class Recovery:
         if isinstance(error, (OutageError, TooFarError)):
             return
         failures = self._ledger.steps.failures([sample.id for sample in batch])
-        if failures < FAILURES_BEFORE_BISECTING or not await self._works(step_id):
+        if failures < FAILURES_BEFORE_BISECTING:
             return
-        found = await self._quarantine_culprit(batch, step_id)
+        try:
+            if not await self._works(rehearse):
+                return
+            found = await self._quarantine_culprit(batch, step_id, rehearse)
+        except NotDueError:
+            return
         if not found and failures >= FAILURES_BEFORE_STOPPING:
             raise LearningEndedError(
                 f"A step over the same samples failed {failures} times, and no single one of "
                 f"them is to blame: {error}"
             ) from error
 
-    async def _quarantine_culprit(self, batch: Sequence[Sample], step_id: int) -> bool:
+    async def _quarantine_culprit(
+        self, batch: Sequence[Sample], step_id: int, rehearse: Rehearse
+    ) -> bool:
         """Halve the batch until one sample alone fails; that one is never trained.
 
         It is blamed only if right afterwards a step succeeds that cannot be at fault: the trainer
@@ -185,39 +205,43 @@ class Recovery:
         while len(suspects) > 1:
             half = suspects[: len(suspects) // 2]
             rest = suspects[len(suspects) // 2 :]
-            suspects = half if await self._fails(half, step_id) else rest
-        if not await self._fails(suspects, step_id):
+            suspects = half if await self._fails(half, rehearse) else rest
+        if not await self._fails(suspects, rehearse):
             log.warning("step.no_culprit", step_id=step_id)
             return False
         culprit = suspects[0]
-        if not await self._works(step_id):
+        if not await self._works(rehearse):
             return True
         self._ledger.samples.quarantine(culprit.id)
         self._parts.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
         return True
 
-    async def _fails(self, samples: Sequence[Sample], step_id: int) -> bool:
+    async def _fails(self, samples: Sequence[Sample], rehearse: Rehearse) -> bool:
         """Whether a step over these samples fails. An outage is no answer: it is waited out."""
         while True:
             failure: ClawError | None = None
             try:
-                with self._health.backend.watching("learning"):
-                    await self._rehearse(step_id, samples)
+                with self._health.backend.watching("learning"), waiting_for_the_ledger():
+                    await rehearse(samples)
             except FAILURES as error:
                 failure = error
             await self.after(failure)
             if not isinstance(failure, OutageError):
                 return failure is not None
 
-    async def _works(self, step_id: int) -> bool:
+    async def _works(self, rehearse: Rehearse) -> bool:
         """Whether the trainer takes a step that cannot be at fault; if not, it is waited for."""
         version, at_once = self._parts.policy.newest.version.id, True
         sample = known_good(version, self._parts.training)
         while True:
             failure: OutageError | None = None
             try:
-                with self._health.backend.watching("learning"), nobody_to_blame():
-                    await self._rehearse(step_id, [sample])
+                with (
+                    self._health.backend.watching("learning"),
+                    nobody_to_blame(),
+                    waiting_for_the_ledger(),
+                ):
+                    await rehearse([sample])
             except OutageError as error:
                 failure = error
             await self.after(failure)
@@ -226,12 +250,15 @@ class Recovery:
             at_once = False
 
     async def _try(self) -> OutageError | None:
-        try:
-            await self._restore()
-        except (OutageError, LedgerError) as error:
-            outage = as_outage(error)
-            self._health.backend.seen("learning", outage)
-            return outage
+        async with self._one_step:
+            try:
+                if self.suspect:
+                    await self._restore()
+                    self.suspect = False
+            except (OutageError, LedgerError) as error:
+                outage = as_outage(error)
+                self._health.backend.seen("learning", outage)
+                return outage
         return None
 
     async def _restore(self) -> None:

@@ -1,7 +1,8 @@
 """Pins, rollbacks, forgetting and judging again while the loop runs.
 
-Rule: serving changes at once. What touches the trainer or the queue happens between two steps, so
-that a step is committed before it or sees what it has left; what fails leaves all as it was.
+Rule: serving changes at once, and what is forgotten is used no more at once: the step in hand over
+it comes to nothing. What touches the trainer happens between two steps, so that a step is committed
+before it or sees what it has left; what fails leaves all as it was.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Rollback:
         self._forget_session = forget_session
         self._wake_judging = wake_judging
         self._one = asyncio.Lock()
-        learner.rolls_back = self.roll_back
+        learner.rolls_back = self.as_ruled
 
     async def pin(self, version_id: int) -> None:
         """Answer with this version from now on; learning goes on.
@@ -60,47 +61,92 @@ class Rollback:
             log.info("unpinned", version=self._policy.current.version.id)
             return self._policy.current.version.id
 
-    async def roll_back(self, version_id: int, held: str | None = None) -> PolicyVersion:
+    async def roll_back(self, version_id: int) -> PolicyVersion:
         """Answer with this version at once, and learn on from its state, as a new version.
 
-        A step in hand ends first; what it makes is left behind. A hold ends; `held` is the reason
-        for one that begins.
+        A step in hand ends first; what it makes is left behind. A hold ends.
 
         Raises:
             UndoError: there is none, or its weights or its state cannot be had.
         """
         async with self._one:
-            version = self._version(version_id)
-            if version.state_ref is None:
-                raise UndoError(f"the state of v{version_id} was not saved (--save-interval)")
-            sampler = await self._opened(version)
-            before = self._policy.pin(Policy(version, sampler))
+            return await self._roll_back(self._version(version_id))
+
+    async def as_ruled(self, well: Sequence[PolicyVersion]) -> None:
+        """Carry out what the guard has ruled: one of these versions answers, from its state, and
+        learning stays held; the first that can be had, or none where the first is the newest.
+
+        Where no state can be had, the first whose weights can be is pinned. Where the user has said
+        meanwhile from where to go on, or who answers, that holds.
+
+        Raises:
+            OutageError, LedgerError: not now; the ruling stands.
+        """
+        async with self._one:
+            hold, newest = self._ledger.hold, self._policy.newest.version.id
+            if (reason := hold.reason) is None or hold.ruling is None:
+                return
+            unpinned = self._policy.pinned is None
+            if unpinned and well and well[0].id != newest and await self._any_of(well, reason):
+                return
+            hold.is_carried_out()
+
+    async def _any_of(self, well: Sequence[PolicyVersion], reason: str) -> bool:
+        """Whether one of them could be had; then the hold says which."""
+        for version in well:
+            told = f"{reason}; the weights of v{version.id} answer, from before that"
             try:
-                async with self._learner.between_steps():
-                    new = await self._load(version, version.state_ref, held)
-                    self._learner.retire(self._policy.swap(Policy(new, sampler)))
-                    self._policy.pin(None)
-            except BaseException:
-                self._answer_with(before)
-                raise
-            if before is not None:
-                self._learner.retire(before)
-            log.info("rolled_back", to=version_id, version=new.id, step=new.step)
-            return new
+                await self._roll_back(version, told)
+            except UndoError as error:
+                log.warning("rollback.refused", version=version.id, error=str(error))
+            else:
+                return True
+        for version in well:
+            try:
+                sampler = await self._opened(version)
+            except UndoError:
+                continue
+            self._ledger.pin.to(version.id)
+            self._answer_with(Policy(version, sampler))
+            self._ledger.hold.because(f"{reason}; v{version.id} is pinned, from before that")
+            return True
+        return False
+
+    async def _roll_back(self, version: PolicyVersion, held: str | None = None) -> PolicyVersion:
+        """`held`: why learning is held nevertheless."""
+        if version.state_ref is None:
+            raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
+        sampler = await self._opened(version)
+        before = self._policy.pin(Policy(version, sampler))
+        try:
+            async with self._learner.between_steps():
+                new = await self._load(version, version.state_ref, held)
+                self._learner.retire(self._policy.swap(Policy(new, sampler)))
+                self._policy.pin(None)
+        except BaseException:
+            self._answer_with(before)
+            raise
+        if before is not None:
+            self._learner.retire(before)
+        log.info("rolled_back", to=version.id, version=new.id, step=new.step)
+        return new
 
     async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget turns, in the ledger and in what the gateway remembers.
+
+        Begun, it is not taken back: nothing is judged, trained or answered with them any more. It
+        has ended when no step in hand has them in memory, either.
 
         Raises:
             UndoError: there is nothing of that name.
             LedgerError: it could not be done.
         """
-        async with self._one, self._learner.between_steps():
-            self._forget_session(self._ledger.look(found).session)
-            forgotten = self._ledger.begin_to_forget(found)
-            await self._ledger.finish_forgetting()
+        self._forget_session(self._ledger.look(found).session)
+        forgotten = self._ledger.begin_to_forget(found)
+        await self._ledger.finish_forgetting()
+        async with self._learner.between_steps():
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
-            return forgotten
+        return forgotten
 
     def judge_again(self, turn_ids: Sequence[int] | None) -> list[int]:
         """Take up turns that were set aside, all or some; returns which.
@@ -118,10 +164,8 @@ class Rollback:
     ) -> PolicyVersion:
         try:
             await self._trainer.load_state(state_ref)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, OutageError):
             self._learner.recovery.suspect = True  # it may have been loaded all the same
-            raise
-        except OutageError:
             raise
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error

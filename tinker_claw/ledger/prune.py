@@ -31,7 +31,7 @@ from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
 from tinker_claw.ledger.database import SCHEMA_VERSION, Rows, Writer
 from tinker_claw.ledger.turns import BEGUN
-from tinker_claw.ledger.versions import read_line
+from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
 UNSAID = "what followed it was forgotten"
@@ -378,6 +378,7 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
     what = found(database)
     these = json.dumps(what.turns)
     with database.transaction() as tx:
+        withdraw_from_step(tx, [*what.turns, *what.unsaid])
         tx.execute(
             "UPDATE samples SET state = 'expired', expired_because = ? "
             f"WHERE state IN ('queued', 'held') AND turn_id IN {_THESE}",

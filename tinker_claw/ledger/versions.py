@@ -18,13 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tinker_claw.errors import LedgerError
+from tinker_claw.errors import LedgerError, WithdrawnError
 from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-_PINNED, _HELD, _GUARDED_FROM = "pinned", "held", "guarded from turn"
+_PINNED, _HELD, _RULING, _GUARDED_FROM = "pinned", "held", "ruling", "guarded from turn"
 """Keys in `meta`."""
+LEFT_OPEN = "it could not be closed when it ended"
+"""Why a step of this process is void."""
+_WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +141,19 @@ class Hold:
         """None: learning goes on."""
         return held(self._db)
 
-    def because(self, reason: str) -> None:
+    @property
+    def ruling(self) -> str | None:
+        """What is still to be done because of it; None: nothing, or all is done."""
+        return self._db.one("SELECT value FROM meta WHERE key = ?", _RULING)
+
+    def because(self, reason: str, ruling: str | None = None) -> None:
         with self._db.transaction() as tx:
-            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_HELD, reason))
+            _hold(tx, reason, ruling)
+
+    def is_carried_out(self) -> None:
+        """What it ruled is done, or cannot be."""
+        with self._db.transaction() as tx:
+            tx.execute("DELETE FROM meta WHERE key = ?", (_RULING,))
 
     @property
     def guarded_from(self) -> int:
@@ -152,6 +165,13 @@ class Hold:
 def held(rows: Rows) -> str | None:
     """Why learning is held; None: it is not."""
     return rows.one("SELECT value FROM meta WHERE key = ?", _HELD)
+
+
+def _hold(tx: sqlite3.Connection, reason: str | None, ruling: str | None = None) -> None:
+    for key, value in ((_HELD, reason), (_RULING, ruling)):
+        tx.execute("DELETE FROM meta WHERE key = ?", (key,))
+        if value is not None:
+            tx.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
 
 
 def pinned(rows: Rows) -> int | None:
@@ -192,10 +212,9 @@ class StepTable:
     def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
         """Write the intent to train these samples; returns the step's id.
 
-        One step at a time: what is still open was left behind, and is void.
+        One step at a time: `void_unfinished` first closes what was left open.
         """
         with self._db.transaction() as tx:
-            _void_open(tx, "it could not be closed when it ended")
             cursor = tx.execute(
                 "INSERT INTO steps (status, parent, created_at) VALUES ('intent', ?, ?)",
                 (parent, time.time()),
@@ -219,6 +238,7 @@ class StepTable:
         """Commit step, samples and version in one transaction.
 
         Raises:
+            WithdrawnError: one of its samples was forgotten meanwhile.
             LedgerError: the step is not open, or one of its samples is not queued any more.
         """
         with self._db.transaction() as tx:
@@ -238,6 +258,9 @@ class StepTable:
                 "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
                 (step_id, step_id),
             ).rowcount
+            why = tx.execute("SELECT error FROM steps WHERE id = ?", (step_id,)).fetchone()
+            if why is not None and why["error"] == _WITHDRAWN:
+                raise WithdrawnError(_WITHDRAWN)
             if closed != 1 or trained != planned:
                 raise LedgerError(
                     f"step {step_id} cannot be committed: {trained} of its {planned} samples are "
@@ -258,12 +281,22 @@ class StepTable:
             )
             _hear(tx)
 
-    def void_unfinished(self) -> list[int]:
-        """Void the steps that an ended process left open; returns their ids."""
+    def void_unfinished(
+        self, why: str = "the process ended before the step was committed"
+    ) -> list[int]:
+        """Void the steps that were left open; returns their ids.
+
+        How they ended says nothing about the samples in hand.
+        """
         with self._db.transaction() as tx:
-            void = _void_open(tx, "the process ended before the step was committed")
+            void = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
+            tx.execute(
+                "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
+                "WHERE status = 'intent'",
+                (why, time.time()),
+            )
             _hear(tx)
-        return void
+        return [row["id"] for row in void]
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
         """The committed steps after `saved`: their weights are gone."""
@@ -309,9 +342,7 @@ class StepTable:
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
-            tx.execute("DELETE FROM meta WHERE key = ?", (_HELD,))
-            if because is not None:
-                tx.execute("INSERT INTO meta VALUES (?, ?)", (_HELD, because))
+            _hold(tx, because)
             tx.execute(
                 "INSERT OR REPLACE INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns",
                 (_GUARDED_FROM,),
@@ -373,15 +404,15 @@ class StepTable:
         return counts
 
 
-def _void_open(tx: sqlite3.Connection, error: str) -> list[int]:
-    """Void every open step. How a process ended says nothing about the samples in its hand."""
-    rows = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
+def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
+    """The step in hand comes to nothing if it trains one of these turns."""
     tx.execute(
         "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
-        "WHERE status = 'intent'",
-        (error, time.time()),
+        "WHERE status = 'intent' AND id IN (SELECT step_samples.step_id FROM step_samples "
+        "JOIN samples ON samples.id = sample_id "
+        "JOIN json_each(?) AS these ON these.value = turn_id)",
+        (_WITHDRAWN, time.time(), json.dumps(turn_ids)),
     )
-    return [row["id"] for row in rows]
 
 
 def _hear(tx: sqlite3.Connection) -> None:

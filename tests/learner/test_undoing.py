@@ -1,0 +1,465 @@
+"""What a user undoes waits for one thing in hand at most: never for a service, nor for money.
+
+And what the guard has ruled is done, whatever comes between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.learner.test_loop import World, has_token, world
+from tests.learner.test_rollback import SlowTrainer, learn, undoing
+from tinker_claw.app.control import control, tell
+from tinker_claw.billing.budget import Budget, Spending
+from tinker_claw.billing.estimate import assumed, estimate
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.learner.guard import Finding, Guard, Ruling
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import from_turn, in_session
+from tinker_claw.retry import Backoff
+from tinker_claw.telemetry import Telemetry
+from tinker_claw.types import Adam, LossPass, PolicyVersion, StepReport
+
+FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
+GRAVE = "replies have grown"
+
+
+def four(w: World) -> None:
+    """A batch."""
+    for number in range(4):
+        w.turn("YES" if number % 2 else "NO", session=f"s{number}")
+
+
+# Neither an outage nor a budget holds up what a user undoes
+
+
+async def test_an_outage_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
+        await learn(w, 1)
+        trainer.away = {"train_step": UNTIL_TOLD}
+        four(w)
+        await w.until(lambda: w.health.learner.state == "stalled")
+        async with asyncio.timeout(60):
+            gone = await undoing(w).forget(in_session("s0", None))
+            assert len(gone.turns) == 1
+            new = await undoing(w).roll_back(0)
+        assert w.policy.current.version == new
+        assert w.health.learner.state == "stalled", "it still waits"
+
+
+async def test_an_outage_of_recovery_itself_holds_up_no_forgetting(tmp_path: Path) -> None:
+    trainer = FakeTrainer(fail={"train_step": 1}, away={"load_state": UNTIL_TOLD})
+    async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
+        four(w)
+        await w.until(lambda: w.health.learner.state == "stalled")
+        async with asyncio.timeout(60):
+            await undoing(w).forget(in_session("s0", None))
+            await undoing(w).pin(0)
+        assert w.ledger.samples.waiting() == 3
+
+
+async def test_a_rollback_during_an_outage_is_what_learning_goes_on_from(tmp_path: Path) -> None:
+    """What was loaded for it is not loaded over by what waited to recover."""
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 2)
+        trainer.away = {"train_step": UNTIL_TOLD}
+        four(w)
+        await w.until(lambda: w.health.learner.state == "stalled")
+        new = await undoing(w).roll_back(0)
+        trainer.away.clear()
+        await learn(w, new.id + 1)
+        assert w.policy.newest.version.parent == new.id
+        assert trainer.weights == 1, "one step on from version 0"
+
+
+def budget_of(usd: float) -> object:
+    price = Price(1.0, 0.5, 2.0, 4.0)
+
+    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
+        settings = Settings(
+            run=Run(method="binary", backend="local"), training=Training(batch_size=4)
+        )
+        small = assumed(settings, base_judges=False)
+        small = replace(small, prompt_tokens=4, reply_tokens=2, stale=0.0)
+        budget = Budget(usd, None, lambda: estimate(settings, price, small))
+        return Spending(price, ledger.spend, telemetry, budget)
+
+    return spending
+
+
+async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True)
+    trainer.refuse = lambda passes: sum(len(one.datums) for one in passes) >= 4
+    # Two failing steps of 80e-6 fit, and no rehearsal after them.
+    spending = budget_of(0.00021)
+    async with world(tmp_path, trainer=trainer, method="binary", spending=spending) as w:  # type: ignore[arg-type]
+        four(w)
+        await w.until(lambda: w.ledger.steps.counts()["void"] == 2)
+        await w.until(lambda: w.spending.shown_in({})["spending_paused"] is not None)
+        async with asyncio.timeout(60):
+            await undoing(w).forget(in_session("s0", None))
+            await undoing(w).roll_back(0)
+        assert w.ledger.samples.counts()["quarantined"] == 0
+
+
+async def test_a_search_trains_on_nothing_that_was_forgotten_meanwhile(tmp_path: Path) -> None:
+    """Nobody is blamed by a search that somebody cut short, and the rest is trained."""
+    trainer = SlowTrainer()
+
+    def refused(passes: Sequence[LossPass]) -> bool:
+        if trainer.asked["train_step"] == 2:  # the next one is a rehearsal
+            trainer.go_on.clear()
+            trainer.stepping.clear()
+        return has_token(666)(passes)
+
+    trainer.refuse = refused
+    async with world(tmp_path, trainer=trainer) as w:
+        bad = w.turn("NO", tokens=(666,))
+        for _ in range(3):
+            w.turn("YES")
+        await w.until(lambda: trainer.asked["train_step"] == 2 and trainer.stepping.is_set())
+        forgetting = asyncio.create_task(undoing(w).forget(from_turn(bad)))
+        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        trainer.go_on.set()
+        await asyncio.wait_for(forgetting, 60)
+        asked = trainer.asked["train_step"]
+        w.turn("NO")
+        await w.version(1)
+        assert trainer.asked["train_step"] == asked + 1, "no further rehearsal"
+        assert w.ledger.samples.counts()["quarantined"] == 0
+
+
+async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path: Path) -> None:
+    trainer = SlowTrainer()
+    async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
+        trainer.go_on.clear()
+        four(w)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
+        await w.until(lambda: w.ledger.samples.waiting() == 3)  # at once, beside the step
+        assert not forgetting.done(), "the step has it in memory"
+        trainer.go_on.set()
+        assert (await asyncio.wait_for(forgetting, 60)).steps == ()
+        w.turn("NO")
+        await w.version(1)  # it waits for no service
+        assert trainer.weights == 1, "of the void step nothing is left"
+        errors = w.ledger._db.rows("SELECT error FROM steps WHERE status = 'void'")
+        assert [row["error"] for row in errors] == ["what it trained on was forgotten meanwhile"]
+
+
+async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_path: Path) -> None:
+    trainer = SlowTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        trainer.go_on.clear()
+        four(w)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
+        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        forgetting.cancel()
+        await asyncio.wait([forgetting])
+        await w.ledger.finish_forgetting()
+        trainer.go_on.set()
+        w.turn("NO")
+        await w.version(1)
+        texts = w.ledger._db.rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
+                                  "WHERE key LIKE 'forgotten%'")  # fmt: skip
+        assert texts == []
+
+
+async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path) -> None:
+    trainer, told = SlowTrainer(), list[str]()
+    async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
+        trainer.go_on.clear()
+        four(w)
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        order = {"do": "rollback", "version": 0}
+        telling = asyncio.create_task(
+            asyncio.to_thread(
+                tell, tmp_path, order, lambda: told.append("it waits"), patience_s=0.01
+            )
+        )
+        await w.until(lambda: told == ["it waits"])
+        assert not telling.done()
+        trainer.go_on.set()
+        assert (await asyncio.wait_for(telling, 60))["parent"] == 0
+
+
+# What the guard has ruled
+
+
+class Rules(Guard):
+    """Finds grave harm when it is told to."""
+
+    grave = False
+    good: Sequence[int] = (1, 0)
+
+    def look(self) -> Finding | None:
+        return Finding("length", Ruling.ROLL_BACK, GRAVE) if self.grave else None
+
+    def well(self) -> list[PolicyVersion]:
+        found = map(self._parts.ledger.steps.version, self.good)
+        return [version for version in found if version is not None]
+
+
+async def harmed(w: World, good: Sequence[int] = (1, 0)) -> None:
+    """Three versions, of which the guard then says so."""
+    guard = w.learner._guard = Rules(w.parts)
+    guard.good = good
+    undoing(w)
+    await learn(w, 3)
+    guard.grave = True
+
+
+async def until_carried_out(w: World) -> None:
+    await w.until(lambda: w.ledger.hold.reason is not None and w.ledger.hold.ruling is None)
+
+
+@pytest.mark.parametrize("what", ["open", "load_state"])
+async def test_an_outage_puts_the_rollback_of_a_guard_off_and_no_more(
+    tmp_path: Path, what: str
+) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await harmed(w)
+        trainer.away = {what: 3}
+        four(w)
+        await until_carried_out(w)
+        assert w.policy.current.version.parent == 1
+        assert trainer.weights == 1
+        await w.until(lambda: w.health.learner.state == "held")
+        assert w.health.backend.away == frozenset()
+        assert w.ledger.hold.reason == f"{GRAVE}; the weights of v1 answer, from before that"
+
+
+async def test_a_version_that_has_no_state_gives_way_to_an_older_one(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        await harmed(w)
+        four(w)
+        await until_carried_out(w)
+        assert w.policy.current.version.parent == 0
+        newest = w.ledger.steps.version(3)
+        assert newest is not None
+        assert newest.state_ref in w.trainer.states, "so that a rollback to it is possible, too"
+
+
+async def test_without_any_state_the_weights_answer_at_least(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await harmed(w)
+        for version in (0, 1):
+            saved = w.ledger.steps.version(version)
+            assert saved is not None
+            del trainer.states[str(saved.state_ref)]
+        four(w)
+        await until_carried_out(w)
+        assert (w.policy.current.version.id, w.ledger.pin.version) == (1, 1)
+        assert w.ledger.hold.reason == f"{GRAVE}; v1 is pinned, from before that"
+        await learnt_on(w, 3)
+
+
+async def learnt_on(w: World, version: int) -> None:
+    """A rollback of the user ends hold and pin."""
+    w.learner._guard = Guard(w.parts)
+    new = await undoing(w).roll_back(version)
+    await w.version(new.id + 1)
+
+
+async def test_what_the_user_has_said_meanwhile_goes_before_the_guard(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 3)
+        before = w.ledger.steps.version(1)
+        assert before is not None
+        w.ledger.hold.because(GRAVE, Ruling.ROLL_BACK.name)
+        undo = undoing(w)
+        rolled = await undo.roll_back(3)
+        await undo.as_ruled([before])
+        assert w.policy.current.version == rolled
+        assert (w.ledger.hold.reason, w.ledger.hold.ruling) == (None, None)
+
+
+async def test_pinned_by_the_user_it_stays(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await harmed(w)
+        await undoing(w).pin(2)
+        four(w)
+        await until_carried_out(w)
+        assert w.policy.current.version.id == 2
+        assert w.policy.newest.version.id == 3
+
+
+def test_a_ruling_outlives_a_kill(tmp_path: Path) -> None:
+    """Killed where the hold is written, and nothing else is."""
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(_until_killed(tmp_path))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    asyncio.run(_is_carried_out(tmp_path))
+
+
+async def _until_killed(path: Path) -> None:
+    async with world(path) as w:
+        await harmed(w)
+
+        async def killed(well: Sequence[PolicyVersion]) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        w.learner.rolls_back = killed
+        four(w)
+        await w.until(lambda: False)
+
+
+async def _is_carried_out(path: Path) -> None:
+    ledger = Ledger(path)
+    assert ledger.hold.ruling == "ROLL_BACK"
+    refs = ledger._db.rows("SELECT sampler_ref, state_ref, step FROM versions")
+    ledger.close()
+    trainer = FakeTrainer()
+    for ref, state, step in refs:
+        trainer.samplers[ref] = FakeSampler(ref=ref)
+        trainer.states[state] = step
+    async with world(path, trainer=trainer, running=False) as w:
+        w.learner._guard = Rules(w.parts)
+        undoing(w)
+        learning = asyncio.create_task(w.learner.run())
+        await until_carried_out(w)
+        assert w.policy.current.version.parent == 1
+        assert trainer.weights == 1
+        learning.cancel()
+        await asyncio.wait([learning])
+
+
+async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> None:
+    """It would hold the weights of another version."""
+    async with world(tmp_path, save_interval=8) as w:
+        await learn(w, 2)
+        async with w.learner.between_steps():
+            saving = asyncio.create_task(w.learner.save())
+            await asyncio.sleep(0)
+            asked = w.trainer.asked["save_state"]
+            w.ledger.steps.roll_back(w.ledger.steps.version(0))  # type: ignore[arg-type]
+        await saving
+        assert w.trainer.asked["save_state"] == asked, "the newest has its state"
+
+
+# Accidents
+
+
+class Scores(FakeTrainer):
+    """Says -0.1 of every token, whatever the sampler said."""
+
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        report = await super().train_step(passes, adam)
+        rows = tuple(tuple((-0.1,) * len(row) for row in one) for one in report.logprobs)
+        return replace(report, logprobs=rows)
+
+
+async def test_an_impossible_token_breaks_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path, trainer=Scores(), method="binary") as w:
+        monkeypatch.setattr("tests.learner.test_loop.LOGPROB", -9999.0)
+        w.turn("YES", tokens=(9,))
+        monkeypatch.setattr("tests.learner.test_loop.LOGPROB", LOGPROB)
+        four(w)
+        await w.version(1)
+        assert w.ledger.steps.counts()["void"] == 0
+
+
+class Breaks(FakeTrainer):
+    """What is published of a step with an odd token cannot be saved, by an accident."""
+
+    async def save_state(self, name: str) -> str:
+        if self.steps and has_token(666)(self.steps[-1]) and self.weights:
+            raise ZeroDivisionError("behind the training")
+        return await super().save_state(name)
+
+
+async def test_an_accident_behind_the_training_is_a_failure_of_the_step(tmp_path: Path) -> None:
+    """It is counted, and ends learning where nobody is to blame; no sampler stays open."""
+    trainer = Breaks()
+
+    async def until_it_ends() -> None:
+        async with world(tmp_path, trainer=trainer) as w:
+            w.turn("NO", tokens=(666,))
+            for _ in range(3):
+                w.turn("YES")
+            await w.until(lambda: False)
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await until_it_ends()
+    assert failed.group_contains(Exception, match="failed 4 times, and no single one")
+    published = [s for ref, s in trainer.samplers.items() if ref != "base"]
+    assert [s.closed for s in published] == [False] + [True] * 4, "the first one serves"
+
+
+async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> None:
+    class Clings(FakeSampler):
+        async def aclose(self) -> None:
+            raise ZeroDivisionError("it cannot be closed")
+
+    async with world(tmp_path) as w:
+        w.learner.retire(replace(w.policy.current, sampler=Clings()))
+        await learn(w, 2)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 2, "void": 0}
+
+
+async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
+    tmp_path: Path,
+) -> None:
+    """The disk was full when it failed, and has room again for the next."""
+    trainer = SlowTrainer()
+    trainer.fail = {"train_step": 1}
+    async with world(tmp_path, trainer=trainer, method="binary") as w:
+        trainer.go_on.clear()
+        turns = [w.turn("YES" if number % 2 else "NO") for number in range(4)]
+        await asyncio.wait_for(trainer.stepping.wait(), 60)
+        given = w.ledger.feedback.give("me", About("turn", turns[0]), Feedback(1, ""))
+        assert given is not None
+        assert given.unused is not None
+        db = w.ledger._db
+        with db.transaction() as tx:
+            tx.execute(
+                "CREATE TRIGGER full BEFORE UPDATE ON steps WHEN new.status = 'void' "
+                "AND new.outage = 0 BEGIN SELECT RAISE(ABORT, 'full'); END"
+            )
+        trainer.go_on.set()
+        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        w.judging.wake()  # as whatever comes in does
+        await w.version(1)
+        found = db.rows("SELECT reward FROM samples JOIN turns ON turns.id = turn_id ORDER BY 1")
+        assert [row["reward"] for row in found] == [-1, 1, 1, 1], "what the user said in the end"
+        errors = db.rows("SELECT error FROM steps WHERE status = 'void'")
+        assert [row["error"] for row in errors] == ["it could not be closed when it ended"]
+
+
+async def test_a_step_whose_loss_is_no_number_is_void(tmp_path: Path) -> None:
+    """In its metrics it would make those of all steps unreadable."""
+
+    class Nonsense(FakeTrainer):
+        async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+            report = await super().train_step(passes, adam)
+            first = self.asked["train_step"] == 1
+            return replace(report, losses=(math.nan,) * len(passes)) if first else report
+
+    async with world(tmp_path, trainer=Nonsense()) as w:
+        four(w)
+        await w.version(1)
+        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert w.trainer.weights == 1
