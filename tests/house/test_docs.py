@@ -22,7 +22,7 @@ from tests.openclaw import readme_block
 from tinker_claw.backends import local
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
-from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL
+from tinker_claw.formats import chat
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method
@@ -227,16 +227,20 @@ def test_the_table_of_methods_is_the_registry() -> None:
 
 
 def test_the_table_of_fields_is_the_chat_format() -> None:
-    fields = rows(PAGES["docs/requests.md"].split("## Fields")[1].split("## What")[0])
+    listed = rows(PAGES["docs/requests.md"].split("## Fields")[1].split("## What")[0])
     honoured, passed_over, neutral = set[str](), set[str](), set[str]()
-    for row in fields:
+    for row in listed:
         into = honoured
         if row[1].startswith("passed over"):
             into = passed_over
         elif row[1].startswith("taken with"):
             into = neutral
         into.update(code(row[0]))
-    assert (honoured, passed_over, neutral) == (HONOURED, IGNORED, set(NEUTRAL))
+    assert (honoured, passed_over, neutral) == (
+        chat.FIELDS.honoured,
+        chat.FIELDS.ignored,
+        set(chat.FIELDS.neutral),
+    )
 
 
 def test_the_ledgers_page_is_its_schema(tmp_path: Path) -> None:
