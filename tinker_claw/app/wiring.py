@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -23,6 +23,8 @@ from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage
 from tinker_claw.gateway.limits import ComputeRounds
@@ -136,13 +138,14 @@ async def wire(
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index = ConversationIndex(ledger.turns, IDLE_S)
-    chat = Chat()
-    app = _gateway(settings, parts, index, renderer, redactor, versions, can, chat, judging.wake)
+    formats = (Chat(), Messages(), Responses())
+    app = _gateway(settings, parts, index, renderer, redactor, versions, can, formats, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
         renderer.forget()
-        chat.forget()
+        for spoken in formats:
+            spoken.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     return System(app, parts, judging, learner, rollback)
@@ -194,7 +197,7 @@ def _gateway(
     redactor: Redactor,
     versions: Versions,
     can: Capabilities,
-    chat: Format,
+    formats: Sequence[Format],
     on_next_state: Callable[[], None],
 ) -> FastAPI:
     """The application, over what it shares with the loop."""
@@ -220,7 +223,7 @@ def _gateway(
         stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
         users=settings.users,
     )
-    return create_app(deps, [chat])
+    return create_app(deps, formats)
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:

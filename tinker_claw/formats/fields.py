@@ -137,6 +137,13 @@ def joined(texts: Sequence[str]) -> str:
     return texts[0] if texts else ""
 
 
+def parted(texts: Sequence[str]) -> str:
+    """Texts that belong to no one sentence, such as those of several authors: a blank line parts
+    them."""
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
+    return joined([*heads, *texts[-1:]])
+
+
 def unreadable(kind: Any, at: str) -> RequestError:
     """A part of a message that is no text: images, audio, files are never skipped."""
     what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
