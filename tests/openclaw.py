@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.npm import installed, on_path
+
 VERSION = "2026.9.6"
-NODE = "24"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tinker-claw-tests"
-
-
-def npm() -> str | None:
-    return shutil.which("npm")
 
 
 def install() -> Path:
-    """Node and OpenClaw, from npm; about half a minute the first time. Returns the folder."""
-    folder = CACHE / f"openclaw-{VERSION}-node-{NODE}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not (folder / "installed").exists():
-            _install(folder)
-            (folder / "installed").touch()
-    return folder
-
-
-def _install(folder: Path) -> None:
-    (folder / "package.json").write_text('{"private": true}')
-    bin_path = {"PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"}
-    for package in (f"node@{NODE}", f"openclaw@{VERSION}"):
-        subprocess.run(
-            [npm() or "npm", "install", "--no-audit", "--no-fund", package],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            env=os.environ | bin_path,
-            timeout=600,
-        )
+    """Node and OpenClaw, from npm. Returns the folder."""
+    return installed(f"openclaw-{VERSION}", f"openclaw@{VERSION}")
 
 
 def readme_block() -> dict[str, Any]:
@@ -133,7 +106,7 @@ class OpenClaw:
             [str(bin_folder / "node"), str(command), *words],
             env=os.environ
             | {
-                "PATH": f"{bin_folder}:{os.environ['PATH']}",
+                "PATH": on_path(self.installed),
                 "HOME": str(self.home),
                 "OPENCLAW_STATE_DIR": str(self.home / "state"),
                 "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),

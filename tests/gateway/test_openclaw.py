@@ -14,7 +14,8 @@ import pytest
 from tests.fakes import FakeSampler, Script
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.gateways import World, gateway, spell
-from tests.openclaw import OpenClaw, npm
+from tests.npm import npm
+from tests.openclaw import OpenClaw
 from tests.processes import product
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.gateway.request import UNASKED
