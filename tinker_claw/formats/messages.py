@@ -76,6 +76,8 @@ FIELDS = Fields(
             "speed",
             "user_profile_id",
             "workspace_id",
+            "billing_policy",
+            "fallback_credit_token",
         }
     ),
     neutral={
@@ -84,6 +86,8 @@ FIELDS = Fields(
         "diagnostics": Neutral((), "a reply comes without diagnostics"),
         "inference_geo": Neutral((), "replies are sampled where the model runs"),
         "fallbacks": Neutral(([],), "one model is served here"),
+        "compaction": Neutral((), "ask for a summary in a message"),
+        "thread": Neutral((), "send the whole conversation"),
     },
 )
 

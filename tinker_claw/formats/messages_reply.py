@@ -59,6 +59,8 @@ class MessagesReply:
         self._shows = shows
         self._blocks = 0
         """Begun so far."""
+        self._silent = True
+        """None of them is more than thinking."""
         self._open: str | None = None
         """The kind of the one that is open."""
 
@@ -87,7 +89,9 @@ class MessagesReply:
         return _PING
 
     def end(self, done: FinishedReply) -> bytes:
-        last = self._close() if self._blocks else self._begin("text") + self._close()
+        last = self._close()
+        if self._silent:
+            last += self._begin("text") + self._close()
         ending = {"stop_reason": _FINISH[done.finish], "stop_sequence": done.stop_string}
         last += _event("message_delta", delta=ending, usage=_usage(done.tokens))
         return last + _event("message_stop")
@@ -119,6 +123,7 @@ class MessagesReply:
     def _begin(self, kind: str, call: ToolCall | None = None) -> bytes:
         self._blocks += 1
         self._open = kind
+        self._silent = self._silent and kind == "thinking"
         block: Json = {"type": "text", "text": ""}
         if kind == "thinking":
             block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -171,7 +176,8 @@ def error_body(error: RequestError) -> Json:
 def model_object(name: str, since: int) -> Json:
     """The answer to GET /v1/models/NAME."""
     created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+    known = {"type": "model", "id": name, "display_name": name}
+    return known | {"created_at": created, "lifecycle": "active"}
 
 
 def model_list(names: Sequence[str], since: int) -> Json:

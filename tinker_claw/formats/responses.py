@@ -120,6 +120,7 @@ _FUNCTION = Fields(
     honoured=frozenset({"type", "name", "description", "parameters", "strict"}),
     ignored=frozenset({"output_schema"}),
     neutral={
+        "async": Neutral((False,), "an agent goes on once all its calls have results"),
         "defer_loading": Neutral((False,), "all tools are shown to the model"),
         "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
     },

@@ -100,8 +100,9 @@ class ResponsesReply:
 
     def end(self, done: FinishedReply) -> bytes:
         self._kept(done.reply)
-        empty = self._kind is None and all(item["type"] == "reasoning" for item in self._output)
-        last = self._close() if not empty else self._begin("text") + self._close()
+        last = self._close()
+        if all(item["type"] == "reasoning" for item in self._output):
+            last += self._begin("text") + self._close()
         status = _status(done)
         response = self._response(self._output, status, done.tokens)
         return last + self._event(f"response.{status}", response=response)
