@@ -57,7 +57,7 @@ async def test_whole_and_streamed_replies(tmp_path: Path, renderer: Renderer) ->
             spell(renderer, TWO_CALLS)
         ] * 2
         plain = await client.messages.create(**ASKED, stop_sequences=["ing"], tools=TOOLS)
-        assert [block.type for block in plain.content][0] == "text", "thinking was not asked for"
+        assert plain.content[0].type == "text", "thinking was not asked for"
         assert (plain.stop_reason, plain.stop_sequence) == ("stop_sequence", "ing")
 
 
