@@ -260,7 +260,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("container", {"container": "c"}),
     ("metadata.name", {"metadata": {"name": "x"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "any"}}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "ls"}}),
+    ("tool_choice.name", {"tool_choice": {"type": "tool", "name": "ls"}}),
     ("tools[0]", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
     ("tools[0].input_schema", {"tools": [{"name": "ls"}]}),
     ("tools[0].defer_loading", {"tools": [TOOL | {"defer_loading": True}]}),

@@ -93,7 +93,6 @@ FIELDS = Fields(
 
 _HINTS = frozenset({"cache_control"})
 """To a cache; they change no reply."""
-_NO_LIMIT = "a reply's thinking ends where the model ends it; max_tokens counts it"
 _EFFORT = "output_config.effort"
 _USUAL = "high"
 """The effort that says as much as none."""
@@ -107,6 +106,12 @@ _TOOL = Fields(
         "input_examples": Neutral(([],), "write them into the description"),
     },
 )
+_METADATA = Fields(frozenset({"user_id"}), frozenset(), {})
+_THINKING = Fields(frozenset({"type", "budget_tokens", "display"}), frozenset(), {})
+_OUTPUT = Fields(frozenset({"effort"}), frozenset(), {"format": Neutral((), UNCONSTRAINED)})
+_MANAGEMENT = Fields(frozenset({"edits"}), frozenset(), {})
+_CHOICE = Fields(frozenset({"type", "disable_parallel_tool_use"}), frozenset(), {})
+_MESSAGE = Fields(frozenset({"role", "content"}), frozenset(), {})
 _BLOCKS: Mapping[str, Fields] = {
     kind: Fields(frozenset({"type"} | set(own.split())), _HINTS | set(ignored.split()), {})
     for kind, own, ignored in (
@@ -195,9 +200,7 @@ def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     """Of `metadata.user_id`, which names a user, and with some clients their session, too."""
     given = members(fields.get("metadata"), "metadata")
     where = "metadata.user_id"
-    for name in given:
-        if name != "user_id":
-            raise RequestError(f"metadata.{name} is not supported.", param=f"metadata.{name}")
+    _METADATA.refuse_unknown(given, "metadata.")
     if "user_id" not in given:
         return None
     user = string(given["user_id"], where, empty=True)
@@ -214,25 +217,15 @@ def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
 def _thinking(fields: Mapping[str, Any]) -> tuple[str | None, str, bool]:
     """The effort, the field that says so, and whether thinking is shown."""
     config = members(fields.get("output_config"), "output_config")
-    for name, value in config.items():
-        if name == "format":
-            at = "output_config.format"
-            raise RequestError(f"{at} is not supported: {UNCONSTRAINED}.", param=at)
-        if name != "effort":
-            at = f"output_config.{name}"
-            raise RequestError(f"{at} is not supported.", param=at)
-        effort_level(value, _EFFORT)
-    effort = config.get("effort")
+    _OUTPUT.refuse_unknown(config, "output_config.")
+    effort = effort_level(config.get("effort"), _EFFORT)
     given = members(fields.get("thinking"), "thinking")
     kind = given.get("type")
     if kind not in ("enabled", "disabled", "adaptive", None) or (given and kind is None):
         raise RequestError(
             "thinking.type must be enabled, disabled or adaptive.", param="thinking.type"
         )
-    for name in given:
-        if name not in ("type", "budget_tokens", "display"):
-            at = f"thinking.{name}"
-            raise RequestError(f"{at} is not supported.", param=at)
+    _THINKING.refuse_unknown(given, "thinking.")
     if "budget_tokens" in given:  # of how many it uses, no client may rely on more than the most
         integer(given["budget_tokens"], "thinking.budget_tokens", 1, INT64)
     display = given.get("display", "summarized")
@@ -252,10 +245,7 @@ def _check_edits(fields: Mapping[str, Any]) -> None:
     """Which thinking of earlier replies is shown again, the chat template says; nothing else of a
     history is taken out."""
     management = members(fields.get("context_management"), "context_management")
-    for name in management:
-        if name != "edits":
-            at = f"context_management.{name}"
-            raise RequestError(f"{at} is not supported.", param=at)
+    _MANAGEMENT.refuse_unknown(management, "context_management.")
     for i, edit in enumerate(items(management.get("edits", []), "context_management.edits")):
         at = f"context_management.edits[{i}]"
         kind = members(edit, at).get("type")
@@ -271,17 +261,15 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(raw))
     refuse_deep(raw)
     choice = members(fields.get("tool_choice"), "tool_choice")
-    kind = choice.pop("type", "auto")
-    one_call = flag(
-        choice.pop("disable_parallel_tool_use", None), "tool_choice.disable_parallel_tool_use"
-    )
+    _CHOICE.refuse_unknown(choice, "tool_choice.")
+    at = "tool_choice.disable_parallel_tool_use"
+    one_call = flag(choice.get("disable_parallel_tool_use"), at)
+    kind = choice.get("type", "auto")
     if kind not in ("auto", "none"):
         raise RequestError(
             "tool_choice must be of type auto or none: this server cannot force a call.",
             param="tool_choice",
         )
-    for name in choice:
-        raise RequestError(f"tool_choice.{name} is not supported.", param=f"tool_choice.{name}")
     return (tools, True, one_call) if kind == "auto" else ((), False, False)
 
 
@@ -357,9 +345,7 @@ def _messages(raw: Any, at: str) -> list[Message]:
     role = given.get("role")
     if not isinstance(role, str) or role not in _BY:
         raise RequestError(f"{at}.role must be one of {', '.join(_BY)}.", param=f"{at}.role")
-    for name in given:
-        if name not in ("role", "content"):
-            raise RequestError(f"{at}.{name} is not supported.", param=f"{at}.{name}")
+    _MESSAGE.refuse_unknown(given, f"{at}.")
     at = f"{at}.content"
     content = given.get("content")
     if isinstance(content, str):
@@ -407,7 +393,10 @@ def _text(raw: Any, at: str) -> str:
 def _call(given: Mapping[str, Any], at: str) -> dict[str, Any]:
     if not isinstance(given.get("input"), dict):
         raise RequestError(f"{at}.input must be an object.", param=f"{at}.input")
-    arguments = json.dumps(given["input"], ensure_ascii=False, separators=(",", ":"))
+    try:
+        arguments = json.dumps(given["input"], ensure_ascii=False, separators=(",", ":"))
+    except RecursionError as error:
+        raise RequestError(f"{at}.input is nested too deeply.", param=f"{at}.input") from error
     return {
         "id": string(given.get("id"), f"{at}.id"),
         "type": "function",

@@ -23,7 +23,17 @@ from tinker_claw.formats.base import (
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
+from tinker_claw.formats.body import (
+    INT64,
+    flag,
+    integer,
+    items,
+    load_body,
+    members,
+    number,
+    shown,
+    string,
+)
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     UNCONSTRAINED,
@@ -109,7 +119,7 @@ _TEXT = Fields(
         "verbosity": Neutral(("medium",), "ask for it in the prompt"),
     },
 )
-_INCLUDED = frozenset({"reasoning.encrypted_content"})
+_INCLUDED = ("reasoning.encrypted_content",)
 """Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
 _STREAM = Fields(
     honoured=frozenset(),
@@ -178,7 +188,7 @@ class Responses(Format):
         instructions, said = fields.get("instructions"), self._history(fields, user)
         head = [string(instructions, "instructions", empty=True)] if instructions else []
         most = fields.get("max_output_tokens")
-        metadata = members(fields.get("metadata"), "metadata")
+        metadata, effort = _metadata(fields), _effort(fields)
         key = fields.get("prompt_cache_key")
         kept = flag(fields.get("store"), "store", True)
         _check_extras(fields)
@@ -192,13 +202,19 @@ class Responses(Format):
             max_tokens=None if most is None else integer(most, "max_output_tokens", 1, INT64),
             temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
             top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
-            reasoning_effort=_effort(fields),
+            reasoning_effort=effort,
             effort_at="reasoning.effort",
             session=(key, "prompt_cache_key")
             if key is not None and string(key, "prompt_cache_key", empty=True)
             else None,
             attempt=attempt_in(metadata),
-            own={"fields": fields, "names": names, "said": said, "kept": kept, "user": user},
+            own={
+                "fields": fields | {"reasoning": {"effort": effort, "summary": None}},
+                "names": names,
+                "said": said,
+                "kept": kept,
+                "user": user,
+            },
         )
 
     def _history(self, fields: Mapping[str, Any], user: str) -> tuple[Message, ...]:
@@ -262,6 +278,16 @@ def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, .
     texts = [*head, *(message["content"] for message in said[:at])]
     found = ({"role": "system", "content": parted(texts)},) if texts else ()
     return (*found, *said[at:])
+
+
+def _metadata(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """It goes back with the reply."""
+    given = members(fields.get("metadata"), "metadata")
+    for name, value in given.items():
+        if not isinstance(value, str | int | float):
+            at = f"metadata.{shown(name)}"
+            raise RequestError(f"{at} must be a string.", param=at)
+    return given
 
 
 def _effort(fields: Mapping[str, Any]) -> str | None:
