@@ -42,6 +42,7 @@ class OpenClaw:
         gives_up_s: int | None = None,
         window: int = 65536,
         affinity: bool | None = None,
+        api: str | None = None,
     ) -> OpenClaw:
         """As in the README unless given.
 
@@ -49,6 +50,7 @@ class OpenClaw:
             gives_up_s: how long it bears a silent model.
             window: tokens that it thinks fit into the context; with few it compacts soon.
             affinity: whether headers and body name the session.
+            api: the wire that it speaks, as its configuration calls it.
         """
         claw = cls(install(), home)
         for name in ("state", "workspace"):
@@ -57,6 +59,10 @@ class OpenClaw:
         (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
         config = claw._config(base_url, model)
         provider = config["models"]["providers"]["tinker-claw"]
+        if api is not None:
+            provider["api"] = api
+        if api == "anthropic-messages":
+            provider["baseUrl"] = base_url.removesuffix("/v1")
         if gives_up_s is not None:
             provider["timeoutSeconds"] = gives_up_s
         provider["models"][0]["contextWindow"] = window

@@ -317,6 +317,26 @@ async def test_thumbs_and_commands_judge_the_reply_before(
         assert len({turn.session_id for turn in world.turns()}) == 1
 
 
+@pytest.mark.parametrize("api", ["openai-responses", "anthropic-messages"])
+async def test_agent_speaks_the_other_wires_too(
+    tmp_path: Path, renderer: Renderer, api: str
+) -> None:
+    sampler = Listener(renderer, answers(renderer))
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        heard = await converse(world, tmp_path / "talk", *TALK, api=api)
+        assert heard == ["I am Claw.", "It says forty-two.", "You are welcome."]
+        (session,) = {turn.session_id for turn in world.turns()}
+        talk = story(world, session)
+        assert [turn.request_text for turn, _ in talk] == [TALK[0], TALK[1], TALK[1], TALK[2]]
+        asked, read, thanked, last = (state for _, state in talk)
+        assert asked == NextState("user", TALK[1])
+        assert read is not None
+        assert read.role == "tool"
+        assert NOTE in read.text
+        assert (thanked, last) == (NextState("user", TALK[2]), None)
+        assert world.column("untrained_because") == [None] * 4
+
+
 async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
     """One user and their OpenClaw; the session is named like their folder."""
     claw = OpenClaw.create(home, world.url, "demo", **{"gives_up_s": GIVES_UP_S} | given)
