@@ -220,7 +220,9 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     return _unwrapped(message["content"]).startswith(_NUDGE)
 
 
-def _is_volatile(message: Message) -> bool:
+def is_volatile(message: Message) -> bool:
+    """Of running processes and the like: gone with the next request, or with the user's next
+    words."""
     if message["role"] != "user":
         return False
     text = message["content"].strip()
@@ -229,7 +231,7 @@ def _is_volatile(message: Message) -> bool:
 
 def _volatile_from(messages: Sequence[Message]) -> int:
     end = len(messages)
-    while end and _is_volatile(messages[end - 1]):
+    while end and is_volatile(messages[end - 1]):
         end -= 1
     return end
 
@@ -251,7 +253,8 @@ def nudged(messages: Sequence[Message]) -> bool:
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages that will be in later requests too.
 
-    OpenClaw ends every request with a message about running processes, and drops it afterwards.
+    OpenClaw ends every request with a message about running processes, and drops it afterwards; on
+    some wires it stays where it is until the user goes on, see `is_volatile`.
     """
     end = _volatile_from(messages)
     while end > 1 and is_nudge(messages[end - 1], messages[end - 2]):
@@ -262,7 +265,7 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
 def last_user_index(messages: Sequence[Message]) -> int | None:
     """Index of the last message that the user himself wrote."""
     for at in range(len(without_volatile(messages)) - 1, -1, -1):
-        if messages[at]["role"] == "user":
+        if messages[at]["role"] == "user" and not is_volatile(messages[at]):
             return at
     return None
 
