@@ -12,13 +12,8 @@ from typing import Any
 from tests.gateways import MODEL
 from tinker_claw.formats.base import EFFORTS
 from tinker_claw.formats.body import INT64
-from tinker_claw.formats.chat import (
-    HONOURED,
-    IGNORED,
-    NEUTRAL,
-    STOP_CHARACTERS,
-    STOP_STRINGS,
-)
+from tinker_claw.formats.chat import FIELDS as CHAT
+from tinker_claw.formats.fields import STOP_CHARACTERS, STOP_STRINGS
 from tinker_claw.gateway import feedback
 from tinker_claw.ledger.feedback import LONGEST_TEXT
 
@@ -167,9 +162,9 @@ FEEDBACK: Schema = {
 
 def description(url: str) -> Schema:
     """OpenAPI's, of the gateway there."""
-    assert FIELDS.keys() == HONOURED
-    neutral = {name: {"enum": list(each.values)} for name, each in NEUTRAL.items()}
-    ignored: dict[str, Schema] = {name: {} for name in IGNORED}
+    assert FIELDS.keys() == CHAT.honoured
+    neutral = {name: {"enum": list(each.values)} for name, each in CHAT.neutral.items()}
+    ignored: dict[str, Schema] = {name: {} for name in CHAT.ignored}
     body = _object("model messages", **FIELDS, **neutral, **ignored)
     chat = {
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},

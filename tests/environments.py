@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.openclaw import CACHE
+from tests.npm import CACHE
 
 
 def installed(name: str, *packages: str) -> Path:

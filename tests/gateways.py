@@ -22,6 +22,8 @@ from tinker_claw.config.settings import Gateway, User
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage, nobody
 from tinker_claw.gateway.limits import ComputeRounds
@@ -164,7 +166,7 @@ async def gateway(
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
     compute: ComputeRounds | None = None,
-    formats: Sequence[Format] = (Chat(),),
+    formats: Sequence[Format] | None = None,
     idle_s: float = IDLE_S,
     **settings: Any,
 ) -> AsyncGenerator[World]:
@@ -188,6 +190,7 @@ async def gateway(
     places = [patch(place, settings.pop(n)) for n, place in PLACES.items() if n in settings]
     index = ConversationIndex(ledger.turns, idle_s)
     lock = compute or ComputeRounds()
+    formats = formats or (Chat(), Messages(), Responses())
     key = api_key or "none"
     with ExitStack() as small:
         for place in places:

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.npm import installed, on_path
+
 VERSION = "2026.9.6"
-NODE = "24"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tinker-claw-tests"
-
-
-def npm() -> str | None:
-    return shutil.which("npm")
 
 
 def install() -> Path:
-    """Node and OpenClaw, from npm; about half a minute the first time. Returns the folder."""
-    folder = CACHE / f"openclaw-{VERSION}-node-{NODE}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not (folder / "installed").exists():
-            _install(folder)
-            (folder / "installed").touch()
-    return folder
-
-
-def _install(folder: Path) -> None:
-    (folder / "package.json").write_text('{"private": true}')
-    bin_path = {"PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"}
-    for package in (f"node@{NODE}", f"openclaw@{VERSION}"):
-        subprocess.run(
-            [npm() or "npm", "install", "--no-audit", "--no-fund", package],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            env=os.environ | bin_path,
-            timeout=600,
-        )
+    """Node and OpenClaw, from npm. Returns the folder."""
+    return installed(f"openclaw-{VERSION}", f"openclaw@{VERSION}")
 
 
 def readme_block() -> dict[str, Any]:
@@ -69,6 +42,7 @@ class OpenClaw:
         gives_up_s: int | None = None,
         window: int = 65536,
         affinity: bool | None = None,
+        api: str | None = None,
     ) -> OpenClaw:
         """As in the README unless given.
 
@@ -76,6 +50,7 @@ class OpenClaw:
             gives_up_s: how long it bears a silent model.
             window: tokens that it thinks fit into the context; with few it compacts soon.
             affinity: whether headers and body name the session.
+            api: the wire that it speaks, as its configuration calls it.
         """
         claw = cls(install(), home)
         for name in ("state", "workspace"):
@@ -84,6 +59,10 @@ class OpenClaw:
         (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
         config = claw._config(base_url, model)
         provider = config["models"]["providers"]["tinker-claw"]
+        if api is not None:
+            provider["api"] = api
+        if api == "anthropic-messages":
+            provider["baseUrl"] = base_url.removesuffix("/v1")
         if gives_up_s is not None:
             provider["timeoutSeconds"] = gives_up_s
         provider["models"][0]["contextWindow"] = window
@@ -133,7 +112,7 @@ class OpenClaw:
             [str(bin_folder / "node"), str(command), *words],
             env=os.environ
             | {
-                "PATH": f"{bin_folder}:{os.environ['PATH']}",
+                "PATH": on_path(self.installed),
                 "HOME": str(self.home),
                 "OPENCLAW_STATE_DIR": str(self.home / "state"),
                 "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),

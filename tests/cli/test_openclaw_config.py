@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.openclaw import OpenClaw, npm, readme_block
+from tests.npm import npm
+from tests.openclaw import OpenClaw, readme_block
 from tests.processes import ROOT
 from tinker_claw.cli import main, openclaw_file
 from tinker_claw.cli.openclaw_file import parse, set_values

@@ -48,9 +48,10 @@ from tinker_claw.conversation.openclaw import (
     sayings,
     summary_index,
     without_volatile,
+    words,
 )
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.formats.base import GenerationRequest, Joined
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.types import Kind, NextState, Reply, ToolCall
 
@@ -367,9 +368,9 @@ def test_the_users_words_come_without_openclaws(text: str) -> None:
 
 def test_the_users_own_words_are_left_alone() -> None:
     line = runtime().strip()
-    for words in (f"what is\n{line}\nhere?", "[Sat] hi", "[Queued user message]\nhi", "```json\n1"):
-        for body in (openclaw(words), openclaw("hi", assistant("yo"), user(words))):
-            assert last_user_words(parsed(body).messages) == words
+    for said in (f"what is\n{line}\nhere?", "[Sat] hi", "[Queued user message]\nhi", "```json\n1"):
+        for body in (openclaw(said), openclaw("hi", assistant("yo"), user(said))):
+            assert last_user_words(parsed(body).messages) == said
 
 
 def test_a_message_of_stamps_alone_costs_what_its_length_costs() -> None:
@@ -393,6 +394,29 @@ def test_only_the_last_messages_can_be_volatile() -> None:
     assert without_volatile([]) == []
     body = openclaw("hi", VOLATILE, assistant("yo"), user("go on"))
     assert len(without_volatile(parsed(body).messages)) == 5
+
+
+def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversation() -> None:
+    """OpenAI's Responses show it until the user goes on."""
+    looked = [assistant("I look."), user("go on")]
+    stays = parsed(openclaw("hi", VOLATILE, *looked)).messages
+    gone = parsed(openclaw("hi", *looked)).messages
+    assert Conversation.of(stays).digests == Conversation.of(gone).digests
+    calling = parsed(openclaw("hi", VOLATILE, assistant("I look."))).messages
+    assert last_user_index(calling) == 1
+
+
+def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:
+    note = "<system-reminder>\nToday is Sunday.\n</system-reminder>\n\n"
+    place = "<environment_context>\n  <cwd>/home</cwd>\n</environment_context>"
+    assert words(Joined.of([note, "hello"])) == "hello"
+    assert words(Joined.of(["hello", note, "again"])) == "hello\nagain"
+    assert words(place) == ""
+    noted = [{"role": "user", "content": text} for text in (place, note)]
+    assert next_state([*noted, user("hello")]) == NextState("user", "hello")
+    assert next_state(noted) is None
+    typed = f"what does {note} mean?"
+    assert words(typed) == typed
 
 
 SILENT = [

@@ -14,7 +14,8 @@ import pytest
 from tests.fakes import FakeSampler, Script
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.gateways import World, gateway, spell
-from tests.openclaw import OpenClaw, npm
+from tests.npm import npm
+from tests.openclaw import OpenClaw
 from tests.processes import product
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.gateway.request import UNASKED
@@ -314,6 +315,26 @@ async def test_thumbs_and_commands_judge_the_reply_before(
         assert untrained["bad"] is None, "another try is a reply like any other"
         assert set(world.column("lost")) == {None}
         assert len({turn.session_id for turn in world.turns()}) == 1
+
+
+@pytest.mark.parametrize("api", ["openai-responses", "anthropic-messages"])
+async def test_agent_speaks_the_other_wires_too(
+    tmp_path: Path, renderer: Renderer, api: str
+) -> None:
+    sampler = Listener(renderer, answers(renderer))
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        heard = await converse(world, tmp_path / "talk", *TALK, api=api)
+        assert heard == ["I am Claw.", "It says forty-two.", "You are welcome."]
+        (session,) = {turn.session_id for turn in world.turns()}
+        talk = story(world, session)
+        assert [turn.request_text for turn, _ in talk] == [TALK[0], TALK[1], TALK[1], TALK[2]]
+        asked, read, thanked, last = (state for _, state in talk)
+        assert asked == NextState("user", TALK[1])
+        assert read is not None
+        assert read.role == "tool"
+        assert NOTE in read.text
+        assert (thanked, last) == (NextState("user", TALK[2]), None)
+        assert world.column("untrained_because") == [None] * 4
 
 
 async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:

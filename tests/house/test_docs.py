@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.openclaw import readme_block
 from tinker_claw.backends import local
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
-from tinker_claw.formats.chat import HONOURED, IGNORED, NEUTRAL
+from tinker_claw.formats import chat, messages, responses
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method, Signal
@@ -227,17 +228,27 @@ def test_the_table_of_methods_is_the_registry() -> None:
         assert re.search(rf"`(--method )?{name}`", README), name
 
 
-def test_the_table_of_fields_is_the_chat_format() -> None:
-    fields = rows(PAGES["docs/requests.md"].split("## Fields")[1].split("## What")[0])
+@pytest.mark.parametrize(
+    ("heading", "wire"),
+    [
+        ("Chat completions", chat),
+        ("Anthropic Messages", messages),
+        ("OpenAI Responses", responses),
+    ],
+)
+def test_the_tables_of_fields_are_those_of_the_formats(heading: str, wire: ModuleType) -> None:
+    section = PAGES["docs/requests.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
     honoured, passed_over, neutral = set[str](), set[str](), set[str]()
-    for row in fields:
+    for row in rows(section):
         into = honoured
         if row[1].startswith("passed over"):
             into = passed_over
         elif row[1].startswith("taken with"):
             into = neutral
         into.update(code(row[0]))
-    assert (honoured, passed_over, neutral) == (HONOURED, IGNORED, set(NEUTRAL))
+    fields = wire.FIELDS
+    assert (honoured, passed_over) == (fields.honoured, fields.ignored)
+    assert neutral == set(fields.neutral)
 
 
 def test_the_ledgers_page_is_its_schema(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -23,6 +23,8 @@ from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage
 from tinker_claw.gateway.limits import ComputeRounds
@@ -112,15 +114,16 @@ async def wire(
     judging = await _judging(common, prompts, arranged, learner.wake, stack)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
-    index, chat = ConversationIndex(ledger.turns, IDLE_S), Chat()
+    index, formats = ConversationIndex(ledger.turns, IDLE_S), (Chat(), Messages(), Responses())
     privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
-    app = _gateway(common, index, privacy, versions, chat, judging.wake)
+    app = _gateway(common, index, privacy, versions, formats, judging.wake)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
         privacy.forget()
         renderer.forget()
-        chat.forget()
+        for spoken in formats:
+            spoken.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     return System(app, parts, judging, learner, rollback)
@@ -225,7 +228,7 @@ def _gateway(
     index: ConversationIndex,
     privacy: SessionPrivacy,
     versions: Versions,
-    chat: Format,
+    formats: Sequence[Format],
     on_next_state: Callable[[], None],
 ) -> FastAPI:
     """The application, over what it shares with the loop."""
@@ -251,7 +254,7 @@ def _gateway(
         stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
         users=settings.users,
     )
-    return create_app(deps, [chat])
+    return create_app(deps, formats)
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:

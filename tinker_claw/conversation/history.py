@@ -21,6 +21,7 @@ from tinker_claw.conversation.openclaw import (
     automation,
     is_nudge,
     is_silent,
+    is_volatile,
     last_user_index,
     queued,
     without_volatile,
@@ -109,6 +110,8 @@ def exchanged(messages: Sequence[Message]) -> list[Message]:
     before: Message | None = None
     for message in without_volatile(messages):
         if message["role"] == "user":
+            if is_volatile(message):
+                continue
             if is_nudge(message, before):
                 continue
             if prompted is not None and _unseen(kept[prompted:]):

@@ -1,6 +1,7 @@
-"""What OpenClaw 2026.9 writes into messages, and how to read it.
+"""What OpenClaw 2026.9 writes into messages, and how to read it; what Claude Code and Codex write
+beside a user's words is the same to everybody.
 
-Rule: this is the one place that knows OpenClaw's wording; a new version of it changes this file.
+Rule: this is the one place that knows agents' wording; a new version of one changes this file.
 The marks are visible text that a user could type, so none of them decides alone.
 """
 
@@ -38,6 +39,11 @@ _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
+# What Claude Code and Codex tell the model of the date, of files and of themselves: a part of a
+# user's message, or all of one, which nobody typed.
+_NOTE = re.compile(
+    r"\s*<(?P<kind>system-reminder|environment_context)>.*</(?P=kind)>\s*", re.DOTALL
+)
 _NUDGE = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _SUMMARY = "The conversation history before this point was compacted into the following summary:"
@@ -123,10 +129,11 @@ def _line_at(text: str) -> int | None:
 
 
 def _without_line(text: str) -> str:
-    """A user message without Runtime lines; what its parts say stands on lines of its own."""
-    parts = parts_of(text)
+    """A user message without Runtime lines and notes; what its parts say stands on lines of its
+    own."""
+    parts = [part for part in parts_of(text) if not _NOTE.fullmatch(part)]
     kept = [part if (at := _line_at(part)) is None else part[:at] for part in parts]
-    return kept[0] if len(kept) == 1 else "\n".join(part for part in kept if part.strip())
+    return kept[0] if len(parts) == 1 else "\n".join(part for part in kept if part.strip())
 
 
 def _fields(line: str) -> Runtime | None:
@@ -213,7 +220,9 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     return _unwrapped(message["content"]).startswith(_NUDGE)
 
 
-def _is_volatile(message: Message) -> bool:
+def is_volatile(message: Message) -> bool:
+    """Of running processes and the like: gone with the next request, or with the user's next
+    words."""
     if message["role"] != "user":
         return False
     text = message["content"].strip()
@@ -222,7 +231,7 @@ def _is_volatile(message: Message) -> bool:
 
 def _volatile_from(messages: Sequence[Message]) -> int:
     end = len(messages)
-    while end and _is_volatile(messages[end - 1]):
+    while end and is_volatile(messages[end - 1]):
         end -= 1
     return end
 
@@ -244,7 +253,8 @@ def nudged(messages: Sequence[Message]) -> bool:
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages that will be in later requests too.
 
-    OpenClaw ends every request with a message about running processes, and drops it afterwards.
+    OpenClaw ends every request with a message about running processes, and drops it afterwards; on
+    some wires it stays where it is until the user goes on, see `is_volatile`.
     """
     end = _volatile_from(messages)
     while end > 1 and is_nudge(messages[end - 1], messages[end - 2]):
@@ -255,7 +265,7 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
 def last_user_index(messages: Sequence[Message]) -> int | None:
     """Index of the last message that the user himself wrote."""
     for at in range(len(without_volatile(messages)) - 1, -1, -1):
-        if messages[at]["role"] == "user":
+        if messages[at]["role"] == "user" and not is_volatile(messages[at]):
             return at
     return None
 

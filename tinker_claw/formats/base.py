@@ -77,6 +77,8 @@ class GenerationRequest:
     """What the client says to the model's chat template, enable_thinking for one."""
     reasoning_effort: str | None = None
     """One of EFFORTS; None: the model's default."""
+    effort_at: str = "reasoning_effort"
+    """The field that says so, for a sentence."""
     switches: tuple[tuple[str, Any], ...] = ()
     """What these two come to with the model's chat template, once that was asked."""
     session: tuple[str, str] | None = None

@@ -1,23 +1,17 @@
 """OpenAI's chat completions: every field of a request, and what becomes of it.
 
-Rule: a field is in exactly one of the tables below. Honoured fields are read, neutral ones may only
-hold a value that changes nothing, ignored ones could not change a reply; any other is refused, and
-each refusal says why. What depends on the model's chat template is read here and judged behind.
+Rule: what depends on the model's chat template is read here and judged behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    EFFORTS,
-    LARGEST_GROUP,
     Format,
     GenerationRequest,
-    Joined,
     Json,
     Purpose,
     ReplyHead,
@@ -41,86 +35,80 @@ from tinker_claw.formats.body import (
     string,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
-from tinker_claw.types import Attempt, KnownMessage, KnownTools, Message, Tool
-
-HONOURED = frozenset(
-    {
-        "model",
-        "messages",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "reasoning_effort",
-        "chat_template_kwargs",
-        "prompt_cache_key",
-        "metadata",
-    }
+from tinker_claw.formats.fields import (
+    TEXT_ONLY,
+    UNCONSTRAINED,
+    Fields,
+    Neutral,
+    attempt_in,
+    check_function,
+    effort_level,
+    model_name,
+    refuse_deep,
+    stop_strings,
+    text_of,
+    unreadable,
 )
-
-IGNORED = frozenset(
-    {
-        "user",
-        "safety_identifier",
-        "store",  # the ledger keeps every turn anyway
-        "service_tier",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "prediction",  # makes a reply faster where it is used, never another one
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Neutral:
-    """A field that may be sent as long as it asks for nothing."""
-
-    values: tuple[Any, ...]
-    """Besides null."""
-    because: str
-    """Why no other value can be honoured."""
-
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _UNTEMPERED = "replies are drawn from the model's own distribution"
-_TEXT_ONLY = "this model writes text only"
-_UNCONSTRAINED = "replies are not constrained to a format; ask for it in the prompt"
 _TOOLS = "use tools and tool_choice"
 
-NEUTRAL: Mapping[str, Neutral] = {
-    "n": Neutral((1,), "one turn has one reply; send the request again for another"),
-    "logprobs": Neutral(
-        (False,), "a reply's tokens include thinking and calls, which its text does not show"
+FIELDS = Fields(
+    honoured=frozenset(
+        {
+            "model",
+            "messages",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "stream",
+            "stream_options",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "seed",
+            "stop",
+            "reasoning_effort",
+            "chat_template_kwargs",
+            "prompt_cache_key",
+            "metadata",
+        }
     ),
-    "top_logprobs": Neutral((0,), "logprobs are not sent"),
-    "logit_bias": Neutral(({},), _UNTEMPERED),
-    "presence_penalty": Neutral((0,), _UNTEMPERED),
-    "frequency_penalty": Neutral((0,), _UNTEMPERED),
-    "repetition_penalty": Neutral((1,), _UNTEMPERED),
-    "min_p": Neutral((0,), _UNTEMPERED),
-    "response_format": Neutral(({"type": "text"},), _UNCONSTRAINED),
-    "modalities": Neutral((["text"],), _TEXT_ONLY),
-    "audio": Neutral((), _TEXT_ONLY),
-    "functions": Neutral(([],), _TOOLS),
-    "function_call": Neutral(("auto", "none"), _TOOLS),
-    "verbosity": Neutral(("medium",), "ask for it in the prompt"),
-    "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
-    "moderation": Neutral((), "nothing is moderated here"),
-}
-
-STOP_STRINGS = 4
-"""As many as OpenAI takes."""
-STOP_CHARACTERS = 256
-"""Of one stop string: so much text may have to be held back at any time."""
-MAX_DEPTH = 64
-"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
+    ignored=frozenset(
+        {
+            "user",
+            "safety_identifier",
+            "store",  # the ledger keeps every turn anyway
+            "service_tier",
+            "prompt_cache_retention",
+            "prompt_cache_options",
+            "prediction",  # makes a reply faster where it is used, never another one
+        }
+    ),
+    neutral={
+        "n": Neutral((1,), "one turn has one reply; send the request again for another"),
+        "logprobs": Neutral(
+            (False,), "a reply's tokens include thinking and calls, which its text does not show"
+        ),
+        "top_logprobs": Neutral((0,), "logprobs are not sent"),
+        "logit_bias": Neutral(({},), _UNTEMPERED),
+        "presence_penalty": Neutral((0,), _UNTEMPERED),
+        "frequency_penalty": Neutral((0,), _UNTEMPERED),
+        "repetition_penalty": Neutral((1,), _UNTEMPERED),
+        "min_p": Neutral((0,), _UNTEMPERED),
+        "response_format": Neutral(({"type": "text"},), UNCONSTRAINED),
+        "modalities": Neutral((["text"],), TEXT_ONLY),
+        "audio": Neutral((), TEXT_ONLY),
+        "functions": Neutral(([],), _TOOLS),
+        "function_call": Neutral(("auto", "none"), _TOOLS),
+        "verbosity": Neutral(("medium",), "ask for it in the prompt"),
+        "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
+        "moderation": Neutral((), "nothing is moderated here"),
+    },
+)
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _COMMON = frozenset({"role", "content", "name"})
@@ -223,10 +211,10 @@ def _request(
     Args:
         new: what was made of those pieces of the body that are worth remembering.
     """
-    _refuse_unknown(fields)
+    FIELDS.refuse_unknown(fields)
     offered, may_call = _tools(fields, tools)
     return GenerationRequest(
-        model=_model(fields),
+        model=model_name(fields),
         messages=messages(),
         tools=offered,
         may_call=may_call,
@@ -238,40 +226,13 @@ def _request(
         top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
         top_k=_top_k(fields),
         seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
-        stop=_stop(fields),
+        stop=stop_strings(fields.get("stop"), "stop"),
         template=_template(fields),
-        reasoning_effort=_effort(fields),
+        reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
         session=_session(fields),
-        attempt=_attempt(fields),
+        attempt=attempt_in(fields.get("metadata")),
         own=new,
     )
-
-
-def _refuse_unknown(fields: Mapping[str, Any]) -> None:
-    """Raises RequestError, naming the first field that cannot be honoured."""
-    for name, value in fields.items():
-        if name in HONOURED or name in IGNORED:
-            continue
-        neutral = NEUTRAL.get(name)
-        if neutral is None:
-            known = shown(name)
-            raise RequestError(f"{known} is not a field that this server knows.", param=known)
-        if not any(_same(value, allowed) for allowed in neutral.values):
-            raise RequestError(
-                f"{name} is not supported with this value: {neutral.because}.", param=name
-            )
-
-
-def _same(value: Any, allowed: Any) -> bool:
-    """Equal, and not as True equals 1."""
-    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
-
-
-def _model(fields: Mapping[str, Any]) -> str:
-    model = fields.get("model")
-    if not isinstance(model, str) or not model:
-        raise RequestError("model must name a model.", param="model")
-    return model
 
 
 def _tools(
@@ -313,15 +274,6 @@ def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def _effort(fields: Mapping[str, Any]) -> str | None:
-    effort = fields.get("reasoning_effort")
-    if effort is None or (isinstance(effort, str) and effort in EFFORTS):
-        return effort
-    raise RequestError(
-        f"reasoning_effort must be one of {', '.join(EFFORTS)}.", param="reasoning_effort"
-    )
-
-
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     """max_completion_tokens is the newer name of max_tokens and wins."""
     given = [
@@ -339,43 +291,10 @@ def _top_k(fields: Mapping[str, Any]) -> int | None:
     return integer(value, "top_k", 1, INT64)
 
 
-def _stop(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = fields.get("stop")
-    if stop is None or stop == "":
-        return ()
-    if not isinstance(stop, str | list):
-        raise RequestError("stop must be a string or a list of strings.", param="stop")
-    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
-    if len(given) > STOP_STRINGS:
-        raise RequestError(f"stop must hold at most {STOP_STRINGS} strings.", param="stop")
-    for i, text in enumerate(given):
-        at = "stop" if isinstance(stop, str) else f"stop[{i}]"
-        if len(string(text, at)) > STOP_CHARACTERS:
-            raise RequestError(f"{at} is longer than {STOP_CHARACTERS} characters.", param=at)
-    return tuple(dict.fromkeys(given))
-
-
 def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     name = "prompt_cache_key"
     key = fields.get(name)
     return (key, name) if key is not None and string(key, name, empty=True) else None
-
-
-def _attempt(fields: Mapping[str, Any]) -> Attempt | None:
-    """Task and group in `metadata`, whose other members are the client's own affair."""
-    given = members(fields.get("metadata"), "metadata")
-    told = {name: given[name] for name in ("task_id", "group_id", "group_size") if name in given}
-    if not told:
-        return None
-    size = told.get("group_size")
-    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 9:
-        size = int(size)  # OpenAI's metadata hold strings only
-    where = "metadata.group_size"
-    return Attempt(
-        task=string(told["task_id"], "metadata.task_id") if "task_id" in told else None,
-        group=string(told["group_id"], "metadata.group_id") if "group_id" in told else None,
-        size=None if size is None else integer(size, where, 1, LARGEST_GROUP + 1),
-    )
 
 
 def parse_tools(raw: Any) -> tuple[Tool, ...]:
@@ -389,9 +308,7 @@ def parse_tools(raw: Any) -> tuple[Tool, ...]:
         return ()
     listed = items(raw, "tools")
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed))
-    if _deep(listed, MAX_DEPTH + 1):
-        at = next(f"tools[{i}]" for i, tool in enumerate(listed) if _deep(tool, MAX_DEPTH))
-        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
+    refuse_deep(listed)
     return tools
 
 
@@ -402,35 +319,8 @@ def _tool(raw: Any, at: str) -> Tool:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
-    _check_function(cast("dict[str, Any]", function), f"{at}.function")
+    check_function(cast("dict[str, Any]", function), f"{at}.function")
     return tool
-
-
-def _check_function(function: dict[str, Any], at: str) -> None:
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise RequestError(f"{at}.name must be a string.", param=f"{at}.name")
-    if not isinstance(function.get("description", ""), str | None):
-        raise RequestError(f"{at}.description must be a string.", param=f"{at}.description")
-    if not isinstance(function.get("parameters", {}), dict | None):
-        raise RequestError(f"{at}.parameters must be an object.", param=f"{at}.parameters")
-    if not isinstance(function.get("strict"), bool | None):
-        raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
-
-
-def _deep(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than `limit`; counted without recursion."""
-    level: list[Any] = [value]
-    for _ in range(limit + 1):
-        if not level:
-            return False
-        level = [
-            entry
-            for outer in level
-            for entry in (outer.values() if type(outer) is dict else outer)
-            if type(entry) is dict or type(entry) is list
-        ]
-    return True
 
 
 def parse_messages(raw: Any) -> tuple[Message, ...]:
@@ -478,7 +368,7 @@ def _other(given: dict[str, Any], role: str, at: str) -> dict[str, Any]:
     message = {
         # OpenAI's newer name for the same role.
         "role": "system" if role == "developer" else role,
-        "content": _text(given["content"], f"{at}.content"),
+        "content": text_of(given["content"], f"{at}.content", _part),
     }
     if role == "tool":
         message["tool_call_id"] = string(given.get("tool_call_id"), f"{at}.tool_call_id")
@@ -493,7 +383,7 @@ def _assistant(given: dict[str, Any], at: str) -> dict[str, Any]:
             f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content"
         )
     # A refusal is what the assistant said instead.
-    content = _text(given["content"], f"{at}.content") if "content" in given else ""
+    content = text_of(given["content"], f"{at}.content", _part) if "content" in given else ""
     message: dict[str, Any] = {"role": "assistant", "content": content + refusal}
     if calls:
         message["tool_calls"] = [
@@ -525,17 +415,6 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
     }
 
 
-def _text(content: Any, at: str) -> str:
-    """Text of a string or of a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise RequestError(f"{at} must be a string or a list of parts.", param=at)
-    parts = cast("list[Any]", content)
-    texts = [_part(part, f"{at}[{j}]") for j, part in enumerate(parts)]
-    return texts[0] if len(texts) == 1 else Joined.of(texts)
-
-
 def _part(raw: Any, at: str) -> str:
     if not isinstance(raw, dict):
         raise RequestError(f"{at} must be an object.", param=at)
@@ -544,8 +423,7 @@ def _part(raw: Any, at: str) -> str:
     if kind == "refusal":
         return string(part.get("refusal"), f"{at}.refusal", empty=True)
     if kind != "text":
-        what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
-        raise RequestError(f"{at}: this model reads text only, not a part {what}.", param=at)
+        raise unreadable(kind, at)
     for name, value in part.items():
         if name not in _PART and value is not None:
             where = f"{at}.{shown(name)}"

@@ -233,7 +233,9 @@ async def read(
     _check_names(deps.renderer, request.messages)
     if not request.template and request.reasoning_effort is None:
         return request
-    found = switches(deps.renderer.config, request.template, request.reasoning_effort)
+    found = switches(
+        deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
+    )
     return replace(request, switches=found)
 
 

@@ -45,13 +45,16 @@ _OFF = ("none", "minimal")
 _NO_THINKING = "no_think"
 
 
-def switches(config: Any, template: Mapping[str, Any], effort: str | None) -> Switches:
+def switches(
+    config: Any, template: Mapping[str, Any], effort: str | None, effort_at: str = _EFFORT
+) -> Switches:
     """The switches that a request sets.
 
     Args:
         config: the chat format's config, of the `renderers` package.
         template: what chat_template_kwargs says.
-        effort: what reasoning_effort says.
+        effort: how much the model shall think.
+        effort_at: the field that says so.
 
     Raises:
         RequestError: this chat format has no such switch, or does not take the value.
@@ -62,12 +65,12 @@ def switches(config: Any, template: Mapping[str, Any], effort: str | None) -> Sw
             raise RequestError(f"{where} is not a switch of this model.", param=where)
         if not _takes(config, {name: value}):
             raise RequestError(f"{where} does not take this value.", param=where)
-    meant = {} if effort is None else _of_effort(config, effort)
+    meant = {} if effort is None else _of_effort(config, effort, effort_at)
     for name, value in meant.items():
         if template.get(name, value) != value:
             raise RequestError(
-                f"reasoning_effort {effort} contradicts chat_template_kwargs.{name}.",
-                param=_EFFORT,
+                f"{effort_at} {effort} contradicts chat_template_kwargs.{name}.",
+                param=effort_at,
             )
     asked = {**template, **meant}
     return tuple(
@@ -75,7 +78,7 @@ def switches(config: Any, template: Mapping[str, Any], effort: str | None) -> Sw
     )
 
 
-def _of_effort(config: Any, effort: str) -> Mapping[str, Any]:
+def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
     """Switches that come nearest to an effort: a level where there are any, else on or off."""
     known = renderers.template_field_names(config)
     switch = next((name for name in _ON_OFF if name in known), None)
@@ -87,13 +90,11 @@ def _of_effort(config: Any, effort: str) -> Mapping[str, Any]:
         if off and _takes(config, {_EFFORT: _NO_THINKING}):
             return {_EFFORT: _NO_THINKING}
         if switch is None or not off:
-            raise RequestError(
-                f"reasoning_effort {effort} is not a level of this model.", param=_EFFORT
-            )
+            raise RequestError(f"{at} {effort} is not a level of this model.", param=at)
     if switch is None:
         raise RequestError(
-            "reasoning_effort is not a switch of this model, nor is there one for thinking.",
-            param=_EFFORT,
+            f"{at} is not a switch of this model, nor is there one for thinking.",
+            param=at,
         )
     return {switch: not off}
 

@@ -1,0 +1,120 @@
+"""Requests of Messages and Responses of which one value is something else: read, or refused.
+
+Rule: there is no third way; whatever stands where, a format raises nothing but a RequestError.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.formats import test_messages, test_responses
+from tests.mutations import DEEP, VALUES
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import (
+    FinishedReply,
+    Format,
+    GenerationRequest,
+    ReplyHead,
+    TokenCounts,
+)
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
+from tinker_claw.types import Reply
+
+OF_MESSAGES: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 9,
+    "system": [test_messages.said("A", cache_control=test_messages.HINT)],
+    "messages": [
+        test_messages.by("user", test_messages.said("a")),
+        test_messages.by("assistant", test_messages.THOUGHT, test_messages.USE),
+        test_messages.by("user", test_messages.RESULT | {"is_error": True}),
+        {"role": "user", "content": "b"},
+    ],
+    "tools": [test_messages.TOOL],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "stop_sequences": ["x"],
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+    "output_config": {"effort": "low"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+    "metadata": {"user_id": "u"},
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 5,
+    "stream": True,
+}
+OF_RESPONSES: dict[str, Any] = {
+    "model": "m",
+    "instructions": "A",
+    "input": [
+        test_responses.USER,
+        test_responses.THOUGHT,
+        test_responses.SAID,
+        test_responses.CALL | {"namespace": "fs"},
+        test_responses.RESULT | {"output": [test_responses.part("a")]},
+    ],
+    "tools": [test_responses.TOOL, test_responses.SPACE],
+    "tool_choice": "auto",
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "stream_options": {"include_obfuscation": False},
+    "metadata": {"task_id": "t", "group_id": "g", "group_size": "2"},
+    "max_output_tokens": 9,
+    "parallel_tool_calls": False,
+    "prompt_cache_key": "k",
+    "store": False,
+    "temperature": 1,
+    "top_p": 1,
+    "stream": True,
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where every value of a body stands."""
+    yield path
+    inner: Any = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        inner = enumerate(value)
+    for name, one in inner:
+        yield from places(one, (*path, name))
+
+
+def outcome(spoken: Format, body: bytes) -> tuple[GenerationRequest | None, str]:
+    try:
+        return spoken.parse(body, spoken.routes[0], "ann"), ""
+    except RequestError as error:
+        return None, str(error)
+
+
+HEAD = ReplyHead(version=3, prompt_tokens=12, created=0)
+DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
+
+
+@pytest.mark.parametrize(
+    ("spoken", "body"), [(Messages(), OF_MESSAGES), (Responses(), OF_RESPONSES)]
+)
+def test_a_bent_request_is_read_or_refused_by_name(spoken: Format, body: dict[str, Any]) -> None:
+    assert spoken.parse(json.dumps(body).encode(), spoken.routes[0], "ann")
+    refused = read = 0
+    for path in list(places(body))[1:]:
+        for value in VALUES:
+            bent = copy.deepcopy(body)
+            holder: Any = bent
+            for name in path[:-1]:
+                holder = holder[name]
+            holder[path[-1]] = json.loads("[" * 900 + "]" * 900) if value == DEEP else value
+            request, why = outcome(spoken, json.dumps(bent).encode())
+            refused, read = refused + (request is None), read + (request is not None)
+            if request is None:
+                assert why
+                assert len(why) < 500
+            else:
+                assert all(isinstance(m["content"], str) for m in request.messages)
+                assert json.dumps(spoken.reply(request, HEAD).whole(DONE))
+    assert min(refused, read) > 500

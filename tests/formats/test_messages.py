@@ -1,0 +1,432 @@
+"""Anthropic's Messages: what is accepted, what it comes to, which field a refusal names, and that
+what goes back is what Anthropic's own types know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from anthropic.types import (
+    Message,
+    MessageCountTokensParams,
+    MessageParam,
+    ModelInfo,
+    RawMessageStreamEvent,
+    ToolParam,
+)
+from anthropic.types.beta import message_create_params as beta
+from anthropic.types.message_create_params import (
+    MessageCreateParamsNonStreaming,
+    MessageCreateParamsStreaming,
+)
+from pydantic import TypeAdapter
+
+from tests.formats.test_chat import assert_each_in_one_table, deep
+from tinker_claw.errors import ContextLengthError, RequestError
+from tinker_claw.formats.base import (
+    Finish,
+    FinishedReply,
+    GenerationRequest,
+    Joined,
+    ReplyHead,
+    TokenCounts,
+    parts_of,
+)
+from tinker_claw.formats.messages import _TOOL, FIELDS, Messages
+from tinker_claw.types import Delta, Reply, ToolCall
+
+TURN, COUNT, *_ = Messages.routes
+USER = {"role": "user", "content": "hi"}
+HINT = {"type": "ephemeral"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+USE = {"type": "tool_use", "id": "c1", "name": "ls", "input": {"path": "ü"}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "a b"}
+TOOL = {"name": "ls", "description": "d", "input_schema": {"type": "object"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path":"ü"}'}}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text} | more
+
+
+def by(role: str, *blocks: Any) -> dict[str, Any]:
+    return {"role": role, "content": list(blocks)}
+
+
+def parse(route: Any = TURN, **fields: Any) -> GenerationRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]} | fields
+    return Messages().parse(json.dumps(body).encode(), route, "ann")
+
+
+def test_every_field_of_the_anthropic_client_is_in_one_table() -> None:
+    """A new release of the client that knows a new field fails here until we have decided."""
+    theirs = set(get_type_hints(MessageCreateParamsStreaming))
+    theirs |= set(get_type_hints(MessageCreateParamsNonStreaming))
+    theirs |= set(get_type_hints(MessageCountTokensParams))
+    theirs |= set(get_type_hints(beta.MessageCreateParamsStreaming)) - {"betas"}  # a header
+    assert_each_in_one_table(theirs, FIELDS)
+    assert_each_in_one_table(set(get_type_hints(ToolParam)), _TOOL)
+
+
+ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+    ({}, [USER]),
+    ({"system": "Be brief."}, [{"role": "system", "content": "Be brief."}, USER]),
+    (
+        {"system": [said("A", cache_control=HINT), said("B")]},
+        [{"role": "system", "content": "A\n\nB"}, USER],
+    ),
+    (
+        {"messages": [by("user", said("a"), said("b")), by("assistant", said("c")), USER]},
+        [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, USER],
+    ),
+    (
+        {
+            "messages": [
+                USER,
+                by("assistant", THOUGHT, said("So"), USE),
+                by("user", RESULT, said("and?")),
+            ]
+        },
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": "So",
+                "tool_calls": [CALL],
+                "reasoning_content": "hm",
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "a b"},
+            {"role": "user", "content": "and?"},
+        ],
+    ),
+    (
+        {
+            "messages": [
+                USER,
+                by("assistant", said("So")),
+                by("assistant", USE),
+                by("user", RESULT | {"content": [said("no")], "is_error": True}),
+            ]
+        },
+        [
+            USER,
+            {"role": "assistant", "content": "So", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "Error: no"},
+        ],
+    ),
+    (
+        {
+            "messages": [
+                USER,
+                by("assistant", {"type": "redacted_thinking", "data": "?"}, said("x")),
+                {"role": "system", "content": "New rules."},
+                USER,
+            ]
+        },
+        [
+            USER,
+            {"role": "assistant", "content": "x"},
+            {"role": "system", "content": "New rules."},
+            USER,
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "messages"), ASKED)
+def test_messages_become_those_of_a_chat_template(
+    fields: dict[str, Any], messages: list[dict[str, Any]]
+) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]} | fields
+    TypeAdapter(MessageCreateParamsNonStreaming).validate_python(body)
+    assert list(parse(**fields).messages) == messages
+
+
+def test_a_message_knows_its_parts() -> None:
+    (message,) = parse(messages=[by("user", said("a"), said("b"))]).messages
+    assert parts_of(message["content"]) == ["a", "b"]
+    (message,) = parse(messages=[by("user", said("a"))]).messages
+    assert not isinstance(message["content"], Joined)
+
+
+def test_every_honoured_field_is_read() -> None:
+    fields: dict[str, Any] = {
+        "tools": [TOOL | {"cache_control": HINT, "strict": True}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "stream": True,
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 20,
+        "stop_sequences": ["a", "b"],
+        "thinking": {"type": "enabled", "budget_tokens": 2048},
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": json.dumps({"device_id": "d", "session_id": "s"})},
+    }
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]} | fields
+    TypeAdapter(MessageCreateParamsStreaming).validate_python(body)
+    function = {"name": "ls", "description": "d", "parameters": TOOL["input_schema"]}
+    assert parse(**fields) == GenerationRequest(
+        model="m",
+        messages=(USER,),
+        tools=({"type": "function", "function": function | {"strict": True}},),
+        one_call=True,
+        stream=True,
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=20,
+        stop=("a", "b"),
+        reasoning_effort="low",
+        effort_at="output_config.effort",
+        session=("s", "metadata.user_id"),
+        own={"thinking": True},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "shows"),
+    [
+        ({}, None, False),
+        ({"thinking": {"type": "adaptive"}}, None, True),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, None, False),
+        ({"thinking": {"type": "disabled"}}, "none", False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "high", True),
+        ({"output_config": {"effort": "high"}}, None, False),
+        ({"output_config": {"effort": "max"}}, "max", False),
+    ],
+)
+def test_thinking_is_switched_and_shown_as_asked(
+    fields: dict[str, Any], effort: str | None, shows: bool
+) -> None:
+    request = parse(**fields)
+    assert (request.reasoning_effort, request.own["thinking"]) == (effort, shows)
+
+
+@pytest.mark.parametrize(
+    ("user", "session"),
+    [
+        ("ann", None),
+        ("{", None),
+        ("[]", None),
+        ('{"session_id": 5}', None),
+        ('{"session_id": "s1"}', "s1"),
+        (
+            "user_1_account__session_00000000-0000-4000-8000-000000000000",
+            "00000000-0000-4000-8000-000000000000",
+        ),
+    ],
+)
+def test_a_user_id_names_a_session_only_where_it_says_so(user: str, session: str | None) -> None:
+    found = parse(metadata={"user_id": user}).session
+    assert found == (None if session is None else (session, "metadata.user_id"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"cache_control": HINT, "service_tier": "auto", "speed": "standard", "container": None},
+        {"tool_choice": {"type": "auto"}, "tools": [], "stop_sequences": [], "mcp_servers": []},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"metadata": {"user_id": None}, "thinking": None, "user_profile_id": "u"},
+    ],
+)
+def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
+    assert parse(**fields) == parse()
+
+
+def test_a_prompt_is_counted_without_a_limit_for_its_reply() -> None:
+    body = {"model": "m", "messages": [USER]}
+    TypeAdapter(MessageCountTokensParams).validate_python(body)
+    assert parse(COUNT, max_tokens=None).max_tokens is None
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": None}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("model", {"model": ""}),
+    ("n", {"n": 1}),
+    ("temperature", {"temperature": 1.5}),
+    ("stop_sequences", {"stop_sequences": list("abcde")}),
+    ("thinking.type", {"thinking": {"type": "between_tools"}}),
+    ("thinking.type", {"thinking": {"budget_tokens": 5}}),
+    ("thinking.display", {"thinking": {"type": "adaptive", "display": "loud"}}),
+    ("output_config.effort", {"output_config": {"effort": "hard"}}),
+    ("output_config.format", {"output_config": {"format": {"type": "json_schema"}}}),
+    ("context_management.edits[0]", {"context_management": {"edits": [{"type": "compact"}]}}),
+    ("mcp_servers", {"mcp_servers": [{"type": "url"}]}),
+    ("container", {"container": "c"}),
+    ("metadata.name", {"metadata": {"name": "x"}}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "any"}}),
+    ("tool_choice.name", {"tool_choice": {"type": "tool", "name": "ls"}}),
+    ("tools[0]", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ("tools[0].input_schema", {"tools": [{"name": "ls"}]}),
+    ("tools[0].defer_loading", {"tools": [TOOL | {"defer_loading": True}]}),
+    ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),
+    ("tools[1]", {"tools": [TOOL, TOOL | {"input_schema": deep(80)}]}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": [USER, {"role": "assistant", "content": "The answer is"}]}),
+    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].name", {"messages": [USER | {"name": "x"}]}),
+    ("messages[0].content", {"messages": [by("user")]}),
+    ("messages[0].content", {"messages": [by("user", said("a"), RESULT)]}),
+    ("messages[0].content[0]", {"messages": [by("user", {"type": "image", "source": {}})]}),
+    ("messages[0].content[1]", {"messages": [by("user", said("a"), {"type": "document"})]}),
+    ("messages[0].content[0]", {"messages": [by("user", THOUGHT)]}),
+    ("messages[0].content[0].tone", {"messages": [by("user", said("a", tone="x"))]}),
+    (
+        "messages[0].content[0].content[0]",
+        {"messages": [by("user", RESULT | {"content": [{"type": "image"}]})]},
+    ),
+    ("messages[0].content[0].input", {"messages": [by("assistant", USE | {"input": "x"}), USER]}),
+    ("system[0]", {"system": [{"type": "image"}]}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), REFUSED)
+def test_a_refusal_names_the_field(param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(**fields)
+    assert raised.value.param == param
+    assert raised.value.status == 400
+    assert param in str(raised.value)
+
+
+def test_every_role_and_block_of_theirs_is_taken_or_refused_by_name() -> None:
+    assert {get_args(get_type_hints(one)["role"])[0] for one in get_args(MessageParam)} <= {
+        "user",
+        "assistant",
+        "system",
+    }
+
+
+# What goes back
+
+
+def reply(request: GenerationRequest) -> Any:
+    return Messages().reply(request, ReplyHead(version=3, prompt_tokens=12, created=0))
+
+
+def finished(finish: Finish = "stop", stop: str | None = None, **of: Any) -> FinishedReply:
+    return FinishedReply(Reply(**{"text": "fine"} | of), finish, TokenCounts(12, 7, 5), 3, stop)
+
+
+def events(streamed: bytes) -> list[Any]:
+    """Each checked against the client's own types."""
+    found: list[Any] = []
+    for block in streamed.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        told = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {told['type']}"
+        if told["type"] not in ("ping", "error"):
+            TypeAdapter(RawMessageStreamEvent).validate_python(told)
+        found.append(told)
+    return found
+
+
+LS = ToolCall("c1", "ls", '{"path":"ü"}')
+
+
+def test_a_whole_reply_is_their_message() -> None:
+    writer = reply(parse(thinking={"type": "adaptive"}))
+    done = finished("calls", text="So", reasoning="hm", tool_calls=(LS,))
+    message = Message.model_validate(writer.whole(done))
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
+    assert message.content[2].input == {"path": "ü"}  # type: ignore[union-attr]
+    assert (message.stop_reason, message.id) == ("tool_use", writer.id)
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (7, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop", "reason"),
+    [
+        ("stop", None, "end_turn"),
+        ("length", None, "max_tokens"),
+        ("stop string", "END", "stop_sequence"),
+    ],
+)
+def test_why_a_reply_ended(finish: Finish, stop: str | None, reason: str) -> None:
+    done = finished(finish, stop)
+    message = Message.model_validate(reply(parse()).whole(done))
+    assert (message.stop_reason, message.stop_sequence) == (reason, stop)
+    delta = events(reply(parse()).end(done))[-2]["delta"]
+    assert delta == {"stop_reason": reason, "stop_sequence": stop}
+
+
+def streamed(writer: Any, deltas: Sequence[Delta]) -> list[Any]:
+    sent = writer.begin() + b"".join(writer.deltas([delta], 3) for delta in deltas)
+    return events(sent + writer.keep_alive() + writer.end(finished()))
+
+
+def test_a_stream_is_a_row_of_blocks() -> None:
+    pieces = [
+        Delta("reasoning", "h"),
+        Delta("reasoning", "m"),
+        Delta("text", "So\n"),
+        Delta("text", '"it" is'),
+        Delta("tool_call", call=LS),
+        Delta("tool_call", call=LS),
+    ]
+    found = streamed(reply(parse(thinking={"type": "adaptive"})), pieces)
+    blocks = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
+    assert blocks == ["thinking", "text", "tool_use", "tool_use"]
+    ends = [e["index"] for e in found if e["type"] == "content_block_stop"]
+    assert ends == [0, 1, 2, 3]
+    deltas = [e["delta"] for e in found if e["type"] == "content_block_delta"]
+    assert "".join(d.get("text", "") for d in deltas) == 'So\n"it" is'
+    assert "".join(d.get("thinking", "") for d in deltas) == "hm"
+    assert json.loads(deltas[-1]["partial_json"]) == {"path": "ü"}
+    assert found[0]["message"]["usage"]["input_tokens"] == 12
+    assert found[-2]["usage"]["output_tokens"] == 7
+
+
+def test_thinking_that_nobody_asked_for_is_not_sent() -> None:
+    found = streamed(reply(parse()), [Delta("reasoning", "hm"), Delta("text", "So")])
+    assert "thinking" not in json.dumps(found)
+    message = reply(parse()).whole(finished(reasoning="hm"))
+    assert [block["type"] for block in message["content"]] == ["text"]
+
+
+def test_an_empty_reply_has_an_empty_block() -> None:
+    writer = reply(parse())
+    assert Message.model_validate(writer.whole(finished(text=""))).content[0].type == "text"
+    for thought in ([], [Delta("reasoning", "hm")]):
+        found = streamed(reply(parse(thinking={"type": "adaptive"})), thought)
+        blocks = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
+        assert blocks == ["thinking"] * len(thought) + ["text"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_errors_have_their_shape(status: int, kind: str) -> None:
+    error = RequestError("No.", status=HTTPStatus(status))
+    body = {"type": "error", "error": {"type": kind, "message": "No."}}
+    assert Messages().error(error) == body
+    assert events(reply(parse()).error(error)) == [body]
+
+
+def test_agents_are_told_of_a_long_prompt_in_the_words_that_they_know() -> None:
+    told = Messages().error(ContextLengthError(9000, 5, 4000))["error"]["message"]
+    assert told.startswith("prompt is too long: ")
+    assert "9000" in told
+
+
+def test_models_have_their_shape() -> None:
+    spoken = Messages()
+    (model,) = spoken.models(["demo"], 1_700_000_000)["data"]
+    assert ModelInfo.model_validate(model).id == "demo"
+    assert spoken.model("demo", 1_700_000_000) == model

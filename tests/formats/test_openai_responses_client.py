@@ -1,0 +1,137 @@
+"""The official `openai` client's Responses against the gateway, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.formats.test_openai_client import LONG, TWO_CALLS, client_in_a_thread, until
+from tests.gateways import MODEL, gateway, spell
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import NextState, StopReason
+
+ASKED: Any = {"model": MODEL, "input": "look"}
+TOOLS: Any = [
+    {"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("read", "ls")
+]
+
+
+async def test_whole_and_streamed_replies(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.sampler.say(Script(spell(renderer, TWO_CALLS), cached_tokens=3))
+        responses = world.openai.responses
+        whole = await responses.create(**ASKED, tools=TOOLS)
+        async with responses.stream(**ASKED, tools=TOOLS) as stream:
+            seen = [event.type async for event in stream]
+            streamed = await stream.get_final_response()
+        for response in (whole, streamed):
+            thought, said, read, ls = response.output
+            assert thought.content[0].text == "hm"  # type: ignore[union-attr]
+            assert (said.type, response.output_text) == ("message", "Looking.")
+            assert [(c.name, c.arguments) for c in (read, ls)] == [  # type: ignore[union-attr]
+                ("read", '{"path":"a b"}'),
+                ("ls", "{}"),
+            ]
+            assert response.usage is not None
+            turn = world.turns()[0]
+            assert response.usage.input_tokens == len(turn.prompt)
+            assert response.usage.output_tokens == len(turn.completion.tokens)
+        assert seen[0] == "response.created"
+        assert seen[-1] == "response.completed"
+        assert "response.output_text.delta" in seen
+        counted = await responses.input_tokens.count(**ASKED, tools=TOOLS)
+        assert counted.input_tokens == len(world.turns()[0].prompt)
+        assert len(world.turns()) == 2
+
+
+async def test_a_conversation_goes_on_by_the_reply_s_id(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say(TWO_CALLS, "Two files.", "Sorry.")
+        responses = world.openai.responses
+        asked: Any = {"model": MODEL, "tools": TOOLS, "instructions": "Be brief."}
+        first = await responses.create(**asked, input="look")
+        results: Any = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": item.name}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        second = await responses.create(**asked, input=results, previous_response_id=first.id)
+        third = await responses.create(**asked, input="No, three!", previous_response_id=second.id)
+        assert third.output_text == "Sorry."
+        assert list(world.next_states().values()) == [
+            NextState.of_tools([("read", "read"), ("ls", "ls")]),
+            NextState("user", "No, three!"),
+            None,
+        ]
+        one, two, _ = world.turns()
+        sampled = (*one.prompt, *one.completion.tokens)
+        assert two.prompt[: len(sampled)] == sampled, "no token is rendered again"
+
+
+async def test_nothing_of_a_private_session_is_gone_on_from_by_its_id(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        responses = world.openai.responses
+        private = {"extra_headers": {"x-private": "true", "x-session-id": "s"}}
+        first = await responses.create(**ASKED, **private)
+        assert world.turns() == []
+        with pytest.raises(openai.BadRequestError) as raised:
+            await responses.create(**ASKED, **private, previous_response_id=first.id)
+        assert raised.value.code == "previous_response_not_found"
+
+
+async def test_clients_learn_of_errors_in_their_own_classes(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, patience_s=0, context_tokens=60) as world:
+        create = world.openai.responses.create
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(**ASKED, tools=[{"type": "web_search"}])
+        assert refused.value.param == "tools[0]"
+        with pytest.raises(openai.NotFoundError):
+            await create(model="gpt", input="hi")
+        with pytest.raises(openai.BadRequestError) as long:
+            await create(model=MODEL, input="go on and on " * 30)
+        assert long.value.code == "context_length_exceeded"
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await world.openai.responses.retrieve("resp_1")
+        assert unknown.value.code == "unknown_url"
+        world.sampler.away = UNTIL_TOLD
+        with pytest.raises(openai.InternalServerError, match="is away"):
+            await create(**ASKED)
+        stream = await create(**ASKED, stream=True)
+        last = [event async for event in stream][-1]
+        assert last.type == "response.failed"
+        assert "is away" in str(last.response.error)
+
+
+async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Renderer) -> None:
+    sampler = FakeSampler(Script(spell(renderer, LONG), gap_s=0.1))
+    async with gateway(tmp_path, renderer, sampler) as world:
+        stream = await world.openai.responses.create(**ASKED, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        await until(lambda: world.sampler.aborted == 1)
+        await until(lambda: bool(world.turns()))
+        assert world.turns()[0].completion.stop_reason is StopReason.ABORT
+
+
+async def test_the_sync_client(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Hello.", "Hello again.")
+        with client_in_a_thread(world) as client:
+
+            def talk() -> list[str]:
+                whole = client.responses.create(**ASKED).output_text
+                with client.responses.stream(**ASKED) as stream:
+                    return [whole, stream.get_final_response().output_text]
+
+            assert await asyncio.to_thread(talk) == ["Hello.", "Hello again."]

@@ -1,0 +1,62 @@
+"""Claude Code and Codex from npm against the gateway: a question, a call, and a correction."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.coding_agents import Agent, ClaudeCode, Codex
+from tests.gateway.test_openclaw import Listener
+from tests.gateways import gateway, spell
+from tests.npm import npm
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind
+
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.slow,
+    pytest.mark.skipif(npm() is None, reason="npm is not installed: no agent can be run"),
+]
+
+KEY = "sk-key-of-a-user-123"
+NOTE = "The number in the note is forty-two."
+HELLO, READ, CORRECTED = "Hello, who are you?", "Please read notes.txt.", "No, it is forty-two!"
+BASH = '{"name": "Bash", "arguments": {"command": "cat notes.txt", "description": "Read"}}'
+EXEC = '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}'
+
+
+@pytest.mark.parametrize(("kind", "call"), [(ClaudeCode, BASH), (Codex, EXEC)])
+async def test_a_coding_agent_asks_calls_and_is_corrected(
+    tmp_path: Path, renderer: Renderer, kind: type[ClaudeCode] | type[Codex], call: str
+) -> None:
+    answers = {
+        NOTE: "It says forty-one.",
+        HELLO: "I am Claw.",
+        READ: f"<think>Where is it?</think>I will look.\n<tool_call>\n{call}\n</tool_call>",
+        CORRECTED: "Forty-two, of course.",
+    }
+    sampler = Listener(renderer, {said: [spell(renderer, a)] for said, a in answers.items()})
+    async with gateway(
+        tmp_path / "data", renderer, sampler, api_key=KEY, context_tokens=200_000
+    ) as world:
+        agent: Agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        heard = [await asyncio.to_thread(agent.say, said) for said in (HELLO, READ, CORRECTED)]
+        assert heard == ["I am Claw.", "It says forty-one.", "Forty-two, of course."]
+
+        turns = world.turns()
+        assert [turn.kind for turn in turns] == [Kind.MAIN] * 4
+        assert len({turn.session_id for turn in turns}) == 1
+        assert [turn.request_text for turn in turns] == [HELLO, READ, READ, CORRECTED]
+        asked, result, corrected, last = world.next_states().values()
+        assert (asked and asked.role, asked and asked.text) == ("user", READ)
+        assert result is not None
+        assert result.role == "tool"
+        assert NOTE in result.text
+        assert (corrected and corrected.role, corrected and corrected.text) == ("user", CORRECTED)
+        assert last is None
+        assert world.column("untrained_because") == [None] * 4
+        sampled = (*turns[1].prompt, *turns[1].completion.tokens)
+        assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"

@@ -1,0 +1,187 @@
+"""What formats have in common: tables of fields, and the values that mean the same in each.
+
+Rule: a field of a request is in exactly one table of its format. Honoured fields are read, ignored
+ones could not change a reply, neutral ones may only hold a value that asks for nothing; any other
+is refused, and each refusal says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
+from tinker_claw.formats.body import integer, members, shown, string
+from tinker_claw.types import Attempt
+
+STOP_STRINGS = 4
+"""As many as OpenAI takes."""
+STOP_CHARACTERS = 256
+"""Of one stop string: so much text may have to be held back at any time."""
+MAX_DEPTH = 64
+"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
+
+TEXT_ONLY = "this model writes text only"
+UNCONSTRAINED = "replies are not constrained to a format; ask for it in the prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that may be sent as long as it asks for nothing."""
+
+    values: tuple[Any, ...]
+    """Besides null."""
+    because: str
+    """Why no other value can be honoured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What becomes of every field of an object."""
+
+    honoured: frozenset[str]
+    ignored: frozenset[str]
+    neutral: Mapping[str, Neutral]
+
+    def refuse_unknown(self, given: Mapping[str, Any], at: str = "") -> None:
+        """
+        Args:
+            at: where the object stands, with a dot at its end; "" for the whole body.
+
+        Raises:
+            RequestError: names the first field that cannot be honoured.
+        """
+        for name, value in given.items():
+            if name in self.honoured or name in self.ignored or value is None:
+                continue
+            neutral, where = self.neutral.get(name), f"{at}{shown(name)}"
+            if neutral is None:
+                raise RequestError(f"{where} is not a field that this server knows.", param=where)
+            if not any(_same(value, allowed) for allowed in neutral.values):
+                raise RequestError(
+                    f"{where} is not supported with this value: {neutral.because}.", param=where
+                )
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, and not as True equals 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def model_name(fields: Mapping[str, Any]) -> str:
+    named = fields.get("model")
+    if not isinstance(named, str) or not named:
+        raise RequestError("model must name a model.", param="model")
+    return named
+
+
+def stop_strings(stop: Any, at: str) -> tuple[str, ...]:
+    """Of a string or a list of them; None means absent."""
+    if stop is None or stop == "":
+        return ()
+    if not isinstance(stop, str | list):
+        raise RequestError(f"{at} must be a string or a list of strings.", param=at)
+    given = [stop] if isinstance(stop, str) else cast("list[Any]", stop)
+    if len(given) > STOP_STRINGS:
+        raise RequestError(f"{at} must hold at most {STOP_STRINGS} strings.", param=at)
+    for i, text in enumerate(given):
+        where = at if isinstance(stop, str) else f"{at}[{i}]"
+        if len(string(text, where)) > STOP_CHARACTERS:
+            raise RequestError(f"{where} is longer than {STOP_CHARACTERS} characters.", param=where)
+    return tuple(dict.fromkeys(given))
+
+
+def effort_level(value: Any, at: str) -> str | None:
+    """One of EFFORTS; None means absent."""
+    if value is None or (isinstance(value, str) and value in EFFORTS):
+        return value
+    raise RequestError(f"{at} must be one of {', '.join(EFFORTS)}.", param=at)
+
+
+def attempt_in(metadata: Any) -> Attempt | None:
+    """Task and group in `metadata`, whose other members are the client's own affair."""
+    given = members(metadata, "metadata")
+    told = {name: given[name] for name in ("task_id", "group_id", "group_size") if name in given}
+    if not told:
+        return None
+    size = told.get("group_size")
+    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 9:
+        size = int(size)  # OpenAI's metadata hold strings only
+    where = "metadata.group_size"
+    return Attempt(
+        task=string(told["task_id"], "metadata.task_id") if "task_id" in told else None,
+        group=string(told["group_id"], "metadata.group_id") if "group_id" in told else None,
+        size=None if size is None else integer(size, where, 1, LARGEST_GROUP + 1),
+    )
+
+
+def text_of(content: Any, at: str, part: Callable[[Any, str], str]) -> str:
+    """Text of a string or of a list of parts; it knows its parts.
+
+    Args:
+        part: reads one of them, which stands where it is told.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RequestError(f"{at} must be a string or a list of parts.", param=at)
+    return joined([part(one, f"{at}[{j}]") for j, one in enumerate(cast("list[Any]", content))])
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Texts of the parts of one message; "" of none."""
+    if len(texts) > 1:
+        return Joined.of(texts)
+    return texts[0] if texts else ""
+
+
+def parted(texts: Sequence[str]) -> str:
+    """Texts that belong to no one sentence, such as those of several authors: a blank line parts
+    them."""
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
+    return joined([*heads, *texts[-1:]])
+
+
+def unreadable(kind: Any, at: str) -> RequestError:
+    """A part of a message that is no text: images, audio, files are never skipped."""
+    what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+    return RequestError(f"{at}: this model reads text only, not a part {what}.", param=at)
+
+
+def check_function(function: Mapping[str, Any], at: str, schema: str = "parameters") -> None:
+    """The members of a function that the model may call.
+
+    Args:
+        schema: what this format calls the one that describes the arguments.
+    """
+    string(function.get("name"), f"{at}.name")
+    if not isinstance(function.get("description", ""), str | None):
+        raise RequestError(f"{at}.description must be a string.", param=f"{at}.description")
+    if not isinstance(function.get(schema, {}), dict | None):
+        raise RequestError(f"{at}.{schema} must be an object.", param=f"{at}.{schema}")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
+
+
+def refuse_deep(tools: Sequence[Any]) -> None:
+    """Raises RequestError, naming the tool."""
+    if _deep(tools, MAX_DEPTH + 1):
+        at = next(f"tools[{i}]" for i, tool in enumerate(tools) if _deep(tool, MAX_DEPTH))
+        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
+
+
+def _deep(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than `limit`; counted without recursion."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            entry
+            for outer in level
+            for entry in (outer.values() if type(outer) is dict else outer)
+            if type(entry) is dict or type(entry) is list
+        ]
+    return True
