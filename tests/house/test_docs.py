@@ -83,6 +83,8 @@ def of_ours(page: str) -> str:
     text = PAGES[page]
     if page == "docs/openclaw-rl.md":
         return "\n".join(row[1] for row in rows(text)) + re.sub(r"^\|.*", "", text, flags=re.M)
+    if page == "docs/agents.md":  # its blocks are curl's, and run by tests/tracks
+        return re.sub(r"^```bash\n.*?^```", "", text, flags=re.M | re.S)
     if page == "docs/owed.md":  # each of its commands is parsed by test_owed
         return re.sub(r"^ {4}.*", "", text, flags=re.MULTILINE)
     return text
