@@ -73,7 +73,8 @@ def known_flags() -> set[str]:
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
-    sources.append(ROOT / "examples" / "judge_check" / "__main__.py")
+    mains = ("judge_check", "tracks")
+    sources += [ROOT / "examples" / name / "__main__.py" for name in mains]
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
 
