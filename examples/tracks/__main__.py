@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.tracks import TrackError, report
+from examples.tracks import TrackError, cause, report
 from examples.tracks.client import connected
 from examples.tracks.environments import environment
 from examples.tracks.runner import Run
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (TrackError, ExceptionGroup) as error:
-        print(f"Stopped: {_cause(error)}", file=sys.stderr)
+        print(f"Stopped: {cause(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -59,15 +59,6 @@ async def _track(track: Track, out: Path, versions: Sequence[int] | None) -> Non
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _cause(error: Exception) -> TrackError:
-    """Of several that came together the first is told. What is no sentence of ours is raised."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, TrackError):
-        raise error
-    return error
 
 
 def _parser() -> argparse.ArgumentParser:
