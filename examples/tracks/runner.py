@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from examples.tracks import TrackError
 from examples.tracks.client import Gateway, Place
 from examples.tracks.environments import Attempt, Environment, Task
 from examples.tracks.state import State
@@ -40,6 +41,8 @@ class Run:
     tokens: int = 0
     """Sampled since this process began."""
     began: float = field(default_factory=time.monotonic)
+    held: str | None = None
+    """Why the gateway learns no more, in its words; None: it learns."""
     _open: deque[tuple[str, int]] = field(default_factory=deque[tuple[str, int]])
     _choosing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -56,6 +59,8 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
+        if self.held is not None:
+            raise TrackError(f"{self.held} Then the same command goes on.")
         last = await self._serving()
         self.state.set_fact("last version", str(last))
         await self.examine(last)
@@ -111,6 +116,9 @@ class Run:
                     return None
                 health = await self.gateway.health()
                 self.newest = max(self.newest, health.get("policy_version", 0))
+                if health.get("learner") == "held":
+                    self.held = f"{health.get('meaning')} {health.get('learner_error') or ''}"
+                    return None
                 if health.get("samples_waiting", 0) >= self.track.waiting:
                     await asyncio.sleep(LOOK_S)
                     continue

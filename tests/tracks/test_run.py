@@ -57,6 +57,8 @@ class FakeGateway:
     )
     outcomes: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
+    told: dict[str, str] = field(default_factory=dict[str, str])
+    """What it says of itself besides."""
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
@@ -86,7 +88,8 @@ class FakeGateway:
 
     async def health(self, _: Request) -> Response:
         self.looks += 1
-        return JSONResponse({"samples_waiting": self.waiting.pop(0) if self.waiting else 0})
+        waiting = self.waiting.pop(0) if self.waiting else 0
+        return JSONResponse({"samples_waiting": waiting, "meaning": "So it is.", **self.told})
 
     def gateway(self, track: Track = TRACK) -> Gateway:
         app = Starlette(
@@ -158,6 +161,15 @@ async def test_no_group_is_begun_while_too_many_samples_wait(tmp_path: Path) -> 
     await play(fake, tmp_path, replace(TRACK, groups=2))
     assert fake.looks == 4
     assert len(fake.outcomes) == 4
+
+
+async def test_where_learning_is_held_nobody_plays_on_and_the_run_says_why(tmp_path: Path) -> None:
+    fake = FakeGateway(told={"learner": "held", "learner_error": "An alarm rang."})
+    with pytest.raises(TrackError, match=r"So it is. An alarm rang. Then the same command goes on"):
+        await play(fake, tmp_path, replace(TRACK, exam_tasks=0))
+    assert fake.outcomes == []
+    await play(FakeGateway(), tmp_path, replace(TRACK, exam_tasks=0))
+    assert len(stored(tmp_path, "SELECT 1 FROM episodes WHERE reported")) == 6
 
 
 async def test_run_ends_with_the_step_that_was_wanted(tmp_path: Path) -> None:
