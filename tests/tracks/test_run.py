@@ -14,7 +14,8 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from examples.tracks.track import Track
 from tests.lives import ROOT, life, until
 from tests.ports import free_port
 from tests.truths import one, read
+from tinker_claw.shipped import verify
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
 
@@ -233,19 +235,22 @@ def test_what_stops_a_run_is_said_in_a_sentence(
     assert "nothing.toml cannot be read" in capsys.readouterr().err
 
 
+MODEL = ROOT / "examples" / "tracks" / "model"
 FLAGS = (
+    *("--model-name", str(MODEL), "--renderer", "qwen3", "--served-model-name", "demo-tracks"),
     *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
     *("--learning-rate", "1e-3"),
 )
 EASY = """\
 environment = "tool-call"
+model = "demo-tracks"
 concurrency = 4
 group_size = 4
 groups = 5
 exam_tasks = 2
-max_tokens = 12
+max_tokens = 40
 [options]
-numbers = 2
+numbers = 3
 digits = 1
 """
 
@@ -262,26 +267,41 @@ def runner(folder: Path, url: str) -> subprocess.Popen[bytes]:
         )
 
 
+@contextmanager
+def rules() -> Iterator[str]:
+    """The demo's judge, in a process of its own; its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "examples.demo.judge", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow
 def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path) -> None:
     data, port = tmp_path / "data", free_port()
     told = "SELECT COUNT(*) FROM feedback WHERE final = 1"
-    with life(data, *FLAGS, port=port) as doomed:
-        assert doomed.serves()
-        first = runner(tmp_path, doomed.url)
-        until(lambda: one(data, told) >= 3)
-        first.send_signal(signal.SIGKILL)
-        assert first.wait() == -signal.SIGKILL
-        before = dict(read_scores(tmp_path))
-        second = runner(tmp_path, doomed.url)
-        until(lambda: one(data, told) >= 8)
-        doomed.kill()
-    with life(data, *FLAGS, port=port) as again:
-        status = second.wait(timeout=300)
-        said = (tmp_path / "runner.log").read_text()
-        assert status == 0, said
-        until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
-        assert again.stop() == 0
+    with rules() as judge:
+        flags = (*FLAGS, "--judge-url", judge)
+        with life(data, *flags, port=port) as doomed:
+            assert doomed.serves()
+            first = runner(tmp_path, doomed.url)
+            until(lambda: one(data, told) >= 3)
+            first.send_signal(signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
+            before = dict(read_scores(tmp_path))
+            second = runner(tmp_path, doomed.url)
+            until(lambda: one(data, told) >= 8)
+            doomed.kill()
+        with life(data, *flags, port=port) as again:
+            status = second.wait(timeout=300)
+            said = (tmp_path / "runner.log").read_text()
+            assert status == 0, said
+            until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+            assert again.stop() == 0
     after = dict(read_scores(tmp_path))
     assert before.items() <= after.items(), "what had ended ended once"
     assert len(after) == 20
@@ -295,15 +315,22 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
     assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
     assert one(data, "SELECT COUNT(*) FROM groups") == 5
-    # One sample of each episode: the reply that it went on from, or none where all agreed.
-    doubled = read(
+    # What was trained are the replies that the runner has, and each of them once.
+    trained = read(
         data,
-        "SELECT session_id FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state = 'trained' GROUP BY session_id HAVING COUNT(*) > 1",
+        "SELECT sessions.key, COUNT(*) AS n FROM samples JOIN turns ON turns.id = turn_id "
+        "JOIN sessions ON sessions.id = session_id WHERE state = 'trained' GROUP BY session_id",
     )
-    assert doubled == []
+    kept = dict(stored(tmp_path / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
+    assert all(row["n"] <= kept[row["key"]] for row in trained)
+    assert max(kept.values()) > 1, "somebody called the calculator"
     assert "held-out tasks" in said
-    assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo\n")
+    assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo-tracks\n")
+
+
+def test_shipped_beginner_is_whole_and_small() -> None:
+    verify(MODEL)
+    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6_000_000
 
 
 def read_scores(folder: Path) -> list[tuple[str, float]]:
