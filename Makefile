@@ -6,14 +6,17 @@
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
+# verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
+# tracks: agents that finish tasks, against the demo model: kills, groups, steps, and the page that tells how.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
 COOKBOOK := .venv-cookbook
+VERIFIERS := .venv-verifiers
 BITS := .venv-4bit
 
-.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook bench clean
+.PHONY: setup demo test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers tracks bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -69,8 +72,17 @@ cookbook:
 test-cookbook: $(READY)
 	$(BIN)/python -m pytest --cookbook=$(COOKBOOK) tests/local_gpu/tinker/test_cookbook.py $(ARGS)
 
+verifiers:
+	@$(PYTHON) tests/install_verifiers.py $(VERIFIERS)
+
+test-verifiers: $(READY)
+	$(BIN)/python -m pytest --verifiers=$(VERIFIERS) tests/tracks/test_verifiers.py $(ARGS)
+
+tracks: $(READY)
+	$(BIN)/python -m pytest --slow all tests/tracks $(ARGS)
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv $(VLLM) $(COOKBOOK) $(BITS) runs
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(BITS) runs

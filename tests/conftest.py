@@ -33,7 +33,7 @@ settings.load_profile("same")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_ENVIRONMENTS = {"vllm": "vLLM", "cookbook": "tinker-cookbook"}
+_ENVIRONMENTS = {"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"}
 """Option, marker and make's target -> what is installed there."""
 
 
@@ -52,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--cookbook", type=Path, help="run tinker-cookbook, installed there by `make cookbook`"
+    )
+    parser.addoption(
+        "--verifiers", type=Path, help="run verifiers, installed there by `make verifiers`"
     )
 
 

@@ -74,7 +74,8 @@ def known_flags() -> set[str]:
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
-    sources.append(ROOT / "examples" / "judge_check" / "__main__.py")
+    sources += [ROOT / "examples" / "judge_check" / "__main__.py"]
+    sources += (ROOT / "examples" / "tracks").glob("*.py")
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
 
@@ -84,6 +85,8 @@ def of_ours(page: str) -> str:
     text = PAGES[page]
     if page == "docs/openclaw-rl.md":
         return "\n".join(row[1] for row in rows(text)) + re.sub(r"^\|.*", "", text, flags=re.M)
+    if page == "docs/agents.md":  # its blocks are curl's, and run by tests/tracks
+        return re.sub(r"^```bash\n.*?^```", "", text, flags=re.M | re.S)
     if page == "docs/owed.md":  # each of its commands is parsed by test_owed
         return re.sub(r"^ {4}.*", "", text, flags=re.MULTILINE)
     return text

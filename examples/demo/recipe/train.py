@@ -112,16 +112,11 @@ def _encode_line(tokenizer: Tokenizer, line: Line) -> Example:
     return Example([*head, *body, *tail], [*ignored_head, *trained, *ignored_tail])
 
 
-def _batches(tokenizer: Tokenizer, stage: Stage) -> Iterator[list[Example]]:
+def _batches(draw: Callable[[Random], Example], stage: Stage) -> Iterator[list[Example]]:
     """Yield batches of similar length without end, each at most `batch_tokens` when padded."""
     rng = Random(stage.seed)
     while True:
-        pool = [
-            encode_dialogue(
-                tokenizer, training_dialogue(rng, stage.priors, stage.dressed, stage.worded)
-            )
-            for _ in range(_POOL_DIALOGUES)
-        ]
+        pool = [draw(rng) for _ in range(_POOL_DIALOGUES)]
         pool.sort(key=lambda example: len(example.ids))
         batches: list[list[Example]] = []
         for example in pool:
@@ -162,8 +157,12 @@ def train(
     tokenizer: Tokenizer,
     stage: Stage,
     progress: Callable[[int, float], None],
+    draw: Callable[[Random], Example] | None = None,
 ) -> None:
     """Train the model in place; `progress` gets every step and its loss in nats per token.
+
+    Args:
+        draw: makes a dialogue; without it they are the stage's.
 
     The layers' matrices are trained with Muon, with which the loss fell faster than with Adam
     alone in a trial of 600 steps; embedding and norms with Adam.
@@ -173,7 +172,12 @@ def train(
     others = [weight for weight in model.parameters() if not _is_layer_matrix(weight)]
     adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01)
     muon = torch.optim.Muon(layers, momentum=0.95, weight_decay=0.01)
-    batches = _batches(tokenizer, stage)
+
+    def dialogue(rng: Random) -> Example:
+        lines = training_dialogue(rng, stage.priors, stage.dressed, stage.worded)
+        return encode_dialogue(tokenizer, lines)
+
+    batches = _batches(draw or dialogue, stage)
     for step in range(stage.steps):
         adam.param_groups[0]["lr"] = stage.rate(step)
         muon.param_groups[0]["lr"] = _MUON_FACTOR * stage.rate(step)

@@ -1,0 +1,28 @@
+"""Tracks: agents that finish tasks train through the gateway, many at a time.
+
+    track.py           what a track is, as a file in configs/tracks/ says it
+    environments.py    what every environment has: tasks, attempts at them, tools, a grade
+    tool_call.py       arithmetic with a calculator
+    terminal.py        small jobs in a shell, in a sandbox
+    client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
+    state.py           what has happened, on disk, so that a run that was killed goes on
+    runner.py          episodes in groups, side by side; exams of fixed versions
+    report.py          what came out
+    with_verifiers.py  task sets and harnesses of verifiers, in an environment of their own
+
+Rule: nothing here imports the product. Whatever it does, docs/agents.md tells for any language.
+"""
+
+
+class TrackError(Exception):
+    """What stops a run, as a sentence for the person who started it."""
+
+
+def cause(error: Exception) -> TrackError:
+    """What is told of several that came together: the first. What is no sentence of ours is
+    raised."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, TrackError):
+        raise error
+    return error

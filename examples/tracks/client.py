@@ -1,0 +1,178 @@
+"""The gateway as a track sees it: replies, outcomes, and what it says of itself.
+
+Rule: what the gateway cannot take now is sent again, the same bytes, when it says so or after a
+growing pause, also while nobody answers: it may be starting anew. What it refuses ends the run with
+its own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from examples.tracks import TrackError
+from examples.tracks.track import Track
+
+REPLY_S = 1800.0
+"""A reply may wait long for a slot, inside its answer."""
+GIVE_UP_S = 900.0
+"""Of nothing but refusals and broken connections, for one request."""
+_LATER = frozenset({408, 429, 500, 502, 503, 504})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which try at which task a request is of."""
+
+    session: str
+    task: str
+    group: str | None = None
+    """None: it is an exam, of which nothing is trained."""
+    size: int = 1
+
+    def headers(self) -> dict[str, str]:
+        named = {"X-Session-Id": self.session}
+        if self.group is None:
+            return named | {"X-Turn-Type": "side"}
+        return named | {
+            "X-Turn-Type": "episode",
+            "X-Task-Id": self.task,
+            "X-Group-Id": self.group,
+            "X-Group-Size": str(self.size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered."""
+
+    message: Mapping[str, Any]
+    """As OpenAI's clients have it; it goes into the next request as it is."""
+    version: int
+    """Of the policy."""
+    tokens: int
+    """That were sampled."""
+
+    @property
+    def text(self) -> str:
+        return self.message.get("content") or ""
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        return self.message.get("tool_calls") or ()
+
+
+class Gateway:
+    """Asks one gateway for one model."""
+
+    def __init__(self, http: httpx.AsyncClient, track: Track) -> None:
+        self._http = http
+        self._track = track
+        self._root = track.url.rstrip("/").removesuffix("/v1")
+
+    async def reply(
+        self,
+        place: Place,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        version: int | None = None,
+        seed: int | None = None,
+    ) -> Reply:
+        """Sampled at temperature 1; of a fixed version where one is named.
+
+        Raises:
+            TrackError: it was refused, or the gateway was away for too long.
+        """
+        body: dict[str, Any] = {
+            "model": self._track.model if version is None else f"{self._track.model}@v{version}",
+            "messages": list(messages),
+            "temperature": 1.0,
+            "max_tokens": self._track.max_tokens,
+        }
+        body |= {"tools": list(tools)} if tools else {}
+        body |= {} if seed is None else {"seed": seed}
+        said = await self._post("chat/completions", body, place.headers())
+        try:
+            message = {
+                name: value
+                for name, value in said["choices"][0]["message"].items()
+                if name in ("role", "content", "reasoning_content", "tool_calls")
+            }
+            return Reply(
+                message=message,
+                version=int(said["system_fingerprint"].removeprefix("v")),
+                tokens=int(said["usage"]["completion_tokens"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise TrackError(f"The gateway sent no completion: {str(said)[:300]}") from error
+
+    async def outcome(self, session: str, score: float) -> bool:
+        """Say how an episode ended, from -1 to 1; whether it counts. Saying it again changes
+        nothing.
+
+        Raises:
+            TrackError: as for a reply.
+        """
+        said = {"session": session, "score": score, "final": True, "source": "client"}
+        answer = await self._post("feedback", said, {"Idempotency-Key": session})
+        return bool(answer.get("counts"))
+
+    async def health(self) -> Mapping[str, Any]:
+        """What /healthz says; without an admin's key that is little, and nothing while the gateway
+        is away."""
+        try:
+            found = (await self._http.get(f"{self._root}/healthz")).json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
+        url, pause = f"{self._root}/v1/{path}", _FIRST_PAUSE_S
+        deadline = time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                answer = await self._http.post(url, json=body, headers=headers)
+            except httpx.TransportError as error:
+                why, wait = str(error) or type(error).__name__, pause
+            else:
+                if answer.is_success:
+                    return _json(answer)
+                why = f"{answer.status_code}: {answer.text[:500]}"
+                if answer.status_code not in _LATER:
+                    raise TrackError(f"The gateway refuses a request to {path}: {why}")
+                wait = max(pause, _seconds(answer.headers.get("retry-after", "")))
+            if time.monotonic() + wait > deadline:
+                raise TrackError(f"{url} takes no request any more: {why}")
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+@asynccontextmanager
+async def connected(track: Track) -> AsyncGenerator[Gateway]:
+    """A gateway, with as many connections as episodes."""
+    headers = {} if track.key is None else {"Authorization": f"Bearer {track.key}"}
+    limits = httpx.Limits(max_connections=track.concurrency + 4)
+    async with httpx.AsyncClient(
+        headers=headers, timeout=httpx.Timeout(REPLY_S, connect=30.0), limits=limits
+    ) as http:
+        yield Gateway(http, track)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise TrackError(f"The gateway sent no JSON: {answer.text[:300]}") from error
+
+
+def _seconds(value: str) -> float:
+    """Of a Retry-After; a date is not waited for."""
+    return float(value) if value.isascii() and value.isdigit() else 0.0

@@ -1,0 +1,56 @@
+"""What came out of a run, as Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from examples.tracks.state import State
+from examples.tracks.track import Track
+
+REPORT = "report.md"
+_BY_VERSION = """
+SELECT began, COUNT(*), AVG(score > 0), AVG(score), AVG(turns), AVG(tokens) FROM (
+  SELECT score, MIN(version) AS began, COUNT(*) AS turns, SUM(tokens) AS tokens
+  FROM episodes JOIN replies USING (session) WHERE reported GROUP BY session)
+GROUP BY began ORDER BY began
+"""
+
+
+def write(track: Track, state: State, folder: Path) -> Path:
+    """Write the report into a folder; returns where."""
+    path = folder / REPORT
+    path.write_text("\n".join(lines(track, state)) + "\n", encoding="utf-8")
+    return path
+
+
+def lines(track: Track, state: State) -> list[str]:
+    ((episodes, replies),) = state.rows(
+        "SELECT (SELECT COUNT(*) FROM episodes WHERE reported), (SELECT COUNT(*) FROM replies)"
+    )
+    first, last = state.fact("first version"), state.fact("last version")
+    told = [f"# {track.environment}, {track.model}", ""]
+    if first is not None:
+        told += [
+            f"{state.groups()} tasks, {track.group_size} tries each: {episodes} episodes, "
+            f"{replies} replies. Versions v{first} to v{last or '?'}.",
+            "",
+        ]
+    if exams := state.rows(
+        "SELECT version, COUNT(*), AVG(solved) FROM exams GROUP BY version ORDER BY version"
+    ):
+        told += ["Held-out tasks, tried once each:", "", "| version | tasks | solved |"]
+        told += ["|---|---|---|"]
+        told += [f"| v{version} | {tasks} | {solved:.2f} |" for version, tasks, solved in exams]
+        told += [""]
+    if by_version := state.rows(_BY_VERSION):
+        told += [
+            "Episodes, by the version that began them:",
+            "",
+            "| version | episodes | solved | outcome | replies | tokens |",
+            "|---|---|---|---|---|---|",
+        ]
+        told += [
+            f"| v{version} | {n} | {solved:.2f} | {score:+.2f} | {turns:.1f} | {tokens:.0f} |"
+            for version, n, solved, score, turns, tokens in by_version
+        ]
+    return told

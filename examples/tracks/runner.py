@@ -1,0 +1,202 @@
+"""Episodes in groups, side by side, until enough steps were trained; and exams of fixed versions.
+
+Rule: a group is begun only when the ones before it are all being played, and while the gateway has
+few samples waiting; whatever was begun is brought to its end, also by a run that takes this one up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from examples.tracks import TrackError
+from examples.tracks.client import Gateway, Place
+from examples.tracks.environments import Attempt, Environment, Task
+from examples.tracks.state import State
+from examples.tracks.track import Track
+
+LOOK_S = 0.5
+"""Between two looks at how many samples wait."""
+SHOW_S = 5.0
+"""Between two lines of progress."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A track at work."""
+
+    track: Track
+    environment: Environment
+    gateway: Gateway
+    state: State
+    say: Callable[[str], None]
+    newest: int = 0
+    """The newest policy version that was seen."""
+    playing: int = 0
+    tokens: int = 0
+    """Sampled since this process began."""
+    began: float = field(default_factory=time.monotonic)
+    held: str | None = None
+    """Why the gateway learns no more, in its words; None: it learns."""
+    _open: deque[tuple[str, int]] = field(default_factory=deque[tuple[str, int]])
+    _choosing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def train(self) -> None:
+        """The whole of it: an exam, episodes until there were enough steps, an exam."""
+        self.newest = await self._serving()
+        if self.state.fact("first version") is None:
+            self.state.set_fact("first version", str(self.newest))
+        await self.examine(self.first)
+        self._open.extend(self.state.open_episodes())
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(self._show())
+            async with asyncio.TaskGroup() as players:
+                for _ in range(self.track.concurrency):
+                    players.create_task(self._play())
+            showing.cancel()
+        if self.held is not None:
+            raise TrackError(f"{self.held} Then the same command goes on.")
+        last = await self._serving()
+        self.state.set_fact("last version", str(last))
+        await self.examine(last)
+
+    @property
+    def first(self) -> int:
+        """The version that served when the run began."""
+        return int(self.state.fact("first version") or 0)
+
+    async def examine(self, version: int) -> None:
+        """Try the held-out tasks once each with one version, as side turns. What was tried is not
+        tried again."""
+        done = self.state.examined(version)
+        places = asyncio.Semaphore(self.track.concurrency)
+
+        async def one(number: int) -> None:
+            task = self.environment.held_out(number)
+            place = Place(f"{self.state.fact('run')}-exam-v{version}-{number}", task.name)
+            async with places:
+                solved = await self._episode(task, place, version=version, seed=number)
+            self.state.examine(version, number, solved)
+
+        async with asyncio.TaskGroup() as group:
+            for number in set(range(self.track.exam_tasks)) - set(done):
+                group.create_task(one(number))
+        if found := self.state.examined(version):
+            share = sum(found.values()) / len(found)
+            self.say(f"v{version} solves {share:.2f} of {len(found)} held-out tasks")
+
+    async def _play(self) -> None:
+        """One episode after the other."""
+        while (chosen := await self._next()) is not None:
+            session, number = chosen
+            task = self.environment.task(number)
+            place = Place(session, task.name, self._group(number), self.track.group_size)
+            self.playing += 1
+            if self.state.score(session) is None:
+                solved = await self._episode(task, place)
+                self.state.end(session, 1.0 if solved else -1.0)
+            score = self.state.score(session)
+            assert score is not None
+            await self.gateway.outcome(session, score)
+            self.state.reported(session)
+            self.playing -= 1
+
+    async def _next(self) -> tuple[str, int] | None:
+        """Session and task of the next episode; None: there were enough."""
+        async with self._choosing:
+            while not self._open:
+                number = self.state.groups()
+                steps = self.newest - self.first
+                if steps >= self.track.steps or number >= self.track.groups:
+                    return None
+                health = await self.gateway.health()
+                self.newest = max(self.newest, health.get("policy_version", 0))
+                if health.get("learner") == "held":
+                    self.held = f"{health.get('meaning')} {health.get('learner_error') or ''}"
+                    return None
+                if health.get("samples_waiting", 0) >= self.track.waiting:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                group = self._group(number)
+                sessions = [f"{group}-{one}" for one in range(self.track.group_size)]
+                self.state.begin_group(number, sessions)
+                self._open.extend((session, number) for session in sessions)
+            return self._open.popleft()
+
+    async def _episode(
+        self, task: Task, place: Place, *, version: int | None = None, seed: int | None = None
+    ) -> bool:
+        """Play until the model calls no tool any more; whether the task is solved then.
+
+        What was answered before a kill is played again from the state, and not asked.
+        """
+        trains = place.group is not None
+        kept = self.state.replies(place.session) if trains else []
+        messages: list[Mapping[str, Any]] = list(task.messages)
+        async with task.attempt() as attempt:
+            for number in range(self.track.max_turns):
+                if number < len(kept):
+                    reply = kept[number]
+                else:
+                    reply = await self.gateway.reply(
+                        place, messages, self.environment.tools, version=version, seed=seed
+                    )
+                    self.tokens += reply.tokens
+                    if trains:
+                        self.newest = max(self.newest, reply.version)
+                        self.state.keep(place.session, number, reply)
+                if not reply.calls:
+                    return attempt.solved(reply.text)
+                messages.append(reply.message)
+                for call in reply.calls:
+                    messages.append(await _result(attempt, call))
+        return False
+
+    async def _serving(self) -> int:
+        """The version that serves now, as a reply says it."""
+        place = Place(f"{self.state.fact('run')}-version", "version")
+        asked = [{"role": "user", "content": "Hello"}]
+        return (await self.gateway.reply(place, asked)).version
+
+    def _group(self, task: int) -> str:
+        return f"{self.state.fact('run')}-{task}"
+
+    async def _show(self) -> None:
+        while True:
+            await asyncio.sleep(SHOW_S)
+            self.say(self.progress())
+
+    def progress(self) -> str:
+        """One line: how far, how well lately, how fast."""
+        ((episodes,),) = self.state.rows("SELECT COUNT(*) FROM episodes WHERE reported")
+        lately = self.state.rows(
+            "SELECT AVG(score), AVG(score > 0) FROM (SELECT score FROM episodes "
+            "WHERE score IS NOT NULL ORDER BY ended_at DESC LIMIT 100)"
+        )
+        reward, solved = lately[0]
+        seconds = time.monotonic() - self.began
+        return (
+            f"tasks {self.state.groups()}  episodes {episodes} (+{self.playing})  "
+            f"step {self.newest - self.first}/{self.track.steps}  "
+            + ("" if reward is None else f"reward {reward:+.2f}  solved {solved:.2f}  ")
+            + f"v{self.newest}  {self.tokens / seconds:.0f} tokens/s"
+        )
+
+
+async def _result(attempt: Attempt, call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a call returned, as a message."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if isinstance(arguments, dict):
+        said = await attempt.call(function["name"], arguments)
+    else:
+        said = "error: the arguments must be a JSON object"
+    return {"role": "tool", "tool_call_id": call["id"], "content": said}

@@ -1,0 +1,148 @@
+"""What a run has done, in one SQLite file, so that a run that was killed goes on where it was.
+
+Rule: a reply is written down before the environment acts on it, a score before it is reported. So
+after a kill a reply is asked again only where its answer was lost on the way, and an outcome is
+said again only under the key that it had.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from examples.tracks import TrackError
+from examples.tracks.client import Reply
+from examples.tracks.track import Track
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT) STRICT;
+CREATE TABLE IF NOT EXISTS episodes (
+  session TEXT PRIMARY KEY, task INTEGER NOT NULL, try INTEGER NOT NULL,
+  score REAL, reported INTEGER NOT NULL DEFAULT 0, ended_at REAL
+) STRICT;
+CREATE TABLE IF NOT EXISTS replies (
+  session TEXT NOT NULL, number INTEGER NOT NULL, message TEXT NOT NULL,
+  version INTEGER NOT NULL, tokens INTEGER NOT NULL, PRIMARY KEY (session, number)
+) STRICT;
+CREATE TABLE IF NOT EXISTS exams (
+  version INTEGER NOT NULL, task INTEGER NOT NULL, solved INTEGER NOT NULL,
+  PRIMARY KEY (version, task)
+) STRICT;
+"""
+_FIXED = ("environment", "model", "group_size", "seed", "options")
+"""Settings that a run cannot change half-way."""
+
+
+class State:
+    """The file of one run. Every method writes through before it returns."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._db = database
+
+    def begin(self, track: Track) -> None:
+        """Take up a run, or begin one.
+
+        Raises:
+            TrackError: what was begun is another run.
+        """
+        now = json.dumps({name: asdict(track)[name] for name in _FIXED})
+        if self.fact("track") is None:
+            self.set_fact("run", uuid4().hex[:8])
+            self.set_fact("track", now)
+        elif self.fact("track") != now:
+            raise TrackError(
+                f"The folder holds a run with other settings: {self.fact('track')}. Choose another "
+                "with --out."
+            )
+
+    def fact(self, name: str) -> str | None:
+        found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return found and found[0]
+
+    def set_fact(self, name: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def begin_group(self, task: int, sessions: Sequence[str]) -> None:
+        with self._db:
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "INSERT INTO episodes (session, task, try) VALUES (?, ?, ?)",
+                [(session, task, number) for number, session in enumerate(sessions)],
+            )
+
+    def open_episodes(self) -> list[tuple[str, int]]:
+        """Session and task of those whose outcome the gateway does not have."""
+        query = "SELECT session, task FROM episodes WHERE reported = 0 ORDER BY task, try"
+        return [(session, task) for session, task in self._db.execute(query)]
+
+    def groups(self) -> int:
+        """How many were begun."""
+        return self._db.execute("SELECT COUNT(DISTINCT task) FROM episodes").fetchone()[0]
+
+    def keep(self, session: str, number: int, reply: Reply) -> None:
+        self._db.execute(
+            "INSERT INTO replies VALUES (?, ?, ?, ?, ?)",
+            (session, number, json.dumps(reply.message), reply.version, reply.tokens),
+        )
+
+    def replies(self, session: str) -> list[Reply]:
+        """Those of an episode, in their order."""
+        query = "SELECT message, version, tokens FROM replies WHERE session = ? ORDER BY number"
+        return [
+            Reply(json.loads(message), version, tokens)
+            for message, version, tokens in self._db.execute(query, (session,))
+        ]
+
+    def score(self, session: str) -> float | None:
+        """How an episode ended; None: it has not."""
+        query = "SELECT score FROM episodes WHERE session = ?"
+        return self._db.execute(query, (session,)).fetchone()[0]
+
+    def end(self, session: str, score: float) -> None:
+        self._db.execute(
+            "UPDATE episodes SET score = ?, ended_at = ? WHERE session = ?",
+            (score, time.time(), session),
+        )
+
+    def reported(self, session: str) -> None:
+        self._db.execute("UPDATE episodes SET reported = 1 WHERE session = ?", (session,))
+
+    def examined(self, version: int) -> dict[int, bool]:
+        """Whether tasks were solved, by their number."""
+        query = "SELECT task, solved FROM exams WHERE version = ?"
+        return {task: bool(solved) for task, solved in self._db.execute(query, (version,))}
+
+    def examine(self, version: int, task: int, solved: bool) -> None:
+        self._db.execute("INSERT OR REPLACE INTO exams VALUES (?, ?, ?)", (version, task, solved))
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """For the report."""
+        return self._db.execute(query).fetchall()
+
+
+@contextmanager
+def opened(folder: Path) -> Generator[State]:
+    """The state in a folder, which nobody else uses meanwhile.
+
+    Raises:
+        TrackError: somebody does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrackError(f"Another run is at work in {folder}.") from error
+        database = sqlite3.connect(folder / "state.sqlite3", isolation_level=None)
+        with closing(database):
+            database.execute("PRAGMA journal_mode = WAL")
+            database.executescript(_SCHEMA)
+            yield State(database)

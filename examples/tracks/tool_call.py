@@ -1,0 +1,122 @@
+"""Arithmetic with a calculator: the model is asked for a result, may call a tool, and answers.
+
+Rule: only the number that the last reply ends with counts, however it was come by.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from examples.tracks.environments import tool
+from examples.tracks.track import Track
+
+CALCULATOR = tool("calculator", "Works out an expression.", "expression", "such as 3 + 4 * 5")
+_LONGEST = 200
+"""Characters of an expression."""
+_LARGEST = 10**12
+_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A task, and every attempt at it: a calculator remembers nothing."""
+
+    expression: str
+
+    @property
+    def name(self) -> str:
+        return self.expression.replace(" ", "")
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        return ({"role": "user", "content": f"What is {self.expression}?"},)
+
+    @asynccontextmanager
+    async def attempt(self) -> AsyncGenerator[Sum]:
+        yield self
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        if name != "calculator":
+            return f"error: there is no tool {name}, but calculator"
+        expression = arguments.get("expression")
+        if not isinstance(expression, str):
+            return "error: expression must be a text"
+        return calculate(expression)
+
+    def solved(self, answer: str) -> bool:
+        found = _NUMBER.findall(answer)
+        return bool(found) and found[-1] == calculate(self.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Sums of `numbers` numbers, of up to `digits` digits each."""
+
+    seed: int
+    numbers: int = 3
+    digits: int = 2
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return (CALCULATOR,)
+
+    @classmethod
+    def of(cls, track: Track) -> ToolCall:
+        return cls(track.seed, **dict(track.options))
+
+    def task(self, number: int) -> Sum:
+        return self._drawn(number, held_out=False)
+
+    def held_out(self, number: int) -> Sum:
+        return self._drawn(number, held_out=True)
+
+    def _drawn(self, number: int, *, held_out: bool) -> Sum:
+        """Of all expressions those are held out whose digits add up to a multiple of five."""
+        rng = Random(f"{self.seed} {number} {held_out}")
+        while True:
+            parts = [str(rng.randrange(1, 10**self.digits))]
+            for _ in range(self.numbers - 1):
+                parts += [rng.choice("+-"), str(rng.randrange(1, 10**self.digits))]
+            expression = " ".join(parts)
+            if (sum(map(int, re.findall(r"\d", expression))) % 5 == 0) == held_out:
+                return Sum(expression)
+
+
+def calculate(expression: str) -> str:
+    """The result of an expression in numbers, + - * / and brackets, or what is wrong with it."""
+    if len(expression) > _LONGEST:
+        return f"error: an expression has at most {_LONGEST} characters"
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "error: this is no expression in numbers, + - * / and brackets"
+    except ZeroDivisionError:
+        return "error: division by zero"
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            value = number
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            value = -_value(inner)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            value = _value(left) + _value(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            value = _value(left) - _value(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            value = _value(left) * _value(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            value = _value(left) / _value(right)
+        case _:
+            raise ValueError(type(node).__name__)
+    if not abs(value) <= _LARGEST:
+        raise ValueError("too large")
+    return value

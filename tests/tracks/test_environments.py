@@ -1,0 +1,178 @@
+"""The tracks' small worlds: what they ask, what their tools say, and what counts as done."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples.tracks import TrackError, environments
+from examples.tracks.terminal import Job, Terminal
+from examples.tracks.tool_call import ToolCall, calculate
+from examples.tracks.track import Track, read
+from tests.house.test_floors import ROOT, imports, modules
+
+COMMANDS = {
+    "write": lambda job: f"echo {job.wish.split()[3]} > {job.wish.split()[-1].rstrip('.')}",
+    "rename": lambda job: f"mv {job.wish.split()[1]} {job.wish.split()[-1].rstrip('.')}",
+    "remove": lambda job: "rm *.tmp",
+    "count": lambda job: f"wc -l < {job.wish.split()[4]} > count.txt",
+    "order": lambda job: f"sort {job.wish.split()[4]} > sorted.txt",
+    "find": lambda job: f"grep '^{job.wish.split()[9]} ' {job.wish.split()[4]} > found.txt",
+}
+"""What somebody types who knows how."""
+
+
+def plain(seed: int = 0) -> Terminal:
+    return Terminal(seed, None)
+
+
+def test_tracks_import_nothing_of_the_product() -> None:
+    found = [(name, file) for name, file in modules() if name.startswith("examples.tracks")]
+    assert len(found) > 5
+    for name, file in found:
+        ours = {t for t in imports(name, file) if t.split(".")[0] in ("tinker_claw", "local_gpu")}
+        assert not ours, name
+        others = {t for t in imports(name, file) if t.split(".")[0] == "examples"}
+        assert all(other.startswith("examples.tracks") for other in others), name
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "tracks").glob("*.toml")), ids=str)
+def test_shipped_tracks_are_tracks(file: Path) -> None:
+    track = read(file, model="demo")
+    assert track.environment == file.stem
+    assert environments.environment(track).task(0).messages
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "does not say environment"),
+        ("environment = 'chess'\nsize = 1", "size is no setting"),
+        ("environment = 'chess'\nsteps = '3'", "steps must be a number"),
+        ("environment = 'chess'\ngroup_size = 0", "group_size must be a number"),
+        ("environment =", "cannot be read as TOML"),
+    ],
+)
+def test_a_file_that_is_no_track_is_refused_in_a_sentence(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    (tmp_path / "track.toml").write_text(text)
+    with pytest.raises(TrackError, match=why):
+        read(tmp_path / "track.toml")
+
+
+def test_an_environment_that_is_not_there_is_named() -> None:
+    with pytest.raises(TrackError, match=r"no environment 'chess'.*tool-call, terminal"):
+        environments.environment(Track(environment="chess"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("3 + 4 * 5", "23"),
+        ("-(7 - 9)", "2"),
+        ("7 / 2", "3.5"),
+        ("1 / 0", "error: division by zero"),
+        ("9 ** 9 ** 9", "error: this is no expression"),
+        ("__import__('os')", "error: this is no expression"),
+        ("10**6", "error: this is no expression"),
+        ("999999 * 9999999", "error: this is no expression"),
+        ("3 +", "error: this is no expression"),
+        ("True + 1", "error: this is no expression"),
+        ("(" * 150 + "1" + ")" * 150, "error: an expression has at most"),
+    ],
+)
+def test_calculator_works_out_numbers_and_nothing_else(expression: str, result: str) -> None:
+    assert calculate(expression).startswith(result)
+
+
+async def test_sums_are_drawn_from_the_seed_and_held_out_ones_are_others() -> None:
+    env = ToolCall(seed=3)
+    shown = [env.task(n).expression for n in range(200)]
+    assert shown == [ToolCall(seed=3).task(n).expression for n in range(200)]
+    assert shown != [ToolCall(seed=4).task(n).expression for n in range(200)]
+    kept = {env.held_out(n).expression for n in range(200)}
+    assert not kept & set(shown)
+    task = env.task(0)
+    right = calculate(task.expression)
+    async with task.attempt() as attempt:
+        assert await attempt.call("calculator", {"expression": task.expression}) == right
+        assert (await attempt.call("calculator", {"expression": 3})).startswith("error")
+        assert (await attempt.call("browser", {})).startswith("error")
+        assert attempt.solved(f"{task.expression} = {right}")
+        assert not attempt.solved(f"{right}1")
+        assert not attempt.solved("I don't know.")
+
+
+async def _done(job: Job, command: str) -> bool:
+    async with job.attempt() as attempt:
+        assert not attempt.solved(""), f"{job.wish}: done before anything was"
+        await attempt.call("shell", {"command": command})
+        return attempt.solved("Done.")
+
+
+async def test_every_kind_of_job_is_done_by_the_right_command_and_by_no_other() -> None:
+    env = plain()
+    kinds = set[str]()
+    for job in (*map(env.task, range(40)), *map(env.held_out, range(10))):
+        kind = job.name.split()[0]
+        if kind not in kinds:
+            assert await _done(job, COMMANDS[kind](job)), job.wish
+            assert not await _done(job, "true"), job.wish
+        kinds.add(kind)
+    assert kinds == set(COMMANDS)
+
+
+async def test_shell_says_what_came_of_a_command_and_ends_what_takes_too_long() -> None:
+    async with plain().task(0).attempt() as attempt:
+        assert await attempt.call("shell", {"command": "echo hi; echo there >&2"}) == "hi\nthere"
+        assert await attempt.call("shell", {"command": "true"}) == "(it wrote nothing)"
+        failed = await attempt.call("shell", {"command": "cat nothing"})
+        assert failed.startswith("error: exit status 1\n")
+        assert "nothing" in failed
+        long = await attempt.call("shell", {"command": "yes | head -c 100000"})
+        assert len(long) < 2100
+        assert (await attempt.call("shell", {"command": 5})).startswith("error")
+    async with replace(plain().task(0), limit_s=0.2).attempt() as attempt:
+        assert (await attempt.call("shell", {"command": "sleep 100"})).startswith("error: it took")
+
+
+async def test_a_link_to_what_is_wanted_is_not_what_was_wanted(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("pear")
+    job = Job("x", "Write pear into a.txt", {}, {"a.txt": "pear"}, None)
+    assert not await _done(job, f"ln -s {tmp_path / 'elsewhere'} a.txt")
+    assert await _done(job, "echo pear > a.txt")
+
+
+def test_without_a_sandbox_only_the_shipped_models_have_a_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    track = Track(environment="terminal", model="Qwen/Qwen3-8B")
+    with pytest.raises(TrackError, match=r"Qwen/Qwen3-8B types would run .* Install bubblewrap"):
+        environments.environment(track)
+    env = environments.environment(Track(environment="terminal", model="demo"))
+    assert isinstance(env, Terminal)
+    assert env.sandbox is None
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+async def test_in_the_sandbox_there_is_neither_a_network_nor_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    env = Terminal.of(Track(environment="terminal", model="Qwen/Qwen3-8B"))
+    assert env.sandbox, "bubblewrap is there and does not work"
+    async with env.task(0).attempt() as attempt:
+
+        async def shell(command: str) -> str:
+            return await attempt.call("shell", {"command": command})
+
+        assert (await shell(f"cat {tmp_path / 'secret'}")).startswith("error")
+        assert (await shell("ls /home /root /etc")).startswith("error")
+        assert (await shell("touch /usr/x")).startswith("error")
+        assert await shell("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '") == "lo"
+        assert await shell("ls /proc | grep -c '^[0-9]*$'") in ("2", "3", "4", "5", "6")
+        assert await shell("echo here > a-file; cat a-file; pwd") == "here\n/work"
+        assert (await shell("env")).count("\n") < 8

@@ -1,0 +1,337 @@
+"""A track's run: what it asks of a gateway, what it does when that is busy or refuses, and what a
+kill changes.
+
+Rule: the fake gateway speaks the product's protocol and writes down what it was asked; the product
+itself is asked in the slow tests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from examples.tracks import TrackError, report
+from examples.tracks.__main__ import main
+from examples.tracks.client import Gateway, Place
+from examples.tracks.environments import environment
+from examples.tracks.runner import Run
+from examples.tracks.state import opened
+from examples.tracks.track import Track
+from tests.lives import ROOT, life, until
+from tests.ports import free_port
+from tests.truths import one, read
+from tinker_claw.shipped import verify
+
+TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
+
+
+Asked = tuple[dict[str, str], Any]
+"""Headers and body."""
+
+
+@dataclass
+class FakeGateway:
+    """Knows sums: it calls the calculator first, and answers with what that says."""
+
+    refusals: list[Response | None] = field(default_factory=list[Response | None])
+    """What it answers to the next requests in place of a reply; None: a reply."""
+    waiting: list[int] = field(default_factory=list[int])
+    """What it says of its queue at the next looks; then nothing waits."""
+    asked: list[tuple[dict[str, str], Any]] = field(
+        default_factory=list[tuple[dict[str, str], Any]]
+    )
+    outcomes: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    looks: int = 0
+    told: dict[str, str] = field(default_factory=dict[str, str])
+    """What it says of itself besides."""
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.asked.append((dict(request.headers), body))
+        if self.refusals and (refusal := self.refusals.pop(0)) is not None:
+            return refusal
+        last = body["messages"][-1]
+        message: dict[str, Any] = {"role": "assistant", "content": f"It is {last['content']}."}
+        if last["role"] == "user":
+            found = re.search(r"What is (.*)\?", last["content"])
+            arguments = json.dumps({"expression": found[1] if found else "1"})
+            function = {"name": "calculator", "arguments": arguments}
+            calls = [{"id": "call-1", "type": "function", "function": function}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        done = len(self.outcomes) // TRACK.group_size
+        return JSONResponse(
+            {
+                "choices": [{"message": message, "finish_reason": "stop"}],
+                "system_fingerprint": f"v{done}",
+                "usage": {"completion_tokens": 5},
+            }
+        )
+
+    async def feedback(self, request: Request) -> Response:
+        self.outcomes.append((request.headers["idempotency-key"], await request.json()))
+        return JSONResponse({"counts": True, "because": None})
+
+    async def health(self, _: Request) -> Response:
+        self.looks += 1
+        waiting = self.waiting.pop(0) if self.waiting else 0
+        return JSONResponse({"samples_waiting": waiting, "meaning": "So it is.", **self.told})
+
+    def gateway(self, track: Track = TRACK) -> Gateway:
+        app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/feedback", self.feedback, methods=["POST"]),
+                Route("/healthz", self.health),
+            ]
+        )
+        return Gateway(httpx.AsyncClient(transport=httpx.ASGITransport(app)), track)
+
+    def of(self, kind: str) -> list[Any]:
+        """Bodies of the requests whose turn type is this."""
+        return [body for headers, body in self.asked if headers["x-turn-type"] == kind]
+
+
+async def play(fake: FakeGateway, folder: Path, track: Track = TRACK) -> list[str]:
+    said: list[str] = []
+    with opened(folder) as state:
+        state.begin(track)
+        await Run(track, environment(track), fake.gateway(track), state, said.append).train()
+        said += report.lines(track, state)
+    return said
+
+
+def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "state.sqlite3")) as reader:
+        return reader.execute(query).fetchall()
+
+
+async def test_groups_of_tries_are_played_and_told(tmp_path: Path) -> None:
+    fake = FakeGateway()
+    said = await play(fake, tmp_path)
+    assert len(fake.outcomes) == 6
+    for key, told in fake.outcomes:
+        assert told == {"session": key, "score": 1.0, "final": True, "source": "client"}
+    episodes = [(h, b) for h, b in fake.asked if h["x-turn-type"] == "episode"]
+    assert len(episodes) == 12
+    sizes = Counter((h["x-group-id"], h["x-group-size"]) for h, _ in episodes)
+    assert sorted(sizes.values()) == [4, 4, 4]
+    for headers, body in episodes:
+        assert body["model"] == "demo"
+        assert body["temperature"] == 1.0
+        assert "seed" not in body
+        assert headers["x-session-id"].startswith(headers["x-group-id"])
+    last = next(body["messages"] for _, body in episodes if len(body["messages"]) == 3)
+    assert [message["role"] for message in last] == ["user", "assistant", "tool"]
+    assert last[2]["tool_call_id"] == last[1]["tool_calls"][0]["id"]
+    assert "v0 solves 1.00 of 2 held-out tasks" in said
+    assert "v3 solves 1.00 of 2 held-out tasks" in said
+    assert "3 tasks, 2 tries each: 6 episodes, 12 replies. Versions v0 to v3." in said
+
+
+async def test_exams_ask_for_a_version_by_name_and_train_nothing(tmp_path: Path) -> None:
+    fake = FakeGateway()
+    await play(fake, tmp_path)
+    exams = [body for body in fake.of("side") if "@" in body["model"]]
+    assert Counter(body["model"] for body in exams) == {"demo@v0": 4, "demo@v3": 4}
+    first = [[b["messages"][0], b["seed"]] for b in exams if len(b["messages"]) == 1]
+    assert sorted(map(str, first[:2])) == sorted(map(str, first[2:])), "the same for both"
+    asked = len(fake.asked)
+    await play(fake, tmp_path)
+    assert len(fake.asked) == asked + 2, "it asks which version serves, and tries nothing again"
+    assert len(fake.outcomes) == 6
+
+
+async def test_no_group_is_begun_while_too_many_samples_wait(tmp_path: Path) -> None:
+    fake = FakeGateway(waiting=[0, 64, 200])
+    await play(fake, tmp_path, replace(TRACK, groups=2))
+    assert fake.looks == 4
+    assert len(fake.outcomes) == 4
+
+
+async def test_where_learning_is_held_nobody_plays_on_and_the_run_says_why(tmp_path: Path) -> None:
+    fake = FakeGateway(told={"learner": "held", "learner_error": "An alarm rang."})
+    with pytest.raises(TrackError, match=r"So it is. An alarm rang. Then the same command goes on"):
+        await play(fake, tmp_path, replace(TRACK, exam_tasks=0))
+    assert fake.outcomes == []
+    await play(FakeGateway(), tmp_path, replace(TRACK, exam_tasks=0))
+    assert len(stored(tmp_path, "SELECT 1 FROM episodes WHERE reported")) == 6
+
+
+async def test_run_ends_with_the_step_that_was_wanted(tmp_path: Path) -> None:
+    fake = FakeGateway()
+    await play(fake, tmp_path, replace(TRACK, steps=2, groups=100))
+    assert 4 <= len(fake.outcomes) <= 10, "what was begun is brought to its end"
+    assert len(fake.outcomes) % 2 == 0
+
+
+async def test_what_a_busy_gateway_does_not_take_is_sent_again_as_it_was() -> None:
+    busy = JSONResponse({"error": {}}, 429, {"retry-after": "0"})
+    fake = FakeGateway(refusals=[busy, JSONResponse({"error": {}}, 503)])
+    reply = await fake.gateway().reply(Place("s", "t", "g"), [{"role": "user", "content": "Hi"}])
+    assert reply.calls
+    assert len(fake.asked) == 3
+    assert fake.asked[0] == fake.asked[1] == fake.asked[2]
+
+
+async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later(
+    tmp_path: Path,
+) -> None:
+    track = replace(TRACK, concurrency=1, groups=1, exam_tasks=0)
+    refusal = JSONResponse({"error": {"message": "no such model"}}, 404)
+    fake = FakeGateway(refusals=[None, None, refusal])
+    with pytest.raises(ExceptionGroup) as caught:
+        await play(fake, tmp_path, track)
+    assert caught.group_contains(TrackError, match="no such model", depth=2)
+    assert stored(tmp_path, "SELECT COUNT(*) FROM replies") == [(1,)]
+    assert fake.outcomes == []
+
+    await play(fake, tmp_path, track)
+    assert [key for key, _ in fake.outcomes] == [
+        session for (session,) in stored(tmp_path, "SELECT session FROM episodes ORDER BY try")
+    ]
+    first = [b for b in fake.of("episode") if len(b["messages"]) == 1]
+    assert len(first) == 2, "what was answered is not asked again"
+
+
+async def test_a_reply_that_never_ends_its_calls_has_failed(tmp_path: Path) -> None:
+    track = replace(TRACK, max_turns=1, exam_tasks=0)
+    fake = FakeGateway()
+    await play(fake, tmp_path, track)
+    assert {told["score"] for _, told in fake.outcomes} == {-1.0}
+    assert len(fake.of("episode")) == 6
+
+
+def test_a_folder_holds_one_run_and_one_runner(tmp_path: Path) -> None:
+    with opened(tmp_path) as state:
+        state.begin(TRACK)
+        state.begin(replace(TRACK, steps=9, url="http://elsewhere/v1"))
+        with pytest.raises(TrackError, match=r"holds a run with other settings.*--out"):
+            state.begin(replace(TRACK, seed=1))
+        with pytest.raises(TrackError, match="Another run is at work"), opened(tmp_path):
+            pass
+
+
+def test_what_stops_a_run_is_said_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(tmp_path / "nothing.toml"), "--out", str(tmp_path / "o")]) == 1
+    assert "nothing.toml cannot be read" in capsys.readouterr().err
+
+
+MODEL = ROOT / "examples" / "tracks" / "model"
+FLAGS = (
+    *("--model-name", str(MODEL), "--renderer", "qwen3", "--served-model-name", "demo-tracks"),
+    *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
+    *("--learning-rate", "1e-3"),
+)
+EASY = """\
+environment = "tool-call"
+model = "demo-tracks"
+concurrency = 4
+group_size = 4
+groups = 5
+exam_tasks = 2
+max_tokens = 40
+[options]
+numbers = 3
+digits = 1
+"""
+
+
+def runner(folder: Path, url: str) -> subprocess.Popen[bytes]:
+    (folder / "track.toml").write_text(EASY)
+    command = [sys.executable, "-m", "examples.tracks", "run", str(folder / "track.toml")]
+    with (folder / "runner.log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--url", url, "--out", str(folder / "out")],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+        )
+
+
+@contextmanager
+def rules() -> Iterator[str]:
+    """The demo's judge, in a process of its own; its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "examples.demo.judge", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path) -> None:
+    data, port = tmp_path / "data", free_port()
+    told = "SELECT COUNT(*) FROM feedback WHERE final = 1"
+    with rules() as judge:
+        flags = (*FLAGS, "--judge-url", judge)
+        with life(data, *flags, port=port) as doomed:
+            assert doomed.serves()
+            first = runner(tmp_path, doomed.url)
+            until(lambda: one(data, told) >= 3)
+            first.send_signal(signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
+            before = dict(read_scores(tmp_path))
+            second = runner(tmp_path, doomed.url)
+            until(lambda: one(data, told) >= 8)
+            doomed.kill()
+        with life(data, *flags, port=port) as again:
+            status = second.wait(timeout=300)
+            said = (tmp_path / "runner.log").read_text()
+            assert status == 0, said
+            until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+            assert again.stop() == 0
+    after = dict(read_scores(tmp_path))
+    assert before.items() <= after.items(), "what had ended ended once"
+    assert len(after) == 20
+    rows = read(
+        data,
+        "SELECT sessions.key, score FROM feedback "
+        "JOIN sessions ON sessions.id = session_id WHERE final = 1",
+    )
+    # A session has one outcome, which is the one that the runner wrote down.
+    assert sorted(tuple(row) for row in rows) == sorted(after.items())
+    assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
+    assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
+    assert one(data, "SELECT COUNT(*) FROM groups") == 5
+    # What was trained are the replies that the runner has, and each of them once.
+    trained = read(
+        data,
+        "SELECT sessions.key, COUNT(*) AS n FROM samples JOIN turns ON turns.id = turn_id "
+        "JOIN sessions ON sessions.id = session_id WHERE state = 'trained' GROUP BY session_id",
+    )
+    kept = dict(stored(tmp_path / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
+    assert all(row["n"] <= kept[row["key"]] for row in trained)
+    assert max(kept.values()) > 1, "somebody called the calculator"
+    assert "held-out tasks" in said
+    assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo-tracks\n")
+
+
+def test_shipped_beginner_is_whole_and_small() -> None:
+    verify(MODEL)
+    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6_000_000
+
+
+def read_scores(folder: Path) -> list[tuple[str, float]]:
+    return stored(folder / "out", "SELECT session, score FROM episodes WHERE score IS NOT NULL")
