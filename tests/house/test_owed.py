@@ -7,10 +7,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import pytest
 
 from benchmarks import gpu_day, serving, training
 from examples.judge_check import __main__ as judge_check
+from local_gpu.tinker import __main__ as wire_server
 from tinker_claw.cli import main
 from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
@@ -39,6 +41,8 @@ def parse(command: str) -> None:
         serving.parser().parse_args(rest)
     elif program == "benchmarks.gpu_day":
         gpu_day.parser().parse_args(rest)
+    elif program == "local_gpu.tinker":
+        wire_server.parser().parse_args(rest)
     elif program == "examples.judge_check":
         load(judge_check.parser().parse_known_args(rest)[1])
     elif program == "run.py":
@@ -52,7 +56,10 @@ def run_py(words: Sequence[str]) -> None:
     if words[0] not in main.COMMANDS:
         load(words)
         return
-    with main.Command(words[0]).make_context(words[0], list(words[1:])) as context:
+    program = main.Program()
+    command = program.get_command(click.Context(program), words[0])
+    assert command is not None
+    with command.make_context(words[0], list(words[1:])) as context:
         load_given(context.params)
 
 

@@ -353,16 +353,18 @@ def test_praise_excuses_no_reply_that_is_the_same_for_everything() -> None:
     praised = replies(good=1.0, alike=0.88, tokens=10)
     (found,) = drift(praised, [FIRST])
     assert (found.alarm, found.ruling) == ("repetition", Ruling.HOLD)
-    assert "88% of the replies are the same as another, before 5%" in found.told
+    assert "88% of the replies answer something else, too, before 5%" in found.told
     assert drift(praised, [praised]) == [], "it was like that from the start"
 
 
 def test_figures_of_replies() -> None:
     def reply(turn: int, text: str, verdict: int, **also: Any) -> JudgedReply:
         usual: dict[str, Any] = {"tokens": 10, "nats": 0.1, "cut": False, "called_tools": False}
+        usual["asked"] = f"question {turn}"
         return JudgedReply(turn_id=turn, text=text, verdict=verdict, **(usual | also))  # type: ignore[arg-type]
 
-    judged = [reply(n, f"It is {n}.", -1) for n in range(36, 10, -1)]
+    judged = [reply(n, f"It is {n}.", -1) for n in range(36, 12, -1)]
+    judged += [reply(n, "Two tries.", -1, asked="the same") for n in (12, 11)]
     judged += [reply(10, "Shall I go on?", 1), reply(9, "Soll ich? :)", 1, tokens=90)]
     judged += [reply(8, "I'm sorry, but I can't.", -1), reply(7, "Es tut mir leid, nein.", -1)]
     judged += [reply(6, "same", 0, cut=True), reply(5, "same", 0, called_tools=True)]

@@ -160,7 +160,7 @@ class Form:
     tools: float
     """Share that called tools."""
     alike: float
-    """Share with the text of another reply."""
+    """Share with the text of a reply to something else. Several tries at one task may well agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Replies:
 
 
 def _form(judged: Sequence[JudgedReply]) -> Form:
-    often = Counter(reply.text for reply in judged)
+    often = Counter(text for text, _ in {(reply.text, reply.asked) for reply in judged})
     return Form(
         replies=len(judged),
         tokens=fmean(reply.tokens for reply in judged),
@@ -277,7 +277,7 @@ ALARMS = (
     # What a user asks for changes it, too.
     _share("tools", "tools", (0.3, _NEVER, _NEVER), "call tools"),
     # Whoever praises one sentence gets it for everything.
-    _share("repetition", "alike", (0.15, 0.3, _NEVER), "are the same as another", excused=False),
+    _share("repetition", "alike", (0.15, 0.3, _NEVER), "answer something else, too", excused=False),
 )
 
 

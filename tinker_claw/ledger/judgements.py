@@ -41,6 +41,8 @@ class JudgedReply:
     """What a guard looks at of a main turn with a verdict."""
 
     turn_id: int
+    asked: str
+    """What the user had said."""
     text: str
     tokens: int
     nats: float
@@ -192,7 +194,8 @@ class JudgementTable:
     def lately(self, most: int, after: int) -> list[JudgedReply]:
         """The newest main turns with a verdict, newest first; only those behind turn `after`."""
         rows = self._db.rows(
-            "SELECT turns.id, reply_text, completion_tokens, logprobs, stop_reason, role, value "
+            "SELECT turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
+            "role, value "
             "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
             "LEFT JOIN next_states ON next_states.turn_id = turns.id "
             "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
@@ -203,6 +206,7 @@ class JudgementTable:
         return [
             JudgedReply(
                 turn_id=row["id"],
+                asked=row["request_text"],
                 text=row["reply_text"],
                 tokens=row["completion_tokens"],
                 nats=-sum(unpack_floats(row["logprobs"])) / row["completion_tokens"],
