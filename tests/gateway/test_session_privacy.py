@@ -291,6 +291,9 @@ async def test_forgetting_a_private_session_does_not_end_its_privacy(
         assert board["private_sessions"] == 1
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
 class Interrupted(Redactor):
     """While long texts are searched something else happens, on the event loop."""
 
@@ -319,10 +322,18 @@ async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
             world.ledger.forget(find)
 
         searcher.meanwhile = lambda: None
-        await world.ask("hello", headers=named)
+        call = '<tool_call>\n{"name": "f", "arguments": {"n": %d}}\n</tool_call>'
+        world.say("\n".join(call % n for n in range(2)))
+        offered: dict[str, Any] = {"headers": named, "tools": TOOLS}
+        called = (await world.ask("hello", **offered)).json()["choices"][0]["message"]
+        # Together they are long, and searched once more as what followed the call.
+        said = f"{MARK} again and " * 800
+        results = [
+            {"role": "tool", "tool_call_id": made["id"], "content": said}
+            for made in called["tool_calls"]
+        ]
         searcher.meanwhile = forget
-        said = f"{MARK} again and " * 2000
-        answer = await world.ask("hello", "fine", said, headers=named)
+        answer = await world.ask("hello", {**called, "content": ""}, *results, **offered)
         assert answer.status_code == 200
         assert rows(world) == []
         assert world.ledger._db.rows("SELECT * FROM next_states") == []
