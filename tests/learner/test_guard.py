@@ -357,6 +357,20 @@ def test_praise_excuses_no_reply_that_is_the_same_for_everything() -> None:
     assert drift(praised, [praised]) == [], "it was like that from the start"
 
 
+@pytest.mark.parametrize(
+    ("accepted", "alike", "ruling"),
+    [(0.45, 0.21, Ruling.HOLD), (0.45, 0.16, Ruling.WARN), (0.35, 0.21, Ruling.WARN)],
+)
+def test_one_reply_for_everything_is_held_sooner_where_it_is_what_is_praised(
+    accepted: float, alike: float, ruling: Ruling
+) -> None:
+    now = replies(good=0.5, alike=alike)
+    assert now.accepted is not None
+    now = replace(now, accepted=replace(now.accepted, alike=accepted))
+    (found,) = drift(now, [FIRST])
+    assert (found.alarm, found.ruling) == ("repetition", ruling)
+
+
 def test_figures_of_replies() -> None:
     def reply(turn: int, text: str, verdict: int, **also: Any) -> JudgedReply:
         usual: dict[str, Any] = {"tokens": 10, "nats": 0.1, "cut": False, "called_tools": False}

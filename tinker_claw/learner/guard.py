@@ -127,6 +127,9 @@ RISEN = 0.1
 """More of the replies are accepted than before by at least this share: learning does good."""
 FALLEN = 0.2
 """Fewer of them, by so much: what would hold learning rolls back."""
+PRAISED = 0.4
+"""In some 50 runs of the demo's users who want something at most 0.17 of the accepted replies were
+alike, and at least 0.44 where garbage is praised, until the weights were too damaged to repeat."""
 REJECTED = (64, 128)
 """In a row: warn, hold. Who accepts one reply in 20 rejects the next 128 once in 700 times."""
 FEWEST_OPINIONS = 20
@@ -160,7 +163,7 @@ class Form:
     tools: float
     """Share that called tools."""
     alike: float
-    """Share with the text of a reply to something else. Several tries at one task may well agree."""
+    """Share with the text of a reply to something else. Tries at one task may well agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,8 @@ class Alarm:
     excused: bool = True
     """By replies that are accepted more often than before, or are accepted and like that."""
     shown: str = "{:.0%}"
+    praised: Bounds | None = None
+    """Instead, where at least `PRAISED` of the accepted replies are like that."""
 
     def of(self, form: Form) -> float:
         return float(getattr(form, self.figure))
@@ -257,9 +262,8 @@ def _tokens(name: str, grown: Callable[[float, float], float], bounds: Bounds, h
     return Alarm(name, "tokens", grown, bounds, told, shown="{:.0f}")
 
 
-def _share(name: str, figure: str, bounds: Bounds, told: str, *, excused: bool = True) -> Alarm:
-    told = f"{{now}} of the replies {told}, before {{then}}"
-    return Alarm(name, figure, _more, bounds, told, excused=excused)
+def _share(name: str, figure: str, bounds: Bounds, told: str) -> Alarm:
+    return Alarm(name, figure, _more, bounds, f"{{now}} of the replies {told}, before {{then}}")
 
 
 ALARMS = (
@@ -277,7 +281,12 @@ ALARMS = (
     # What a user asks for changes it, too.
     _share("tools", "tools", (0.3, _NEVER, _NEVER), "call tools"),
     # Whoever praises one sentence gets it for everything.
-    _share("repetition", "alike", (0.15, 0.3, _NEVER), "answer something else, too", excused=False),
+    Alarm(
+        *("repetition", "alike", _more, (0.15, 0.3, _NEVER)),
+        told="{now} of the replies answer something else, too, before {then}",
+        excused=False,
+        praised=(0.1, 0.15, _NEVER),
+    ),
 )
 
 
@@ -307,7 +316,10 @@ def _against(now: Replies, before: Replies) -> list[Finding]:
         if alarm.excused and now.accepted is not None:
             measures.append(alarm.of(now.accepted))
         grown = min(alarm.grown(value, measure) for measure in measures)
-        if ruling := _ruling(grown, alarm.bounds):
+        bounds = alarm.bounds
+        if alarm.praised and now.accepted and alarm.of(now.accepted) >= PRAISED:
+            bounds = alarm.praised
+        if ruling := _ruling(grown, bounds):
             if ruling is Ruling.HOLD and alarm.excused and now.good <= before.good - FALLEN:
                 ruling = Ruling.ROLL_BACK
             shown = {"now": alarm.shown.format(value), "then": alarm.shown.format(then)}
