@@ -310,7 +310,7 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
 ) -> None:
     ledger = Ledger(tmp_path)
     table = Full(ledger._db)
-    limit = Budget(100.0, None, lambda: forecast(SETTINGS, PRICE, ledger))
+    limit = Budget(1e9, None, lambda: forecast(SETTINGS, PRICE, ledger))
     spending = Spending(PRICE, table, Telemetry(None), limit)
 
     async def ask() -> None:
