@@ -8,9 +8,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -168,17 +169,21 @@ def _watch(look: Callable[[], _Look]) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    left = Event()  # an exception could be swallowed by whoever is at work
-    before = signal.signal(signal.SIGINT, lambda number, frame: left.set())
+    # An exception could be swallowed by whoever is at work; and a handler that sets an Event waits
+    # for ever where it interrupts the Event's own wait.
+    left = SimpleQueue[None]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: left.put(None))
     try:
         with Live(auto_refresh=False) as live:
-            while not left.is_set():
+            while left.empty():
                 seen = look()
                 style = "green" if seen.exit_status == EXIT_WELL else "bold red"
                 head = Text("\n".join([*seen.said, *seen.notes]), style=style)
                 figures = Text.from_ansi("\n".join(seen.figures))
                 live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
-                left.wait(EVERY_S)
+                with suppress(Empty):
+                    left.get(timeout=EVERY_S)
+                    return
     finally:
         signal.signal(signal.SIGINT, before)
 
