@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from multiprocessing.context import ForkServerProcess
@@ -266,18 +266,23 @@ def _shifted(usual: type[datetime], seconds: float) -> type[datetime]:
     return Shifted
 
 
+def _tell_slow() -> None:
+    with suppress(OSError):  # where the disk is full
+        print(_SLOW, file=sys.stderr, flush=True)
+
+
 def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     """A plain function cannot be interrupted then, like a call into a foreign library."""
 
     @functools.wraps(call)
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        print(_SLOW, file=sys.stderr, flush=True)
+        _tell_slow()
         time.sleep(seconds)
         return call(*args, **kwargs)
 
     @functools.wraps(call)
     async def slowly_async(*args: Any, **kwargs: Any) -> Any:
-        print(_SLOW, file=sys.stderr, flush=True)
+        _tell_slow()
         await asyncio.sleep(seconds)
         return await call(*args, **kwargs)
 
