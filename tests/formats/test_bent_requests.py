@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.formats import test_messages, test_responses
+from tests.formats import test_messages_wire as test_messages
+from tests.formats import test_responses
 from tests.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (

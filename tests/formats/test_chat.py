@@ -444,6 +444,16 @@ def test_a_known_history_changes_neither_request_nor_refusal() -> None:
             assert told(lambda body=body: read_as(chat, body)) == whole
 
 
+def test_what_is_known_as_tools_is_no_message_and_no_message_is_tools() -> None:
+    said, tool = {"role": "user", "content": "hi"}, {"type": "function", "function": {"name": "f"}}
+    chat = Chat()
+    read_as(chat, written(said, tools=[tool]))
+    for body in (written([tool], tools=[tool]), written(said, tools=said), written([])):
+        whole = told(lambda body=body: parse_chat(body))
+        assert isinstance(whole, tuple), "a refusal"
+        assert told(lambda body=body: read_as(chat, body)) == whole
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -152,7 +152,10 @@ class Chat(Format):
         """
         pieces = pieces_of(body)
         said, offered = items_of(pieces.pop("messages", b"")), pieces.pop("tools", None)
-        if not said:
+        messages_are_objects = all(piece.startswith(b"{") for piece in said)
+        tools_are_a_list = offered is None or offered.startswith(b"[")
+        # Else what is known as tools might be taken for a message.
+        if not (said and messages_are_objects and tools_are_a_list):
             raise Unread
         made = self._known.of(user, said if offered is None else [*said, offered])
         new: dict[bytes, Any] = {}
