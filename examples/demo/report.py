@@ -16,6 +16,7 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot is imported: there may be no display
 
 import matplotlib.pyplot as plt
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from examples.demo import DemoError
@@ -69,8 +70,10 @@ def contents(progress: Progress) -> dict[str, Any]:
 def table(progress: Progress) -> Table:
     """The points that the method's study reports, one row each."""
     options = progress.options
-    shown = Table(title=_title(options), title_justify="left")
-    shown.add_column("after")
+    shown = Table(
+        title=_title(options), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    shown.add_column("after")  # nine columns in eighty characters
     for name in ("accepted", "sums", "lists", "length", "alike", "step", "sessions", "seconds"):
         shown.add_column(name, justify="right")
     for name, point in _rows(progress):

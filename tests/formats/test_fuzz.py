@@ -20,14 +20,17 @@ import pytest
 from tests.fakes import FakeSampler, Script
 from tests.gateways import MODEL, World, gateway, read_events, spell
 from tests.mutations import Mutants
+from tinker_claw.formats.body import ROOM
+from tinker_claw.render.prompt_cache import CAPACITY
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import SamplingParams, TokenChunk, Tokens
 
 REQUESTS = 10_000
 CONNECTIONS = 6
 LONGEST_S = 60
-GROWTH_MB = 80
-"""From the first thousand requests to the last."""
+GROWTH_MB = 1.2 * (CAPACITY + ROOM) / 1e6
+"""From the first thousand requests to the last: what is remembered of prompts and of pieces of
+bodies, and no more."""
 
 
 REPLIES = (

@@ -103,7 +103,7 @@ def load_piece(piece: bytes) -> Any:
     return value
 
 
-_MEMORY = 64_000_000
+ROOM = 64_000_000
 """For what was made of pieces, in bytes: some hundred long sessions."""
 _ENTRY = 1000
 """What a piece takes beside its bytes, its text, and what was found out about it; bytes."""
@@ -118,7 +118,7 @@ class KnownPieces:
     To count which one was asked for last would cost more than all that is done of a known message.
     """
 
-    def __init__(self, room: int = _MEMORY) -> None:
+    def __init__(self, room: int = ROOM) -> None:
         """`room`: bytes."""
         self._half = room // 2
         self._new: dict[str, dict[bytes, Any]] = {}
