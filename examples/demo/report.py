@@ -59,7 +59,7 @@ def contents(progress: Progress) -> dict[str, Any]:
     """The content of report.json."""
     return {
         "curve": [_entry(point) for point in progress.curve()],
-        "whole": progress.talked,
+        "whole": progress.talked and progress.version in progress.scores,
         "learner": progress.health.learner if progress.health else None,
         "error": progress.health.last_error if progress.health else None,
         "settings": _settings(progress.options),

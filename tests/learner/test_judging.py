@@ -307,3 +307,23 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
         await w.settled()
         assert w.says.asked == 0
         assert w.ledger._db.one("SELECT reward FROM samples") == 1.0
+
+
+async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
+    """By its number alone a set of 7 and 8 would begin with the 8."""
+    asked = list[str]()
+
+    class Noting(Says):
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            asked.extend(word for word in ("seventh", "eighth") if word in messages[-1]["content"])
+            return await super().answers(messages, n)
+
+    async with world(tmp_path, endpoint=Noting(), running=False) as w:
+        for _ in range(6):
+            w.ledger.turns.refuse(w.turn("YES"), "a test says so")
+        w.turn("YES seventh")
+        w.turn("YES eighth")
+        judging = asyncio.create_task(w.judging.run())
+        await w.settled()
+        judging.cancel()
+    assert asked == ["seventh", "eighth"]

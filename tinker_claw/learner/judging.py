@@ -187,6 +187,7 @@ class Judging:
                 self._wake.clear()
                 try:
                     found = self._parts.ledger.turns.judgeable()
+                    self._ask_nobody_about(found)
                 except LedgerError as error:
                     failures += 1
                     self._parts.health.judge_is("failing", str(error))
@@ -196,8 +197,8 @@ class Judging:
                 failures = 0
                 if not found:  # an outcome may have come where nothing is left to be judged
                     self._on_sample()
-                self._ask_nobody_about(found)
-                for number, turn_id in enumerate(set(found) - self._in_hand):
+                new = [turn_id for turn_id in found if turn_id not in self._in_hand]
+                for number, turn_id in enumerate(new):  # the oldest first
                     self._in_hand.add(turn_id)
                     group.create_task(self._one(turn_id))
                     if number % _AT_ONCE == _AT_ONCE - 1:
