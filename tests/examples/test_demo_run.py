@@ -418,6 +418,8 @@ async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) 
     found = report.contents(progress)
     assert (found["whole"], found["learner"], found["error"]) == (True, "held", why)
     assert [point.step for point in progress.curve()] == [0]
+    del progress.scores[0]
+    assert not report.contents(progress)["whole"], "cut off while it scored: it is run again"
 
 
 def test_a_comparison_shows_means_and_runs_nothing_twice(
@@ -535,5 +537,3 @@ def test_ctrl_c_ends_the_server_too_and_shows_what_was_reached(tmp_path: Path) -
 def test_a_gauge_without_a_figure_is_passed_over() -> None:
     told = "# TYPE a gauge\na NaN\n# TYPE tinker_claw_hints counter\ntinker_claw_hints_total 3\n"
     assert figures_from(told).hints == 3
-    del progress.scores[0]
-    assert not report.contents(progress)["whole"], "cut off while it scored: it is run again"
