@@ -43,6 +43,7 @@ MODEL = "demo"
 PLACES = {
     "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
     "max_body_bytes": "tinker_claw.gateway.app.MAX_BODY_BYTES",
+    "max_held_bytes": "tinker_claw.gateway.limits.MAX_HELD_BYTES",
     "body_s": "tinker_claw.gateway.app.BODY_S",
     "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",
     "patience_s": "tinker_claw.gateway.sampling.PATIENCE_S",
@@ -240,7 +241,9 @@ async def gateway(
         async with (
             in_background(app) as url,
             # verify=False: loading certificates would take longer than most tests.
-            httpx.AsyncClient(base_url=url, timeout=120, verify=False) as http,
+            httpx.AsyncClient(
+                base_url=url, timeout=120, verify=False, limits=httpx.Limits(max_connections=None)
+            ) as http,
         ):
             client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
             yield World(

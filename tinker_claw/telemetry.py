@@ -170,6 +170,13 @@ class Telemetry:
             buckets=_SECONDS,
             **make,
         )
+        self._waited = Histogram(
+            "tinker_claw_slot_wait_seconds",
+            "Seconds that a turn waited for one of --max-concurrent",
+            ["of"],
+            buckets=_SECONDS,
+            **make,
+        )
         self._step_seconds = Histogram(
             "tinker_claw_step_seconds", "Seconds per optimizer step", buckets=_SECONDS, **make
         )
@@ -192,12 +199,16 @@ class Telemetry:
         completion_tokens: int,
         seconds: float,
         first_token_s: float | None,
+        waited_s: float = 0.0,
+        episode: bool = False,
         usd: float | None = None,
         lost: str | None = None,
         misfit: bool = False,
     ) -> None:
         """
         Args:
+            waited_s: for a slot to be sampled in.
+            episode: nobody sat before it.
             usd: what it cost; None where nothing was billed, or the price is not known.
             lost: why it is the next state of no turn, although one waits for it.
             misfit: a call breaks the schema of a strict tool.
@@ -212,6 +223,7 @@ class Telemetry:
         self._latency.observe(seconds)
         if first_token_s is not None:
             self._first_token.observe(first_token_s)
+        self._waited.labels("episode" if episode else "person").observe(waited_s)
         log.info(
             "turn.captured",
             user=user,
@@ -225,6 +237,7 @@ class Telemetry:
             completion_tokens=completion_tokens,
             seconds=round(seconds, 3),
             **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
+            **({"waited_s": round(waited_s, 3)} if waited_s >= 0.001 else {}),
             **({} if usd is None else {"usd": usd}),
             **({} if lost is None else {"lost": lost}),
             **({"misfit": True} if misfit else {}),

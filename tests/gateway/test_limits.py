@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from tests.fakes import FakeSampler, Script
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.gateways import World, gateway, read_events, spell
-from tinker_claw.gateway.limits import COME_BACK_S, Limits
+from tinker_claw.gateway.limits import COME_BACK_S, PASSED_BY, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
@@ -48,6 +49,62 @@ class Gate(FakeSampler):
     async def filled(self, number: int) -> None:
         async with asyncio.timeout(60), self.entered:
             await self.entered.wait_for(lambda: self.inside >= number)
+
+
+class Turnstile(Gate):
+    """Lets one out at a time, and remembers whose turn came when."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        super().__init__(spell(renderer, "fine"))
+        self.opened.set()
+        self.out = asyncio.Semaphore(0)
+        self.order: list[str] = []
+        self._renderer = renderer
+
+    async def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
+        text = self._renderer.decode(prompt)
+        self.order.append("person" if "person" in text else "episode")
+        async for chunk in super().stream(prompt, params):
+            await self.out.acquire()
+            yield chunk
+
+
+class Queue:
+    """Sees who waits for a slot."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 0
+        self._grown = asyncio.Condition()
+        wait = Limits._wait
+
+        async def seen(limits: Limits, *line_and_user: Any) -> None:
+            self._now += 1
+            waiting = asyncio.create_task(self._tell())
+            try:
+                await wait(limits, *line_and_user)
+            finally:
+                self._now -= 1
+                await waiting
+
+        monkeypatch.setattr(Limits, "_wait", seen)
+
+    async def _tell(self) -> None:
+        async with self._grown:
+            self._grown.notify_all()
+
+    async def holds(self, number: int) -> None:
+        """Until so many wait."""
+        async with asyncio.timeout(60), self._grown:
+            await self._grown.wait_for(lambda: self._now >= number)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(monkeypatch)
+
+
+def episode(name: object, **more: str) -> dict[str, str]:
+    return {"X-Turn-Type": "episode", "X-Session-Id": f"try-{name}"} | more
 
 
 @pytest.fixture
@@ -131,6 +188,117 @@ async def test_one_users_flood_does_not_keep_another_waiting(
         assert sorted(a.status_code for a in answers) == [200] * 10 + [429] * 20
 
 
+async def test_a_person_does_not_wait_behind_128_episodes_and_none_of_them_fails(
+    tmp_path: Path, renderer: Renderer, gate: Gate, queue: Queue
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=8) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        tries = [
+            group.create_task(world.ask("go", headers=episode(n), stream=n % 2 == 0))
+            for n in range(128)
+        ]
+        await gate.filled(6)
+        await queue.holds(122)
+        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        assert healthy.status_code == 200
+        assert gate.inside == 6, "two slots are left for persons"
+        person = [group.create_task(world.ask("me", stream=True)) for _ in range(2)]
+        await gate.filled(8)
+        gate.opened.set()
+        answers = await asyncio.gather(*tries, *person)
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(world.turns()) == 130
+        assert gate.most == 8
+        waits = [(seen["episode"], seen["waited_s"]) for seen in world.observer.seen]
+        assert len([1 for of_episode, _ in waits if of_episode]) == 128
+
+
+async def test_a_freed_slot_is_a_persons_first(
+    tmp_path: Path, renderer: Renderer, queue: Queue
+) -> None:
+    gate = Turnstile(renderer)
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(5):
+            group.create_task(world.ask("go", headers=episode(number)))
+        await gate.filled(1)
+        await queue.holds(4)
+        for kind in ("main", "side", ""):
+            headers = {"X-Turn-Type": kind} if kind else {}
+            group.create_task(world.ask("person", headers=headers))
+        await queue.holds(7)
+        for _ in range(8):
+            gate.out.release()
+    assert gate.order == ["episode"] + 3 * ["person"] + 4 * ["episode"]
+
+
+async def test_whatever_says_that_it_is_of_an_episode_stands_in_their_line(
+    tmp_path: Path, renderer: Renderer, queue: Queue
+) -> None:
+    """Also an exam, which asks for a version by name and is no main turn."""
+    gate = Turnstile(renderer)
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(world.ask("go", headers=episode(0)))
+        await gate.filled(1)
+        exam = episode(1, **{"X-Turn-Type": "Episode"})
+        group.create_task(world.ask("go", headers=exam, model="demo@v0"))
+        await queue.holds(1)
+        group.create_task(world.ask("person"))
+        await queue.holds(2)
+        for _ in range(3):
+            gate.out.release()
+    assert gate.order == ["episode", "person", "episode"]
+    assert [seen["kind"] for seen in world.observer.seen] == ["main", "main", "side"]
+
+
+async def test_a_flood_of_episodes_leaves_their_user_places_of_their_own(
+    tmp_path: Path, renderer: Renderer, gate: Gate, queue: Queue
+) -> None:
+    async with (
+        gateway(tmp_path, renderer, gate, max_concurrent=1, max_queue=1) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        tries = [group.create_task(world.ask("go", headers=episode(n))) for n in range(4)]
+        refused = [task.result() for task in await _first(tries, 2)]
+        assert [answer.status_code for answer in refused] == [429, 429]
+        me = group.create_task(world.ask("me, too"))
+        await queue.holds(2)
+        gate.opened.set()
+        assert (await me).status_code == 200
+
+
+async def test_a_users_requests_hold_so_many_bytes_and_no_more(
+    tmp_path: Path, renderer: Renderer, gate: Gate, queue: Queue
+) -> None:
+    long = "and so on " * 900
+    async with (
+        gateway(
+            tmp_path, renderer, gate, users=USERS, max_concurrent=2, max_held_bytes=15_000
+        ) as world,
+        asyncio.TaskGroup() as group,
+    ):
+        first = group.create_task(world.ask(long, headers=bearer(ANNA)))
+        await gate.filled(1)
+        for stream in (False, True):
+            refused = await world.ask(long, headers=bearer(ANNA), stream=stream)
+            assert_error(refused, 429, code="rate_limit_exceeded", type="rate_limit_error")
+            assert refused.headers["retry-after"] == str(COME_BACK_S)
+        for headers in (bearer(BEN), bearer(ANNA) | episode(1)):
+            group.create_task(world.ask(long, headers=headers))
+        await queue.holds(1)
+        await gate.filled(2)
+        gate.opened.set()
+        assert (await first).status_code == 200
+        assert (await world.ask(long, headers=bearer(ANNA))).status_code == 200
+
+
 async def test_who_hangs_up_while_waiting_gives_up_place_and_turn(
     tmp_path: Path, renderer: Renderer, gate: Gate
 ) -> None:
@@ -184,6 +352,87 @@ async def test_slots_go_round_and_each_users_own_come_first() -> None:
         release.set()
     assert order[:5] == ["a", "b", "c", "a", "b"], order
     assert sorted(order) == ["a"] * 4 + ["b"] * 2 + ["c"]
+
+
+async def _order(limits: Limits, asked: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """In which order they begin who all come while the one slot is taken; each ends at once."""
+    order = list[tuple[str, bool]]()
+
+    async def use(user: str, episode: bool) -> None:
+        async with limits.slot(user, episode=episode):
+            order.append((user, episode))
+
+    async with (
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as group,
+        limits.slot("a", episode=True),
+    ):
+        for user, of_episode in asked:
+            group.create_task(use(user, of_episode))
+        await asyncio.sleep(0)
+    return order
+
+
+async def test_users_take_turns_among_episodes_too() -> None:
+    asked = [("a", True)] * 3 + [("b", True)] * 2 + [("c", False)] * 2
+    order = await _order(Limits(["a", "b", "c"], 1, 9), asked)
+    assert order == [
+        *[("c", False)] * 2,
+        *[("b", True), ("a", True), ("b", True), ("a", True), ("a", True)],
+    ]
+
+
+async def test_persons_pass_an_episode_by_only_so_often() -> None:
+    asked = [("a", True)] * 2 + [("b", False)] * (2 * PASSED_BY + 1)
+    order = await _order(Limits(["a", "b"], 1, 99), asked)
+    assert [at for at, (_, episode) in enumerate(order) if episode] == [
+        PASSED_BY,
+        2 * PASSED_BY + 1,
+    ]
+
+
+async def test_an_episode_that_is_overdue_may_take_the_slots_that_are_left_free() -> None:
+    limits, done = Limits(["a"], 4, 99), asyncio.Event()
+    inside = list[bool]()
+
+    async def use(episode: bool) -> None:
+        async with limits.slot("a", episode=episode):
+            inside.append(episode)
+            await done.wait()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(use(True))
+        await asyncio.sleep(0)
+        assert inside == [True] * 2
+        for _ in range(PASSED_BY):
+            async with limits.slot("a"):
+                pass
+        await asyncio.sleep(0)
+        assert inside == [True] * 3
+        done.set()
+
+
+@pytest.mark.parametrize("of_episode", [False, True])
+async def test_among_many_users_one_may_have_several_slots(of_episode: bool) -> None:
+    users = [f"user {n}" for n in range(1000)]
+    limits, done, inside = Limits(users, 64, 256), asyncio.Event(), Counter[str]()
+
+    async def use(user: str, episode: bool) -> None:
+        async with limits.slot(user, episode=episode):
+            inside[user] += 1
+            await done.wait()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for _ in range(64):
+            group.create_task(use("user 0", of_episode))
+        await asyncio.sleep(0)
+        assert inside == {"user 0": 48}, "a quarter is kept for those who have none"
+        for user in users[1 : PASSED_BY + 1]:
+            group.create_task(use(user, False))
+        await asyncio.sleep(0)
+        assert len(inside) == PASSED_BY + 1
+        done.set()
 
 
 async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() -> None:

@@ -364,15 +364,25 @@ def _trace(headers: Mapping[str, str]) -> str | None:
     return found["trace"] if found and found["trace"].strip("0") else None
 
 
+def is_episode(headers: Mapping[str, str]) -> bool:
+    """Whether X-Turn-Type says that a request is a step of an episode, which a person's goes
+    before, whatever else it turns out to be."""
+    return _said(headers) == _EPISODE
+
+
+def _said(headers: Mapping[str, str]) -> str:
+    return headers.get("x-turn-type", "").strip().lower()
+
+
 def _turn_type(headers: Mapping[str, str]) -> tuple[Kind | None, bool]:
     """The kind that the client names, and whether its session is an episode."""
-    value = headers.get("x-turn-type", "").strip().lower()
-    if value not in ("", Kind.MAIN, Kind.SIDE, _EPISODE):
+    if is_episode(headers):
+        return Kind.MAIN, True
+    value = _said(headers)
+    if value not in ("", Kind.MAIN, Kind.SIDE):
         raise RequestError(
             "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
         )
-    if value == _EPISODE:
-        return Kind.MAIN, True
     return Kind(value) if value else None, False
 
 

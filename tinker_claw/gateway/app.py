@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import ClawError, RequestError
 from tinker_claw.formats.base import Format, Purpose, Route, bearer
 from tinker_claw.gateway import errors, feedback
@@ -52,7 +53,8 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
         who = keys.principal(call.wire.key(call.headers), call.wire.key_place)
         refuse_forms(call.headers)
         with ExitStack() as held:
-            caller = held.enter_context(limits.place(who.name, who.cache_salt))
+            place = limits.place(who.name, who.cache_salt, episode=is_episode(call.headers))
+            caller = held.enter_context(place)
             try:
                 body = await read_body(
                     call.receive,
@@ -60,6 +62,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
                     most=MAX_BODY_BYTES,
                     limit_s=BODY_S,
                     context_tokens=deps.context_tokens,
+                    caller=caller,
                 )
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it
@@ -119,6 +122,7 @@ def _add_feedback(
                     most=feedback.MAX_BYTES,
                     limit_s=BODY_S,
                     context_tokens=deps.context_tokens,
+                    caller=caller,
                 )
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody is there to read it

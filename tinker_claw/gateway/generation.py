@@ -42,6 +42,8 @@ class Generation:
         )
         self.rest: list[Delta] = []
         """Deltas that were held back until the end."""
+        self._waited_s = 0.0
+        """For a slot."""
         self._first_token_s: float | None = None
         self._account = Account()
         self._captured = False
@@ -59,7 +61,9 @@ class Generation:
         caller = self._job.caller
         with charged() as self._account:
             try:
-                async with caller.limits.slot(caller.user):
+                waits = time.monotonic()
+                async with caller.limits.slot(caller.user, episode=caller.episode):
+                    self._waited_s = time.monotonic() - waits
                     return await self._run(show)
             finally:
                 if not self._captured:  # it was billed, and there is no turn to write that to
@@ -166,6 +170,8 @@ class Generation:
             completion_tokens=completion_tokens,
             seconds=time.monotonic() - job.started,
             first_token_s=self._first_token_s,
+            waited_s=self._waited_s,
+            episode=job.caller.episode,
             usd=bill.usd if bill else None,
             lost=job.lost,
             misfit=misfit is not None,

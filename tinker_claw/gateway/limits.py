@@ -1,8 +1,10 @@
 """How much is taken in at once, and how requests share the event loop.
 
 Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was let
-in waits for a slot inside their answer, so that headers and keep-alives flow; a slot is kept for
-every user who has none, and the others are served in turn: no user's flood starves another. Between
+in waits for a slot inside their answer, so that headers and keep-alives flow. Requests of episodes
+have a line of their own, behind that of persons: they leave slots free for whoever comes next, and
+a person's request goes first. In the persons' line a slot is kept for users who have none, and in
+either line users are served in turn: no user's flood starves another. Between
 two requests that compute the event loop looks at its sockets, so that a crowd of requests, each of
 a few milliseconds, does not make the gateway deaf for as long as all of them take together. What
 takes longer, because somebody has sent very much, is done in a thread.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,8 +29,11 @@ from tinker_claw.errors import RequestError
 T = TypeVar("T")
 
 MAX_QUEUE: Final = 256
-"""Requests of one user that may wait: more than agents open by themselves, so only a loop that has
-gone wrong is told to come back."""
+"""Requests of one user that may wait in either line: more than agents open by themselves, so only a
+loop that has gone wrong is told to come back."""
+MAX_HELD_BYTES: Final = 64_000_000
+"""Of the bodies of one user's requests in either line. OpenClaw's have 38 to 156 kB, so a full
+queue of them has less; a loop that sends the longest there are would take all memory."""
 MAX_BODY_BYTES: Final = 16_000_000
 """Of one request: twice what the longest context that is served (262,144 tokens) can need."""
 BODY_S: Final = 60.0
@@ -39,6 +44,12 @@ ALWAYS_READ_BYTES = 65_536
 """However small the context."""
 COME_BACK_S = 10
 """For a client that finds the queue full."""
+LEFT_FREE = 2
+"""Slots that episodes leave for the persons who come next: a reply takes seconds, and a person with
+an agent asks for one or two at a time."""
+PASSED_BY = 8
+"""Replies of persons that may begin in a row while an episode waits. Then one of an episode begins,
+so that episodes go on where persons take every slot."""
 
 
 class ComputeRounds:
@@ -94,46 +105,88 @@ class UserShare:
     completion_tokens: int = 0
 
 
+class _Line:
+    """The requests of persons, or those of episodes."""
+
+    def __init__(self, users: Sequence[str]) -> None:
+        self.here: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        """Of the bodies of those that are here."""
+        self.sampling: dict[str, int] = {}
+        """Replies of those users who have any."""
+        self.waiting = {user: deque[asyncio.Future[None]]() for user in users}
+        """In the order in which they are served."""
+
+    @property
+    def first(self) -> Iterator[str]:
+        """Those who wait."""
+        for user, calls in self.waiting.items():
+            while calls and calls[0].cancelled():
+                calls.popleft()
+            if calls:
+                yield user
+
+    @property
+    def anybody(self) -> bool:
+        return next(self.first, None) is not None
+
+
 class Limits:
     """The requests that are being answered, and those that wait."""
 
     def __init__(self, users: Sequence[str], concurrent: int, queue: int) -> None:
-        """`concurrent`: of all users; `queue`: how many more of one user may wait."""
-        self._users = users
+        """`concurrent`: of all users; `queue`: how many more of one user may wait in a line."""
+        self._users = len(users)
         self._most = concurrent + queue
         self._free = concurrent
-        self._here: Counter[str] = Counter()
-        self._sampling: Counter[str] = Counter()
-        self._waiting = {user: deque[asyncio.Future[None]]() for user in users}
+        self._kept = min(max(LEFT_FREE, concurrent // 4), concurrent - 1)
+        """Slots that are kept free for persons at most: with more users than that, nobody could
+        have two."""
+        self._persons, self._episodes = _Line(users), _Line(users)
+        self._passed = 0
+        """Replies of persons that have begun since an episode waits."""
         self._served = {user: UserShare() for user in users}
 
     @contextmanager
-    def place(self, user: str, cache_salt: str | None = None) -> Generator[Caller]:
+    def place(
+        self, user: str, cache_salt: str | None = None, *, episode: bool = False
+    ) -> Generator[Caller]:
         """Held for as long as a request is here.
 
         Args:
             cache_salt: of the user's group.
+            episode: nobody sits before it.
 
         Raises:
             RequestError: too many of this user's requests are.
         """
-        if self._here[user] >= self._most:
-            raise RequestError(
-                f"Too many requests at once: {self._most} are being answered or waiting; come back "
-                f"in {COME_BACK_S} seconds.",
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(COME_BACK_S)},
-            )
-        self._here[user] += 1
+        here = self._line(episode).here
+        if here[user] >= self._most:
+            raise _too_many(f"{self._most} are being answered or waiting")
+        here[user] += 1
+        caller = Caller(user, self, cache_salt, episode)
         try:
-            yield Caller(user, self, cache_salt)
+            yield caller
         finally:
-            self._here[user] -= 1
+            here[user] -= 1
+            self._line(episode).bytes[user] -= caller.bytes
+
+    def hold(self, caller: Caller, count: int) -> None:
+        """So many bytes more of a request's body.
+
+        Raises:
+            RequestError: this user's requests have too many.
+        """
+        held = self._line(caller.episode).bytes
+        if held[caller.user] + count > MAX_HELD_BYTES:
+            raise _too_many(f"more than {MAX_HELD_BYTES // 10**6} MB of them would be held")
+        held[caller.user] += count
+        caller.bytes += count
 
     def figures(self, user: str) -> dict[str, int]:
         """A user's own, since the start."""
-        return {"requests_now": self._here[user]} | asdict(self._served[user])
+        here = self._persons.here[user] + self._episodes.here[user]
+        return {"requests_now": here} | asdict(self._served[user])
 
     def served(self, user: str, prompt_tokens: int, completion_tokens: int) -> None:
         """A turn has ended."""
@@ -143,65 +196,89 @@ class Limits:
         figures.completion_tokens += completion_tokens
 
     @asynccontextmanager
-    async def slot(self, user: str) -> AsyncGenerator[None]:
+    async def slot(self, user: str, *, episode: bool = False) -> AsyncGenerator[None]:
         """Held while a reply is sampled; waits for one."""
-        if self._waiting[user] or not self._may_start(user):
-            await self._wait(user)
+        line = self._line(episode)
+        behind = episode and self._persons.anybody
+        if behind or line.waiting[user] or not self._may_start(line, user):
+            await self._wait(line, user)
         else:
-            self._start(user)
+            self._start(line, user)
+            self._call()  # an episode may have been passed by once too often
         try:
             yield
         finally:
-            self._end(user)
+            self._end(line, user)
 
-    async def _wait(self, user: str) -> None:
+    def _line(self, episode: bool) -> _Line:
+        return self._episodes if episode else self._persons
+
+    async def _wait(self, line: _Line, user: str) -> None:
         """Whoever ends a reply starts this one."""
         called = asyncio.get_running_loop().create_future()
-        self._waiting[user].append(called)
+        line.waiting[user].append(called)
         try:
             await called
         except asyncio.CancelledError:
             if called.cancelled():
                 with suppress(ValueError):  # it may have been passed over already
-                    self._waiting[user].remove(called)
+                    line.waiting[user].remove(called)
             else:
-                self._end(user)
+                self._end(line, user)
             raise
 
-    def _may_start(self, user: str) -> bool:
-        if self._sampling[user]:
-            return self._free > sum(not self._sampling[other] for other in self._users)
-        return self._free > 0
+    def _may_start(self, line: _Line, user: str) -> bool:
+        without = self._users - len(self._persons.sampling)
+        if line is self._episodes:
+            kept = 0 if self._passed >= PASSED_BY else max(LEFT_FREE, without)
+        else:
+            kept = without if user in line.sampling else 0
+        return self._free > min(kept, self._kept)
 
-    def _start(self, user: str) -> None:
+    def _start(self, line: _Line, user: str) -> None:
         self._free -= 1
-        self._sampling[user] += 1
-        self._waiting[user] = self._waiting.pop(user)  # to the end of the round
+        line.sampling[user] = line.sampling.get(user, 0) + 1
+        line.waiting[user] = line.waiting.pop(user)  # to the end of the round
+        passed = line is self._persons and self._episodes.anybody
+        self._passed = self._passed + 1 if passed else 0
 
-    def _end(self, user: str) -> None:
+    def _end(self, line: _Line, user: str) -> None:
         self._free += 1
-        self._sampling[user] -= 1
+        line.sampling[user] -= 1
+        if not line.sampling[user]:
+            del line.sampling[user]
+        self._call()
+
+    def _call(self) -> None:
         while (following := self._next()) is not None:
-            called = self._waiting[following].popleft()
-            self._start(following)
+            line, user = following
+            called = line.waiting[user].popleft()
+            self._start(line, user)
             called.set_result(None)
 
-    def _next(self) -> str | None:
-        for user, calls in self._waiting.items():
-            while calls and calls[0].cancelled():
-                calls.popleft()
-            if calls and self._may_start(user):
-                return user
+    def _next(self) -> tuple[_Line, str] | None:
+        """Who begins now; None: nobody may."""
+        lines = (self._persons, self._episodes)
+        for line in lines if self._passed < PASSED_BY else reversed(lines):
+            for user in line.first:
+                if self._may_start(line, user):
+                    return line, user
+            if line is self._persons and line.anybody:
+                break
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caller:
     """A user with a place."""
 
     user: str
     limits: Limits
     cache_salt: str | None
+    episode: bool
+    """Nobody sits before this request."""
+    bytes: int = 0
+    """Of its body, as far as it has come."""
 
 
 async def read_body(
@@ -211,6 +288,7 @@ async def read_body(
     most: int,
     limit_s: float,
     context_tokens: int,
+    caller: Caller,
 ) -> bytes:
     """The body, refused as soon as it is known to be too long, or too long in coming.
 
@@ -220,7 +298,8 @@ async def read_body(
         context_tokens: of the model.
 
     Raises:
-        RequestError: 413, 408, or the 400 of a prompt that does not fit the context.
+        RequestError: 413, 408, the 400 of a prompt that does not fit the context, or the 429 of a
+            user whose requests hold too much.
         ClientDisconnect: the client has hung up.
     """
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
@@ -239,9 +318,11 @@ async def read_body(
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
-                body += message.get("body", b"")
-                if len(body) > limit:
+                piece = message.get("body", b"")
+                if len(body) + len(piece) > limit:
                     raise too_long()
+                caller.limits.hold(caller, len(piece))
+                body += piece
                 more = message.get("more_body", False)
     except TimeoutError as error:
         raise RequestError(
@@ -251,6 +332,15 @@ async def read_body(
             headers={"connection": "close"},
         ) from error
     return bytes(body)
+
+
+def _too_many(what: str) -> RequestError:
+    return RequestError(
+        f"Too many requests at once: {what}; come back in {COME_BACK_S} seconds.",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(COME_BACK_S)},
+    )
 
 
 def _too_long(limit: int) -> RequestError:
