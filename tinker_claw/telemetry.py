@@ -238,6 +238,7 @@ class Telemetry:
             seconds=round(seconds, 3),
             **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
             **({"waited_s": round(waited_s, 3)} if waited_s >= 0.001 else {}),
+            **({"episode": True} if episode else {}),
             **({} if usd is None else {"usd": usd}),
             **({} if lost is None else {"lost": lost}),
             **({"misfit": True} if misfit else {}),

@@ -1,0 +1,363 @@
+"""`python -m benchmarks.tracks`: what a gateway costs the environments that train through it.
+
+Many episodes of the tool-call track at a time, played by the track's own runner: against a model
+server that takes a fixed time for every reply, and against a gateway whose sampler is that server.
+Without the gateway the runner asks the stub for chat completions and gets them whole; with it, the
+gateway asks the same process for token ids, as it asks vLLM, and gets one event per token; both
+take equally long. Meanwhile persons talk to the gateway, the stub judges, and the learner takes
+steps with a trainer that is elsewhere.
+
+Rule: the sides take turns, and every figure stands with the processor time that it took: where a
+core is full, it is the machine that is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gateway_client import Cores, Measured, pinned, pulse, server, share
+from benchmarks.tracks_stub import MODEL as STUB
+from examples.tracks.client import Gateway
+from examples.tracks.environments import environment
+from examples.tracks.runner import Run
+from examples.tracks.state import opened
+from examples.tracks.track import Track
+
+Say = Callable[[str], None]
+MODEL = Path(__file__).parent.parent / "examples" / "tracks" / "model"
+"""Whose tokenizer is used."""
+_START_S = 180.0
+_NO_END = 1_000_000
+_PAUSE_S = 1.0
+"""Of a person, between a reply and their next words."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is played."""
+
+    concurrency: int = 128
+    """Episodes at a time."""
+    rounds: int = 4
+    """So many times as many are played; the first ones are not counted."""
+    latency_s: float = 5.0
+    tokens: int = 64
+    """Of a reply."""
+    persons: int = 4
+    slots: tuple[int, ...] = (160, 64)
+    """--max-concurrent of the gateways that are measured."""
+    batch: int = 64
+    step_s: float = 5.0
+    repeat: int = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run of the track."""
+
+    what: str
+    episodes: int
+    per_minute: float
+    """Episodes, from the end of the first lot to the end."""
+    refused: int
+    """Requests of the environments that got no 200."""
+    load: float
+    """Of the machine, when it ended."""
+    cpu_ms: Mapping[str, float]
+    """Per turn: of the environments, the stub and the gateway."""
+    full: float
+    """Share of its core that the busiest of them used."""
+    waits_ms: Sequence[float] = ()
+    """Of persons' turns, for a slot of the gateway."""
+    asked: int = 0
+    """Turns of persons."""
+    learner_waits: float | None = None
+    """Share of the time."""
+    steps: int = 0
+    health_ms: float | None = None
+    """The longest that /healthz had to wait."""
+
+
+@dataclass
+class Figures:
+    """All sides, in the order in which they ran."""
+
+    size: Size
+    sides: list[Side] = field(default_factory=list[Side])
+
+    def of(self, what: str) -> list[Side]:
+        return [side for side in self.sides if side.what == what]
+
+    def ratios(self, what: str) -> list[float]:
+        """Episodes per minute, as a share of those without a gateway in the same repetition."""
+        pairs = zip(self.of(what), self.of(ALONE), strict=False)
+        return [side.per_minute / alone.per_minute for side, alone in pairs]
+
+
+ALONE = "no gateway"
+
+
+def through(slots: int) -> str:
+    return f"gateway, --max-concurrent {slots}"
+
+
+async def measure(folder: Path, size: Size, say: Say) -> Figures:
+    """All sides in turn, as often as is wanted."""
+    cores, everywhere, figures = Cores.take(), os.sched_getaffinity(0), Figures(size)
+    os.sched_setaffinity(0, {cores.client})
+    stub_flags = (str(MODEL), str(size.latency_s), str(size.tokens))
+    try:
+        with server("tracks_stub", cores.client, *stub_flags) as stub:
+            for number in range(size.repeat):
+                say(f"{number + 1} of {size.repeat}: {ALONE}")
+                place = folder / f"{number}-alone"
+                figures.sides.append(await _side(ALONE, place, size, stub, None, cores))
+                for slots in size.slots:
+                    say(f"{number + 1} of {size.repeat}: {through(slots)}")
+                    place = folder / f"{number}-{slots}"
+                    with gateway(place, stub, slots, size, cores) as at:
+                        side = await _side(through(slots), place, size, stub, at, cores)
+                    figures.sides.append(side)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    return figures
+
+
+@contextmanager
+def gateway(
+    place: Path, stub: Measured, slots: int, size: Size, cores: Cores
+) -> Generator[Measured]:
+    """The product on its own core; its log is `place`/log."""
+    place.mkdir(parents=True)
+    command = [sys.executable, "-m", "benchmarks.tracks_gateway", str(place / "run"), str(MODEL)]
+    command += [stub.url, str(slots), str(size.batch), str(size.step_s)]
+    with (
+        (place / "log").open("w") as log,
+        subprocess.Popen(pinned(cores.server, command), stderr=log) as process,
+    ):
+        try:
+            until = time.monotonic() + _START_S
+            while not (serving := _events(place, "serving")):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"no gateway: {(place / 'log').read_text()[-2000:]}")
+                time.sleep(0.1)
+            yield Measured(process.pid, serving[0]["url"])
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def _side(
+    what: str, place: Path, size: Size, stub: Measured, at: Measured | None, cores: Cores
+) -> Side:
+    """Play the track once."""
+    asked, group = at or stub, 8
+    track = Track(
+        environment="tool-call",
+        model=STUB,
+        url=asked.url,
+        concurrency=size.concurrency,
+        group_size=group,
+        groups=size.concurrency * size.rounds // group,
+        steps=_NO_END,
+        waiting=_NO_END,
+        max_tokens=4 * size.tokens,
+        exam_tasks=0,
+        options=(("digits", 1),),
+    )
+    refused = list[int]()
+
+    async def seen(answer: httpx.Response) -> None:
+        if not answer.is_success:
+            refused.append(answer.status_code)
+
+    processes = {"stub": stub} | ({"gateway": at} if at else {})
+    with opened(place / "track") as state, ExitStack() as stack:
+        state.begin(track)
+        health = stack.enter_context(pulse(at.url, cores.client)) if at else []
+        before = {name: process.cpu_s() for name, process in processes.items()}
+        own, began = time.process_time(), time.monotonic()
+        async with httpx.AsyncClient(
+            timeout=600, limits=httpx.Limits(max_connections=None), event_hooks={"response": [seen]}
+        ) as http:
+            people = [
+                asyncio.create_task(_person(http, at)) for _ in range(size.persons if at else 0)
+            ]
+            await Run(track, environment(track), Gateway(http, track), state, str).train()
+            wall = time.monotonic() - began
+            for person in people:
+                person.cancel()
+            await asyncio.gather(*people, return_exceptions=True)
+        used = {name: process.cpu_s() - before[name] for name, process in processes.items()}
+        used["environments"] = time.process_time() - own
+        ends = [end for (end,) in state.rows("SELECT ended_at FROM episodes ORDER BY ended_at")]
+        ((turns,),) = state.rows("SELECT COUNT(*) FROM replies")
+    first = size.concurrency - 1
+    busy = max(used.get("gateway", 0.0), used["stub"] + used["environments"]) / wall
+    side = Side(
+        what=what,
+        episodes=len(ends),
+        per_minute=60 * (len(ends) - 1 - first) / (ends[-1] - ends[first]),
+        refused=len(refused),
+        load=os.getloadavg()[0],
+        cpu_ms={name: 1e3 * seconds / turns for name, seconds in used.items()},
+        full=busy,
+    )
+    return side if at is None else _with_gateway(side, place, wall, health)
+
+
+def _with_gateway(side: Side, place: Path, wall: float, health: Sequence[float]) -> Side:
+    """What the gateway's log says besides."""
+    persons = [e for e in _events(place, "turn.captured") if not e.get("episode")]
+    steps = _events(place, "step")
+    busy = sum(event["seconds"] for event in [*steps, *_events(place, "publish")])
+    more: dict[str, Any] = {
+        "waits_ms": [1e3 * event.get("waited_s", 0.0) for event in persons],
+        "asked": len(persons),
+        "learner_waits": max(0.0, 1 - busy / wall),
+        "steps": len(steps),
+        "health_ms": 1e3 * max(health),
+    }
+    return Side(**(asdict(side) | more))
+
+
+async def _person(http: httpx.AsyncClient, at: Measured | None) -> None:
+    """Says something, hears the answer, waits, and says something else, without end."""
+    assert at is not None
+    said = list[dict[str, str]]()
+    while True:
+        said = [*said[-4:], {"role": "user", "content": f"And how are you now, {len(said)}?"}]
+        body = {"model": STUB, "messages": said, "stream": True}
+        async with http.stream("POST", f"{at.url}/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for _ in answer.aiter_bytes():
+                pass
+        said = [*said, {"role": "assistant", "content": "I am well."}]
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _events(place: Path, name: str) -> list[dict[str, Any]]:
+    lines = (place / "log").read_text().splitlines()
+    found = (json.loads(line) for line in lines if f'"event": "{name}"' in line and line[-1] == "}")
+    return [event for event in found if event["event"] == name]
+
+
+def show(console: Console, figures: Figures) -> None:
+    """Tables and what has to be known about them."""
+    size = figures.size
+    console.print(
+        f"{size.concurrency} episodes of the tool-call track at a time, {size.latency_s:g} s and "
+        f"{size.tokens} tokens a reply, two replies an episode; {size.persons} persons at the "
+        f"gateway; batches of {size.batch}, {size.step_s:g} s a step. One core for the gateway, "
+        "another for environments and stub."
+    )
+    table = Table("side", "episodes/min", "of no gateway", "refused", "fullest core", "load")
+    for side in figures.sides:
+        at = figures.of(side.what).index(side)
+        ratio = "" if side.what == ALONE else f"{figures.ratios(side.what)[at]:.3f}"
+        table.add_row(
+            side.what,
+            f"{side.per_minute:,.0f}",
+            ratio,
+            str(side.refused),
+            f"{side.full:.0%}",
+            f"{side.load:.0f}",
+        )
+    console.print(table)
+    table = Table(
+        "side", "CPU a turn: gateway", "environments", "stub", "learner waits", "/healthz"
+    )
+    for what in dict.fromkeys(side.what for side in figures.sides):
+        sides = figures.of(what)
+        cpu = [
+            f"{statistics.median(s.cpu_ms[name] for s in sides):.1f} ms"
+            if name in sides[0].cpu_ms
+            else ""
+            for name in ("gateway", "environments", "stub")
+        ]
+        waits = [side.learner_waits for side in sides if side.learner_waits is not None]
+        health = [side.health_ms for side in sides if side.health_ms is not None]
+        table.add_row(
+            what,
+            *cpu,
+            f"{statistics.median(waits):.0%}" if waits else "",
+            f"{max(health):.0f} ms at most" if health else "",
+        )
+    console.print(table)
+    for slots in size.slots:
+        sides = figures.of(through(slots))
+        waits = [wait for side in sides for wait in side.waits_ms]
+        if waits:
+            console.print(
+                f"{through(slots)}: {len(waits)} turns of persons waited for a slot for "
+                f"{share(waits, 0.5):.0f} ms (median), {share(waits, 0.95):.0f} ms (p95), "
+                f"{max(waits):.0f} ms (longest). Goal: 50 ms (p95)."
+            )
+        ratio = statistics.median(figures.ratios(through(slots)))
+        console.print(f"{through(slots)}: {ratio:.3f} of the episodes per minute. Goal: 0.95.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    plain = Size()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tracks", description=__doc__)
+    add = parser.add_argument
+    add("--concurrency", type=int, default=plain.concurrency, help="episodes at a time (128)")
+    add("--rounds", type=int, default=plain.rounds, help="as often as many, more than one (4)")
+    add("--latency", type=float, default=plain.latency_s, help="seconds of a reply (5)")
+    add("--tokens", type=int, default=plain.tokens, help="of a reply (64)")
+    add("--persons", type=int, default=plain.persons, help="who talk to the gateway meanwhile (4)")
+    add("--slots", type=int, nargs="+", default=plain.slots, help="--max-concurrent (160 64)")
+    add("--batch", type=int, default=plain.batch, help="samples of a step (64)")
+    add("--step", type=float, default=plain.step_s, help="seconds of a step (5)")
+    add("--repeat", type=int, default=plain.repeat, help="times that each side runs (3)")
+    add("--directory", type=Path, help="where ledgers and logs are kept; else they are not")
+    add("--json", type=Path, help="write everything here, too")
+    return parser
+
+
+def main() -> None:
+    """Read flags, measure, print tables and, where asked, a JSON file."""
+    asked = parser().parse_args()
+    size = Size(
+        concurrency=asked.concurrency,
+        rounds=asked.rounds,
+        latency_s=asked.latency,
+        tokens=asked.tokens,
+        persons=asked.persons,
+        slots=tuple(asked.slots),
+        batch=asked.batch,
+        step_s=asked.step,
+        repeat=asked.repeat,
+    )
+    console, started = Console(width=120), time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"{time.monotonic() - started:4.0f} s  {line}", style="dim")
+
+    with tempfile.TemporaryDirectory() as name:
+        figures = asyncio.run(measure(asked.directory or Path(name), size, say))
+    show(console, figures)
+    if asked.json:
+        asked.json.write_text(json.dumps(asdict(figures), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
