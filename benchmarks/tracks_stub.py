@@ -46,7 +46,7 @@ class Stub:
     tokenizer: Tokenizer
     latency_s: float
     tokens: int
-    """Of every reply; those that need more have more."""
+    """Of every reply, or one more; those that need more have more."""
     _tries: itertools.count[int] = field(default_factory=itertools.count)
 
     def decide(self, asked: str | None, told: str | None) -> tuple[str, str | None]:
@@ -113,7 +113,7 @@ class Stub:
         yield b"data: [DONE]\n\n"
 
     def _padded(self, words: str, expression: str | None) -> str:
-        """The text of a reply of so many tokens, which ends with what it says."""
+        """The text of a reply of about so many tokens, which ends with what it says."""
         end = words
         if expression is not None:
             call = {"name": "calculator", "arguments": {"expression": expression}}
