@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gateway_client import Cores, Measured, pinned, pulse, server, share
+from benchmarks.gateway_client import Cores, Measured, pinned, server, share
 from benchmarks.tracks_stub import MODEL as STUB
 from examples.tracks.client import Gateway
 from examples.tracks.environments import environment
@@ -46,7 +46,7 @@ MODEL = Path(__file__).parent.parent / "examples" / "tracks" / "model"
 _START_S = 180.0
 _NO_END = 1_000_000
 _PAUSE_S = 1.0
-"""Of a person, between a reply and their next words."""
+"""Between a reply and a person's next words, and between two looks at /healthz."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ async def measure(folder: Path, size: Size, say: Say) -> Figures:
             for number in range(size.repeat):
                 say(f"{number + 1} of {size.repeat}: {ALONE}")
                 place = folder / f"{number}-alone"
-                figures.sides.append(await _side(ALONE, place, size, stub, None, cores))
+                figures.sides.append(await _side(ALONE, place, size, stub, None))
                 for slots in size.slots:
                     say(f"{number + 1} of {size.repeat}: {through(slots)}")
                     place = folder / f"{number}-{slots}"
                     with gateway(place, stub, slots, size, cores) as at:
-                        side = await _side(through(slots), place, size, stub, at, cores)
+                        side = await _side(through(slots), place, size, stub, at)
                     figures.sides.append(side)
     finally:
         os.sched_setaffinity(0, everywhere)
@@ -164,9 +164,7 @@ def gateway(
             process.wait()
 
 
-async def _side(
-    what: str, place: Path, size: Size, stub: Measured, at: Measured | None, cores: Cores
-) -> Side:
+async def _side(what: str, place: Path, size: Size, stub: Measured, at: Measured | None) -> Side:
     """Play the track once."""
     asked, group = at or stub, 8
     track = Track(
@@ -189,18 +187,19 @@ async def _side(
             refused.append(answer.status_code)
 
     processes = {"stub": stub} | ({"gateway": at} if at else {})
-    with opened(place / "track") as state, ExitStack() as stack:
+    health = list[float]()
+    with opened(place / "track") as state:
         state.begin(track)
-        health = stack.enter_context(pulse(at.url, cores.client)) if at else []
         before = {name: process.cpu_s() for name, process in processes.items()}
         own, began = time.process_time(), time.monotonic()
         async with httpx.AsyncClient(
             timeout=600, limits=httpx.Limits(max_connections=None), event_hooks={"response": [seen]}
         ) as http:
-            people = [
-                asyncio.create_task(_person(http, at)) for _ in range(size.persons if at else 0)
-            ]
-            await Run(track, environment(track), Gateway(http, track), state, str).train()
+            people = list[asyncio.Task[None]]()
+            if at is not None:
+                people = [asyncio.create_task(_person(http, at)) for _ in range(size.persons)]
+                people.append(asyncio.create_task(_look(http, at, health)))
+            await Run(track, environment(track), Gateway(http, track), state, _unheard).train()
             wall = time.monotonic() - began
             for person in people:
                 person.cancel()
@@ -223,6 +222,10 @@ async def _side(
     return side if at is None else _with_gateway(side, place, wall, health)
 
 
+def _unheard(line: str) -> None:
+    """What the runner says of its progress."""
+
+
 def _with_gateway(side: Side, place: Path, wall: float, health: Sequence[float]) -> Side:
     """What the gateway's log says besides."""
     persons = [e for e in _events(place, "turn.captured") if not e.get("episode")]
@@ -233,14 +236,22 @@ def _with_gateway(side: Side, place: Path, wall: float, health: Sequence[float])
         "asked": len(persons),
         "learner_waits": max(0.0, 1 - busy / wall),
         "steps": len(steps),
-        "health_ms": 1e3 * max(health),
+        "health_ms": 1e3 * max(health, default=0.0),
     }
     return Side(**(asdict(side) | more))
 
 
-async def _person(http: httpx.AsyncClient, at: Measured | None) -> None:
+async def _look(http: httpx.AsyncClient, at: Measured, waits: list[float]) -> None:
+    """Asks how the gateway is, rarely: it is to cost nothing."""
+    while True:
+        began = time.perf_counter()
+        (await http.get(at.url.removesuffix("v1") + "healthz")).raise_for_status()
+        waits.append(time.perf_counter() - began)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _person(http: httpx.AsyncClient, at: Measured) -> None:
     """Says something, hears the answer, waits, and says something else, without end."""
-    assert at is not None
     said = list[dict[str, str]]()
     while True:
         said = [*said[-4:], {"role": "user", "content": f"And how are you now, {len(said)}?"}]

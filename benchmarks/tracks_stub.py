@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -122,7 +122,7 @@ class Stub:
         return f"{_PADDING} " * max(0, self.tokens - has) + end
 
 
-def stub_app(stub: Stub) -> Starlette:
+def stub_app(stub: Stub) -> FastAPI:
     """Its routes, and those of a gateway that an agent may ask besides."""
 
     async def models(_: Request) -> Response:
@@ -138,7 +138,8 @@ def stub_app(stub: Stub) -> Starlette:
     async def metrics(_: Request) -> Response:
         return PlainTextResponse("")
 
-    return Starlette(
+    return FastAPI(
+        openapi_url=None,
         routes=[
             Route("/v1/chat/completions", stub.chat, methods=["POST"]),
             Route("/v1/completions", stub.complete, methods=["POST"]),
@@ -147,7 +148,7 @@ def stub_app(stub: Stub) -> Starlette:
             Route("/healthz", health),
             Route("/health", health),
             Route("/metrics", metrics),
-        ]
+        ],
     )
 
 
