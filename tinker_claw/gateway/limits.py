@@ -31,9 +31,10 @@ T = TypeVar("T")
 MAX_QUEUE: Final = 256
 """Requests of one user that may wait in either line: more than agents open by themselves, so only a
 loop that has gone wrong is told to come back."""
-MAX_HELD_BYTES: Final = 64_000_000
-"""Of the bodies of one user's requests in either line. OpenClaw's have 38 to 156 kB, so a full
-queue of them has less; a loop that sends the longest there are would take all memory."""
+MAX_HELD_BYTES: Final = 32_000_000
+"""Of the bodies of one user's requests in either line. A request takes up to 15 times its bytes:
+410 kB with 100,000 tokens took 6 MB. OpenClaw's have 59 kB in the mean, so a full queue of them has
+less; a loop that sends the longest there are would take all memory."""
 MAX_BODY_BYTES: Final = 16_000_000
 """Of one request: twice what the longest context that is served (262,144 tokens) can need."""
 BODY_S: Final = 60.0
