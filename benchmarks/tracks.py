@@ -17,14 +17,16 @@ import argparse
 import asyncio
 import json
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,13 @@ from rich.table import Table
 
 from benchmarks.gateway_client import Cores, Measured, pinned, server, share
 from benchmarks.tracks_stub import MODEL as STUB
-from examples.tracks.client import Gateway
-from examples.tracks.environments import environment
-from examples.tracks.runner import Run
-from examples.tracks.state import opened
-from examples.tracks.track import Track
 
 Say = Callable[[str], None]
 MODEL = Path(__file__).parent.parent / "examples" / "tracks" / "model"
 """Whose tokenizer is used."""
 _START_S = 180.0
+_LOOK_S = 0.2
+_GROUP = 8
 _NO_END = 1_000_000
 _PAUSE_S = 1.0
 """Between a reply and a person's next words, and between two looks at /healthz."""
@@ -76,8 +75,8 @@ class Side:
     episodes: int
     per_minute: float
     """Episodes, from the end of the first lot to the end."""
-    refused: int
-    """Requests of the environments that got no 200."""
+    turns: int
+    """Replies that the environments got."""
     load: float
     """Of the machine, when it ended."""
     cpu_ms: Mapping[str, float]
@@ -88,6 +87,8 @@ class Side:
     """Of persons' turns, for a slot of the gateway."""
     asked: int = 0
     """Turns of persons."""
+    again: int = 0
+    """Turns of episodes that the environments asked for again."""
     learner_waits: float | None = None
     """Share of the time."""
     steps: int = 0
@@ -128,12 +129,12 @@ async def measure(folder: Path, size: Size, say: Say) -> Figures:
             for number in range(size.repeat):
                 say(f"{number + 1} of {size.repeat}: {ALONE}")
                 place = folder / f"{number}-alone"
-                figures.sides.append(await _side(ALONE, place, size, stub, None))
+                figures.sides.append(await _side(ALONE, place, size, stub, None, cores))
                 for slots in size.slots:
                     say(f"{number + 1} of {size.repeat}: {through(slots)}")
                     place = folder / f"{number}-{slots}"
                     with gateway(place, stub, slots, size, cores) as at:
-                        side = await _side(through(slots), place, size, stub, at)
+                        side = await _side(through(slots), place, size, stub, at, cores)
                     figures.sides.append(side)
     finally:
         os.sched_setaffinity(0, everywhere)
@@ -164,76 +165,86 @@ def gateway(
             process.wait()
 
 
-async def _side(what: str, place: Path, size: Size, stub: Measured, at: Measured | None) -> Side:
+async def _side(
+    what: str, place: Path, size: Size, stub: Measured, at: Measured | None, cores: Cores
+) -> Side:
     """Play the track once."""
-    asked, group = at or stub, 8
-    track = Track(
-        environment="tool-call",
-        model=STUB,
-        url=asked.url,
-        concurrency=size.concurrency,
-        group_size=group,
-        groups=size.concurrency * size.rounds // group,
-        steps=_NO_END,
-        waiting=_NO_END,
-        max_tokens=4 * size.tokens,
-        exam_tasks=0,
-        options=(("digits", 1),),
-    )
-    refused = list[int]()
-
-    async def seen(answer: httpx.Response) -> None:
-        if not answer.is_success:
-            refused.append(answer.status_code)
-
     processes = {"stub": stub} | ({"gateway": at} if at else {})
-    health = list[float]()
-    with opened(place / "track") as state:
-        state.begin(track)
-        before = {name: process.cpu_s() for name, process in processes.items()}
-        own, began = time.process_time(), time.monotonic()
-        async with httpx.AsyncClient(
-            timeout=600, limits=httpx.Limits(max_connections=None), event_hooks={"response": [seen]}
-        ) as http:
-            people = list[asyncio.Task[None]]()
-            if at is not None:
-                people = [asyncio.create_task(_person(http, at)) for _ in range(size.persons)]
-                people.append(asyncio.create_task(_look(http, at, health)))
-            await Run(track, environment(track), Gateway(http, track), state, _unheard).train()
-            wall = time.monotonic() - began
-            for person in people:
-                person.cancel()
-            await asyncio.gather(*people, return_exceptions=True)
-        used = {name: process.cpu_s() - before[name] for name, process in processes.items()}
-        used["environments"] = time.process_time() - own
-        ends = [end for (end,) in state.rows("SELECT ended_at FROM episodes ORDER BY ended_at")]
-        ((turns,),) = state.rows("SELECT COUNT(*) FROM replies")
-    first = size.concurrency - 1
-    busy = max(used.get("gateway", 0.0), used["stub"] + used["environments"]) / wall
+    before = {name: process.cpu_s() for name, process in processes.items()}
+    health, began = list[float](), time.monotonic()
+    # verify=False: loading certificates would be measured, too.
+    async with httpx.AsyncClient(timeout=600, verify=False) as http:
+        people = list[asyncio.Task[None]]()
+        if at is not None:
+            people = [asyncio.create_task(_person(http, at)) for _ in range(size.persons)]
+            people.append(asyncio.create_task(_look(http, at, health)))
+        used = {"environments": await asyncio.to_thread(_play, place, size, at or stub, cores)}
+        wall = time.monotonic() - began
+        for person in people:
+            person.cancel()
+        await asyncio.gather(*people, return_exceptions=True)
+    used |= {name: process.cpu_s() - before[name] for name, process in processes.items()}
+    with closing(sqlite3.connect(place / "out" / "state.sqlite3")) as state:
+        rows = state.execute("SELECT ended_at FROM episodes ORDER BY ended_at").fetchall()
+        ((turns,),) = state.execute("SELECT COUNT(*) FROM replies")
+    ends, first = [end for (end,) in rows], size.concurrency - 1
     side = Side(
         what=what,
         episodes=len(ends),
         per_minute=60 * (len(ends) - 1 - first) / (ends[-1] - ends[first]),
-        refused=len(refused),
+        turns=turns,
         load=os.getloadavg()[0],
         cpu_ms={name: 1e3 * seconds / turns for name, seconds in used.items()},
-        full=busy,
+        full=max(used.get("gateway", 0.0), used["stub"] + used["environments"]) / wall,
     )
-    return side if at is None else _with_gateway(side, place, wall, health)
+    return side if at is None else _with_gateway(side, place, health)
 
 
-def _unheard(line: str) -> None:
-    """What the runner says of its progress."""
+def _play(place: Path, size: Size, at: Measured, cores: Cores) -> float:
+    """Run the track as its users do; returns the seconds of processor that its process took."""
+    place.mkdir(parents=True, exist_ok=True)
+    track = {
+        "environment": "tool-call",
+        "model": STUB,
+        "concurrency": size.concurrency,
+        "group_size": _GROUP,
+        "groups": size.concurrency * size.rounds // _GROUP,
+        "steps": _NO_END,
+        "waiting": _NO_END,
+        "max_tokens": 4 * size.tokens,
+        "exam_tasks": 0,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in track.items()]
+    (place / "track.toml").write_text("\n".join([*lines, "[options]", "digits = 1"]))
+    command = [sys.executable, "-m", "examples.tracks", "run", str(place / "track.toml")]
+    command += ["--url", at.url, "--out", str(place / "out")]
+    seconds = 0.0
+    with (
+        (place / "runner.log").open("w") as log,
+        subprocess.Popen(pinned(cores.client, command), stdout=log, stderr=log) as process,
+    ):
+        runner = Measured(process.pid, at.url)
+        while process.poll() is None:
+            with suppress(OSError):
+                seconds = runner.cpu_s()
+            time.sleep(_LOOK_S)
+    if process.returncode:
+        raise RuntimeError(f"the track stopped: {(place / 'runner.log').read_text()[-2000:]}")
+    return seconds
 
 
-def _with_gateway(side: Side, place: Path, wall: float, health: Sequence[float]) -> Side:
+def _with_gateway(side: Side, place: Path, health: Sequence[float]) -> Side:
     """What the gateway's log says besides."""
-    persons = [e for e in _events(place, "turn.captured") if not e.get("episode")]
+    turns = _events(place, "turn.captured")
+    persons = [event for event in turns if not event.get("episode")]
+    times = [datetime.fromisoformat(event["timestamp"]) for event in turns]
+    wall = (times[-1] - times[0]).total_seconds()
     steps = _events(place, "step")
     busy = sum(event["seconds"] for event in [*steps, *_events(place, "publish")])
     more: dict[str, Any] = {
         "waits_ms": [1e3 * event.get("waited_s", 0.0) for event in persons],
         "asked": len(persons),
+        "again": len(turns) - len(persons) - side.turns,
         "learner_waits": max(0.0, 1 - busy / wall),
         "steps": len(steps),
         "health_ms": 1e3 * max(health, default=0.0),
@@ -279,7 +290,7 @@ def show(console: Console, figures: Figures) -> None:
         f"gateway; batches of {size.batch}, {size.step_s:g} s a step. One core for the gateway, "
         "another for environments and stub."
     )
-    table = Table("side", "episodes/min", "of no gateway", "refused", "fullest core", "load")
+    table = Table("side", "episodes/min", "of no gateway", "asked again", "fullest core", "load")
     for side in figures.sides:
         at = figures.of(side.what).index(side)
         ratio = "" if side.what == ALONE else f"{figures.ratios(side.what)[at]:.3f}"
@@ -287,7 +298,7 @@ def show(console: Console, figures: Figures) -> None:
             side.what,
             f"{side.per_minute:,.0f}",
             ratio,
-            str(side.refused),
+            str(side.again),
             f"{side.full:.0%}",
             f"{side.load:.0f}",
         )
