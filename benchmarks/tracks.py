@@ -17,14 +17,13 @@ import argparse
 import asyncio
 import json
 import os
-import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +42,10 @@ MODEL = Path(__file__).parent.parent / "examples" / "tracks" / "model"
 _START_S = 180.0
 _LOOK_S = 0.2
 _GROUP = 8
+_REPLIES = 2
+"""Of an episode."""
+_BESIDE = 2
+"""Replies by which a run learns which version serves; a gateway knows them for none of episodes."""
 _NO_END = 1_000_000
 _PAUSE_S = 1.0
 """Between a reply and a person's next words, and between two looks at /healthz."""
@@ -75,8 +78,8 @@ class Side:
     episodes: int
     per_minute: float
     """Episodes, from the end of the first lot to the end."""
-    turns: int
-    """Replies that the environments got."""
+    again: int
+    """Turns of episodes beyond those that they have: they were asked for again."""
     load: float
     """Of the machine, when it ended."""
     cpu_ms: Mapping[str, float]
@@ -87,8 +90,6 @@ class Side:
     """Of persons' turns, for a slot of the gateway."""
     asked: int = 0
     """Turns of persons."""
-    again: int = 0
-    """Turns of episodes that the environments asked for again."""
     learner_waits: float | None = None
     """Share of the time."""
     steps: int = 0
@@ -183,16 +184,19 @@ async def _side(
         for person in people:
             person.cancel()
         await asyncio.gather(*people, return_exceptions=True)
+        said = (await http.get(f"{stub.url}/told")).json()
     used |= {name: process.cpu_s() - before[name] for name, process in processes.items()}
-    with closing(sqlite3.connect(place / "out" / "state.sqlite3")) as state:
-        rows = state.execute("SELECT ended_at FROM episodes ORDER BY ended_at").fetchall()
-        ((turns,),) = state.execute("SELECT COUNT(*) FROM replies")
-    ends, first = [end for (end,) in rows], size.concurrency - 1
+    if at is None:
+        ends, turns = said["ends"], said["replies"]
+    else:
+        ends = [_time(event) for event in _events(place, "feedback")]
+        turns = len(_of_episodes(place))
+    first = size.concurrency - 1
     side = Side(
         what=what,
         episodes=len(ends),
+        again=turns - _REPLIES * len(ends) - (_BESIDE if at is None else 0),
         per_minute=60 * (len(ends) - 1 - first) / (ends[-1] - ends[first]),
-        turns=turns,
         load=os.getloadavg()[0],
         cpu_ms={name: 1e3 * seconds / turns for name, seconds in used.items()},
         full=max(used.get("gateway", 0.0), used["stub"] + used["environments"]) / wall,
@@ -235,16 +239,14 @@ def _play(place: Path, size: Size, at: Measured, cores: Cores) -> float:
 
 def _with_gateway(side: Side, place: Path, health: Sequence[float]) -> Side:
     """What the gateway's log says besides."""
-    turns = _events(place, "turn.captured")
-    persons = [event for event in turns if not event.get("episode")]
-    times = [datetime.fromisoformat(event["timestamp"]) for event in turns]
-    wall = (times[-1] - times[0]).total_seconds()
+    turns = _of_episodes(place)
+    persons = [e for e in _events(place, "turn.captured") if not e.get("episode")]
+    wall = _time(turns[-1]) - _time(turns[0])
     steps = _events(place, "step")
     busy = sum(event["seconds"] for event in [*steps, *_events(place, "publish")])
     more: dict[str, Any] = {
         "waits_ms": [1e3 * event.get("waited_s", 0.0) for event in persons],
         "asked": len(persons),
-        "again": len(turns) - len(persons) - side.turns,
         "learner_waits": max(0.0, 1 - busy / wall),
         "steps": len(steps),
         "health_ms": 1e3 * max(health, default=0.0),
@@ -279,6 +281,14 @@ def _events(place: Path, name: str) -> list[dict[str, Any]]:
     lines = (place / "log").read_text().splitlines()
     found = (json.loads(line) for line in lines if f'"event": "{name}"' in line and line[-1] == "}")
     return [event for event in found if event["event"] == name]
+
+
+def _of_episodes(place: Path) -> list[dict[str, Any]]:
+    return [event for event in _events(place, "turn.captured") if event.get("episode")]
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
 def show(console: Console, figures: Figures) -> None:

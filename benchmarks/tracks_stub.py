@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,9 @@ class Stub:
     latency_s: float
     tokens: int
     """Of every reply, or one more; those that need more have more."""
+    replies: int = 0
+    ends: list[float] = field(default_factory=list[float])
+    """When episodes that ask here directly ended, time.time()."""
     _tries: itertools.count[int] = field(default_factory=itertools.count)
 
     def decide(self, asked: str | None, told: str | None) -> tuple[str, str | None]:
@@ -77,6 +81,7 @@ class Stub:
         else:
             message["content"] = text
         await asyncio.sleep(self.latency_s)
+        self.replies += 1
         usage = {"prompt_tokens": 100, "completion_tokens": self.tokens, "total_tokens": 0}
         return JSONResponse(
             {"choices": [_whole(0, message)], "system_fingerprint": "v0", "usage": usage}
@@ -130,7 +135,14 @@ def stub_app(stub: Stub) -> FastAPI:
         return JSONResponse({"object": "list", "data": [card]})
 
     async def feedback(_: Request) -> Response:
+        stub.ends.append(time.time())
         return JSONResponse({"counts": True})
+
+    async def told(_: Request) -> Response:
+        """What was played here since somebody asked last."""
+        said = {"replies": stub.replies, "ends": stub.ends}
+        stub.replies, stub.ends = 0, []
+        return JSONResponse(said)
 
     async def health(_: Request) -> Response:
         return JSONResponse({"samples_waiting": 0, "policy_version": 0})
@@ -145,6 +157,7 @@ def stub_app(stub: Stub) -> FastAPI:
             Route("/v1/completions", stub.complete, methods=["POST"]),
             Route("/v1/feedback", feedback, methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/told", told),
             Route("/healthz", health),
             Route("/health", health),
             Route("/metrics", metrics),
