@@ -3,9 +3,9 @@
 Many episodes of the tool-call track at a time, played by the track's own runner: against a model
 server that takes a fixed time for every reply, and against a gateway whose sampler is that server.
 Without the gateway the runner asks the stub for chat completions and gets them whole; with it, the
-gateway asks the same process for token ids, as it asks vLLM, and gets one event per token; both
-take equally long. Meanwhile persons talk to the gateway, the stub judges, and the learner takes
-steps with a trainer that is elsewhere.
+gateway asks the same process for token ids, as it asks vLLM, and gets them in events, one per token
+unless told otherwise; both take equally long. Meanwhile persons talk to the gateway, the stub
+judges, and the learner takes steps with a trainer that is elsewhere.
 
 Rule: the sides take turns, and every figure stands with the processor time that it took: where a
 core is full, it is the machine that is measured.
@@ -62,6 +62,8 @@ class Size:
     latency_s: float = 5.0
     tokens: int = 64
     """Of a reply."""
+    together: int = 1
+    """Tokens of an event from the stub to the gateway."""
     persons: int = 4
     slots: tuple[int, ...] = (160, 64)
     """--max-concurrent of the gateways that are measured."""
@@ -124,7 +126,7 @@ async def measure(folder: Path, size: Size, say: Say) -> Figures:
     """All sides in turn, as often as is wanted."""
     cores, everywhere, figures = Cores.take(), os.sched_getaffinity(0), Figures(size)
     os.sched_setaffinity(0, {cores.client})
-    stub_flags = (str(MODEL), str(size.latency_s), str(size.tokens))
+    stub_flags = (str(MODEL), str(size.latency_s), str(size.tokens), str(size.together))
     try:
         with server("tracks_stub", cores.client, *stub_flags) as stub:
             for number in range(size.repeat):
@@ -296,8 +298,9 @@ def show(console: Console, figures: Figures) -> None:
     size = figures.size
     console.print(
         f"{size.concurrency} episodes of the tool-call track at a time, {size.latency_s:g} s and "
-        f"{size.tokens} tokens a reply, two replies an episode; {size.persons} persons at the "
-        f"gateway; batches of {size.batch}, {size.step_s:g} s a step. One core for the gateway, "
+        f"{size.tokens} tokens a reply, {size.together} an event, two replies an episode; "
+        f"{size.persons} persons at the gateway; batches of {size.batch}, {size.step_s:g} s a step. "
+        "One core for the gateway, "
         "another for environments and stub."
     )
     table = Table("side", "episodes/min", "of no gateway", "asked again", "fullest core", "load")
@@ -355,6 +358,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=plain.rounds, help="as often as many, more than one (4)")
     add("--latency", type=float, default=plain.latency_s, help="seconds of a reply (5)")
     add("--tokens", type=int, default=plain.tokens, help="of a reply (64)")
+    add("--together", type=int, default=plain.together, help="tokens of an event (1)")
     add("--persons", type=int, default=plain.persons, help="who talk to the gateway meanwhile (4)")
     add("--slots", type=int, nargs="+", default=plain.slots, help="--max-concurrent (160 64)")
     add("--batch", type=int, default=plain.batch, help="samples of a step (64)")
@@ -373,6 +377,7 @@ def main() -> None:
         rounds=asked.rounds,
         latency_s=asked.latency,
         tokens=asked.tokens,
+        together=asked.together,
         persons=asked.persons,
         slots=tuple(asked.slots),
         batch=asked.batch,

@@ -1,7 +1,7 @@
 """`python -m benchmarks.tracks_stub`: a model server that takes a fixed time for every reply.
 
 It speaks three ways of the same model: chat completions, whole, for agents that ask it directly;
-vLLM's completions of token ids, one event per token over that time, for a gateway in between; and
+vLLM's completions of token ids, in events spread over that time, for a gateway in between; and
 the judge's. It knows sums: it calls the calculator, and then answers with what that said, every
 third time wrongly, so that the tries at a task differ.
 
@@ -48,6 +48,8 @@ class Stub:
     latency_s: float
     tokens: int
     """Of every reply, or one more; those that need more have more."""
+    together: int = 1
+    """Tokens of an event, as with `stream-interval` of vLLM."""
     replies: int = 0
     ends: list[float] = field(default_factory=list[float])
     """When episodes that ask here directly ended, time.time()."""
@@ -99,19 +101,21 @@ class Stub:
     async def _events(self, ids: Sequence[int]) -> AsyncIterator[bytes]:
         now = asyncio.get_running_loop().time
         began = now()
-        for number, token in enumerate(ids, 1):
-            await asyncio.sleep(began + self.latency_s * number / len(ids) - now())
-            name = f"token_id:{token}"
+        for at in range(0, len(ids), self.together):
+            some = ids[at : at + self.together]
+            until = at + len(some)
+            await asyncio.sleep(began + self.latency_s * until / len(ids) - now())
+            names = [f"token_id:{token}" for token in some]
             choice = {
                 "index": 0,
                 "text": "",
-                "token_ids": [token],
+                "token_ids": some,
                 "logprobs": {
-                    "tokens": [name],
-                    "token_logprobs": [_LOGPROB],
-                    "top_logprobs": [{name: _LOGPROB}],
+                    "tokens": names,
+                    "token_logprobs": [_LOGPROB] * len(some),
+                    "top_logprobs": [{name: _LOGPROB} for name in names],
                 },
-                "finish_reason": "stop" if number == len(ids) else None,
+                "finish_reason": "stop" if until == len(ids) else None,
             }
             yield _event({"id": "c", "model": MODEL, "choices": [choice]})
         yield _event({"id": "c", "choices": [], "usage": {"completion_tokens": len(ids)}})
@@ -179,9 +183,10 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path, help="folder")
     parser.add_argument("latency", type=float, help="seconds of a reply")
     parser.add_argument("tokens", type=int, help="of a reply")
+    parser.add_argument("together", type=int, help="tokens of an event")
     asked = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(asked.tokenizer / "tokenizer.json"))
-    serve_app(stub_app(Stub(tokenizer, asked.latency, asked.tokens)))
+    serve_app(stub_app(Stub(tokenizer, asked.latency, asked.tokens, asked.together)))
 
 
 if __name__ == "__main__":
