@@ -299,9 +299,8 @@ def show(console: Console, figures: Figures) -> None:
     console.print(
         f"{size.concurrency} episodes of the tool-call track at a time, {size.latency_s:g} s and "
         f"{size.tokens} tokens a reply, {size.together} an event, two replies an episode; "
-        f"{size.persons} persons at the gateway; batches of {size.batch}, {size.step_s:g} s a step. "
-        "One core for the gateway, "
-        "another for environments and stub."
+        f"{size.persons} persons at the gateway; batches of {size.batch}, {size.step_s:g} s a "
+        "step. One core for the gateway, another for environments and stub."
     )
     table = Table("side", "episodes/min", "of no gateway", "asked again", "fullest core", "load")
     for side in figures.sides:
