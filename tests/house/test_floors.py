@@ -33,6 +33,7 @@ FLOORS = {
     "tinker_claw.outages": 3,
     "local_gpu": 3,
     "tinker_claw.billing": 4,
+    "tinker_claw.insight": 4,
     "tinker_claw.conversation": 4,
     "tinker_claw.backends": 5,
     "tinker_claw.gateway": 5,
