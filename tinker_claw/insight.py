@@ -60,8 +60,15 @@ def read_overview(directory: Path, batch_size: int) -> Record:
         LedgerError: it holds no ledger, or one that cannot be read.
     """
     with reading(directory / FILE) as ledger, ledger.moment():
-        figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
-        gains = read_gains(ledger)
+        return overview(ledger, batch_size)
+
+
+def overview(rows: Rows, batch_size: int) -> Record:
+    """The figures of a ledger. `batch_size`: samples of a step."""
+    figures, gains = (
+        read_figures(rows, read_run_view(rows, batch_size), LAST_STEPS),
+        read_gains(rows),
+    )
     method = METHODS.get(figures["run"].get("method", ""))
     rewards = method is None or method.reward > 0
     taught = dict[str, Record]()
@@ -71,7 +78,7 @@ def read_overview(directory: Path, batch_size: int) -> Record:
         taught[user] = asdict(known)
         taught[user] |= {"teaches": known.teaches, "weight": weight, "meaning": str(known)}
     return {
-        **{"data_dir": str(directory), "batch_size": batch_size, **figures},
+        **{"data_dir": str(rows.path.parent), "batch_size": batch_size, **figures},
         # By user, whether what the teacher is told of their turns teaches.
         "teachability": taught,
     }

@@ -38,11 +38,12 @@ FLOORS = {
     "tinker_claw.backends": 5,
     "tinker_claw.gateway": 5,
     "tinker_claw.learner": 5,
-    "tinker_claw.app": 6,
-    "tinker_claw.cli": 7,
-    "run": 8,
-    "examples": 8,
-    "benchmarks": 8,
+    "tinker_claw.page": 6,
+    "tinker_claw.app": 7,
+    "tinker_claw.cli": 8,
+    "run": 9,
+    "examples": 9,
+    "benchmarks": 9,
 }
 LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.types",
