@@ -85,10 +85,8 @@ class Page:
             say=ledger.feedback.give,
             undo=cast("Rollback", self.undo),
         )
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(Starlette(routes=routes.create_page(deps))),
-            base_url=HOST,
-        )
+        self.app = Starlette(routes=routes.create_page(deps))
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=HOST)
 
     async def get(self, path: str, **headers: str) -> httpx.Response:
         return await self.client.get(f"/ui{path}", headers=headers)

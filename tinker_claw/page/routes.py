@@ -34,7 +34,11 @@ from tinker_claw.page.access import Access, Visitor
 
 ROOT: Final = "/ui"
 _STATIC: Final = Path(__file__).parent / "static"
-_FILES: Final = {"page.css": "text/css", "htmx-2.0.11.min.js": "text/javascript"}
+_FILES: Final = {
+    "page.css": "text/css",
+    "htmx-2.0.11.min.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
