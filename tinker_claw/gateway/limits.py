@@ -46,8 +46,10 @@ ALWAYS_READ_BYTES = 65_536
 COME_BACK_S = 10
 """For a client that finds the queue full."""
 LEFT_FREE = 2
-"""Slots that episodes leave for the persons who come next: a reply takes seconds, and a person with
-an agent asks for one or two at a time."""
+"""Slots at the least that episodes leave for the persons who come next: a reply takes seconds, and
+a person with an agent asks for one or two at a time."""
+LEFT_SHARE = 16
+"""Of so many slots they leave one: four of 64, because with two a few persons had to wait."""
 PASSED_BY = 8
 """Replies of persons that may begin in a row while an episode waits. Then one of an episode begins,
 so that episodes go on where persons take every slot."""
@@ -140,6 +142,8 @@ class Limits:
         self._users = len(users)
         self._most = concurrent + queue
         self._free = concurrent
+        self._left = max(LEFT_FREE, concurrent // LEFT_SHARE)
+        """Slots that episodes leave free."""
         self._kept = min(max(LEFT_FREE, concurrent // 4), concurrent - 1)
         """Slots that are kept free for persons at most: with more users than that, nobody could
         have two."""
@@ -231,7 +235,7 @@ class Limits:
     def _may_start(self, line: _Line, user: str) -> bool:
         without = self._users - len(self._persons.sampling)
         if line is self._episodes:
-            kept = 0 if self._passed >= PASSED_BY else max(LEFT_FREE, without)
+            kept = 0 if self._passed >= PASSED_BY else max(self._left, without)
         else:
             kept = without if user in line.sampling else 0
         return self._free > min(kept, self._kept)
@@ -289,7 +293,7 @@ async def read_body(
     most: int,
     limit_s: float,
     context_tokens: int,
-    caller: Caller,
+    caller: Caller | None = None,
 ) -> bytes:
     """The body, refused as soon as it is known to be too long, or too long in coming.
 
@@ -297,6 +301,7 @@ async def read_body(
         headers: names in lower case.
         most: bytes.
         context_tokens: of the model.
+        caller: whose requests hold it until they leave; None: it is small, and read at once.
 
     Raises:
         RequestError: 413, 408, the 400 of a prompt that does not fit the context, or the 429 of a
@@ -322,7 +327,8 @@ async def read_body(
                 piece = message.get("body", b"")
                 if len(body) + len(piece) > limit:
                     raise too_long()
-                caller.limits.hold(caller, len(piece))
+                if caller is not None:
+                    caller.limits.hold(caller, len(piece))
                 body += piece
                 more = message.get("more_body", False)
     except TimeoutError as error:
