@@ -11,6 +11,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.lives import events_in, until
@@ -54,6 +55,8 @@ def test_the_demo_learns_from_a_wheel_in_a_fresh_environment(tmp_path: Path) -> 
         assert _event(log, "judge.rules")
         running = Running(process, _event(log, "serving")[0]["url"], log)
         learn(running, 1, range(20))
+        page = httpx.get(running.url.removesuffix("/v1") + "/ui")
+        assert (page.status_code, "v1, 1 steps from the base" in page.text) == (200, True)
         assert running.stop() == 0
     finally:
         process.kill()
