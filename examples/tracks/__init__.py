@@ -3,7 +3,8 @@
     track.py           what a track is, as a file in configs/tracks/ says it
     environments.py    what every environment has: tasks, attempts at them, tools, a grade
     tool_call.py       arithmetic with a calculator
-    terminal.py        small jobs in a shell, in a sandbox
+    sandbox.py         where a command runs that a model typed
+    terminal.py        small jobs in a shell
     client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
     state.py           what has happened, on disk, so that a run that was killed goes on
     runner.py          episodes in groups, side by side; exams of fixed versions

@@ -6,8 +6,8 @@ killed is brought back to where it was by its calls, and nobody is asked again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 from examples.tracks import TrackError
@@ -21,7 +21,7 @@ class Attempt(Protocol):
         """What a tool returns. What the model got wrong is told to it in words."""
         ...
 
-    def solved(self, answer: str) -> bool:
+    async def solved(self, answer: str) -> bool:
         """Whether the task is done, now that the model has given its last reply."""
         ...
 
@@ -51,6 +51,21 @@ class Environment(Protocol):
     def held_out(self, number: int) -> Task: ...
 
 
+@asynccontextmanager
+async def prepared(track: Track) -> AsyncGenerator[Environment]:
+    """The environment of a track, with what its attempts share, such as a browser: such an
+    environment is a context manager besides.
+
+    Raises:
+        TrackError: as `environment`.
+    """
+    made = environment(track)
+    async with AsyncExitStack() as shared:
+        if isinstance(made, AbstractAsyncContextManager):
+            await shared.enter_async_context(made)
+        yield made
+
+
 def environment(track: Track) -> Environment:
     """The environment of a track.
 
@@ -67,17 +82,17 @@ def environment(track: Track) -> Environment:
     return made[track.environment].of(track)
 
 
-def tool(name: str, about: str, argument: str, meaning: str) -> dict[str, Any]:
-    """A tool with one text as its argument, in OpenAI's form."""
+def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
+    """A tool whose arguments are texts, each with its meaning, in OpenAI's form."""
+    meanings = {
+        argument: {"type": "string", "description": meaning}
+        for argument, meaning in arguments.items()
+    }
     return {
         "type": "function",
         "function": {
             "name": name,
             "description": about,
-            "parameters": {
-                "type": "object",
-                "properties": {argument: {"type": "string", "description": meaning}},
-                "required": [argument],
-            },
+            "parameters": {"type": "object", "properties": meanings, "required": [*arguments]},
         },
     }

@@ -151,7 +151,7 @@ class Run:
                         self.newest = max(self.newest, reply.version)
                         self.state.keep(place.session, number, reply)
                 if not reply.calls:
-                    return attempt.solved(reply.text)
+                    return await attempt.solved(reply.text)
                 messages.append(reply.message)
                 for call in reply.calls:
                     messages.append(await _result(attempt, call))

@@ -27,7 +27,7 @@ from verifiers.v1.utils.loaders import load_environment
 
 from examples.tracks import TrackError, cause
 from examples.tracks.client import Gateway, Place, connected
-from examples.tracks.terminal import HARMLESS
+from examples.tracks.sandbox import HARMLESS
 from examples.tracks.track import Track
 
 _USUAL = Track(environment="verifiers")

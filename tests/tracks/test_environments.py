@@ -102,16 +102,16 @@ async def test_sums_are_drawn_from_the_seed_and_held_out_ones_are_others() -> No
         assert await attempt.call("calculator", {"expression": task.expression}) == right
         assert (await attempt.call("calculator", {"expression": 3})).startswith("error")
         assert (await attempt.call("browser", {})).startswith("error")
-        assert attempt.solved(f"{task.expression} = {right}")
-        assert not attempt.solved(f"{right}1")
-        assert not attempt.solved("I don't know.")
+        assert await attempt.solved(f"{task.expression} = {right}")
+        assert not await attempt.solved(f"{right}1")
+        assert not await attempt.solved("I don't know.")
 
 
 async def _done(job: Job, command: str) -> bool:
     async with job.attempt() as attempt:
-        assert not attempt.solved(""), f"{job.wish}: done before anything was"
+        assert not await attempt.solved(""), f"{job.wish}: done before anything was"
         await attempt.call("shell", {"command": command})
-        return attempt.solved("Done.")
+        return await attempt.solved("Done.")
 
 
 async def test_every_kind_of_job_is_done_by_the_right_command_and_by_no_other() -> None:
