@@ -37,7 +37,6 @@ from examples.tracks.track import Track
 from tests.lives import ROOT, life, until
 from tests.ports import free_port
 from tests.truths import one, read
-from tinker_claw.shipped import verify
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
 
@@ -235,9 +234,8 @@ def test_what_stops_a_run_is_said_in_a_sentence(
     assert "nothing.toml cannot be read" in capsys.readouterr().err
 
 
-MODEL = ROOT / "examples" / "tracks" / "model"
 FLAGS = (
-    *("--model-name", str(MODEL), "--renderer", "qwen3", "--served-model-name", "demo-tracks"),
+    *("--model-name", "demo-tracks"),
     *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
     *("--learning-rate", "1e-3"),
 )
@@ -326,11 +324,6 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
     assert max(kept.values()) > 1, "somebody called the calculator"
     assert "held-out tasks" in said
     assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo-tracks\n")
-
-
-def test_shipped_beginner_is_whole_and_small() -> None:
-    verify(MODEL)
-    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6_000_000
 
 
 def read_scores(folder: Path) -> list[tuple[str, float]]:
