@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from examples.tracks import TrackError, report
 from examples.tracks.__main__ import main
-from examples.tracks.client import Gateway, Place
+from examples.tracks.client import Gateway, Place, Reply
 from examples.tracks.environments import environment
 from examples.tracks.runner import Run
 from examples.tracks.state import opened
@@ -183,7 +183,9 @@ async def test_run_ends_with_the_step_that_was_wanted(tmp_path: Path) -> None:
 async def test_what_a_busy_gateway_does_not_take_is_sent_again_as_it_was() -> None:
     busy = JSONResponse({"error": {}}, 429, {"retry-after": "0"})
     fake = FakeGateway(refusals=[busy, JSONResponse({"error": {}}, 503)])
-    reply = await fake.gateway().reply(Place("s", "t", "g"), [{"role": "user", "content": "Hi"}])
+    gateway = fake.gateway()
+    body = gateway.completion([{"role": "user", "content": "Hi"}])
+    reply = Reply.of(await gateway.ask(Place("s", "t", "g"), "chat/completions", body))
     assert reply.calls
     assert len(fake.asked) == 3
     assert fake.asked[0] == fake.asked[1] == fake.asked[2]
