@@ -68,7 +68,7 @@ class Verifiers:
                 f"The harness {harness} runs what {track.model} writes: say runtime = 'docker', "
                 "'podman' or 'apptainer'. Without it only the shipped demo models may."
             )
-        agent = {name: named[name] for name in ("harness", "runtime")}
+        agent: dict[str, Any] = {name: named[name] for name in ("harness", "runtime")}
         agent["max_turns"] = track.max_turns
         try:
             config = {"taskset": named["taskset"], "agent": agent}
