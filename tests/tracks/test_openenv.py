@@ -144,7 +144,7 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
         assert second.wait(timeout=900) == 0, log.read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == 4)
         until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
-        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status <> 'committed'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
         newest = one(data, "SELECT MAX(id) FROM versions")
         examined, _ = tracks(
             programs, tmp_path, text, "eval", "--url", gateway.url, "--versions", "0", str(newest)
@@ -153,7 +153,7 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
         assert gateway.stop() == 0
     told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
     assert len(told) == 32
-    assert {-1.0, 1.0} <= set(dict(told).values()), "what is said earns, and a wrong tool does not"
+    assert len(set(dict(told).values())) > 1, "ten characters earn more than eight"
     rows = read(
         data,
         "SELECT sessions.key, score FROM feedback JOIN sessions ON sessions.id = session_id "

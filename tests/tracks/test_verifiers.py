@@ -69,9 +69,10 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     with life(data, *FLAGS) as gateway:
         assert gateway.serves()
         killed = track(request, tmp_path, harness, gateway.url)
-        until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 2)
+        until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE kind = 'main'") >= 3)
         killed.send_signal(signal.SIGKILL)
         assert killed.wait() == -signal.SIGKILL
+        answered = stored(tmp_path, "SELECT session, COUNT(*) FROM replies GROUP BY session")
         second = track(request, tmp_path, harness, gateway.url)
         assert second.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
@@ -95,6 +96,13 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     replies = dict(stored(tmp_path, "SELECT session, COUNT(*) FROM replies GROUP BY session"))
     assert trained
     assert all(row["n"] <= replies[row["key"]] for row in trained), "each reply once"
+    turns = read(
+        data,
+        "SELECT sessions.key, COUNT(*) AS n FROM turns JOIN sessions ON sessions.id = session_id "
+        "WHERE kind = 'main' GROUP BY session_id",
+    )
+    asked = {row["key"]: row["n"] for row in turns}
+    assert all(asked[session] == n for session, n in answered), "nobody is asked again"
     exams = stored(tmp_path, "SELECT version, COUNT(*) FROM exams GROUP BY version")
     assert [tries for _, tries in exams] == [2, 2]
     report = (tmp_path / "out" / "report.md").read_text()
