@@ -184,15 +184,17 @@ class Guesser:
         for message in messages:
             if message["role"] == "assistant":
                 guesses.append(_guess(message))
-            elif '"more"' in message["content"]:
+            elif re.search(r'"more\\?"', message["content"]):
                 low = guesses[-1] + 1
-            elif '"less"' in message["content"]:
+            elif re.search(r'"less\\?"', message["content"]):
                 high = guesses[-1] - 1
         guess = (low + high) // 2 if guesses else 500
         action = json.dumps({"number": guess})
         message: dict[str, Any] = {"role": "assistant", "content": f"```json\n{action}\n```"}
-        if len(guesses) % 2:  # as a call, and as a text
-            function = {"name": "act", "arguments": action}
+        (tool,) = body["tools"]
+        named = tool["function"]["name"]
+        if len(guesses) % 2 or named != "act":  # as a call, and as a text
+            function = {"name": named, "arguments": action}
             calls = [{"id": f"call-{len(guesses)}", "type": "function", "function": function}]
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         return JSONResponse(
@@ -298,6 +300,26 @@ def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
     exams = {m[0]["content"] for h, m in guesser.asked if "exam" in h["x-session-id"]}
     assert len(exams) == 2
     assert not exams & set(first.values())
+
+
+def test_tools_of_a_world_are_the_models_tools(programs: Path, tmp_path: Path) -> None:
+    port, guesser = free_port(), Guesser()
+    folder = ROOT / "tests" / "tracks" / "worlds"
+    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
+    text = GUESS_TRACK.format(port=port).replace("groups = 12", "groups = 1")
+    with (
+        served(guesser) as url,
+        worlds(programs, tmp_path, "guess:tooled", port=port, places=8),
+    ):
+        playing, log = tracks(programs, tmp_path, text, "run", "--url", url)
+        assert playing.wait(timeout=300) == 0, log.read_text()
+    seeds = {seed for _, m in guesser.asked for seed in re.findall(r"seed (\d+)", str(m[0]))}
+    assert len(seeds) == 3
+    said = [m for h, m in guesser.asked if h["x-turn-type"] == "episode"]
+    (seed,) = re.findall(r"seed (\d+)", str(said[0][0]))
+    outcome = 2 * (1.0 - 0.1 * (_tries(Random(int(seed)).randrange(100)) - 1) + 0.8) / 1.8 - 1
+    assert guesser.outcomes.keys()
+    assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
 
 
 def _tries(secret: int) -> int:
