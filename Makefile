@@ -6,7 +6,7 @@
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
-# verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, trained by the tracks' command.
+# verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
 # tracks: agents that finish tasks, against the demo model: kills, groups, steps, and the page that tells how.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin

@@ -124,12 +124,13 @@ model = "demo-tracks"
 concurrency = 32
 group_size = 8
 groups = 4
-max_turns = 1
+max_turns = 2
 max_tokens = 24
 exam_tasks = 4
 [options]
 url = "http://127.0.0.1:{port}"
 instructions = "What is 3 + 4 - 2?"
+highest = 2.0
 """
 
 
