@@ -3,12 +3,15 @@
     track.py           what a track is, as a file in configs/tracks/ says it
     environments.py    what every environment has: tasks, attempts at them, tools, a grade
     tool_call.py       arithmetic with a calculator
-    terminal.py        small jobs in a shell, in a sandbox
+    sandbox.py         where a command runs that a model typed
+    terminal.py        small jobs in a shell
     client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
+    episode.py         what one try asks, written down so that it is asked once
     state.py           what has happened, on disk, so that a run that was killed goes on
     runner.py          episodes in groups, side by side; exams of fixed versions
     report.py          what came out
     with_verifiers.py  task sets and harnesses of verifiers, in an environment of their own
+    with_openenv.py    worlds of OpenEnv, whose server is running
 
 Rule: nothing here imports the product. Whatever it does, docs/agents.md tells for any language.
 """

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from examples.tracks import TrackError, cause, report
 from examples.tracks.client import connected
-from examples.tracks.environments import environment
+from examples.tracks.environments import prepared
 from examples.tracks.runner import Run
+from examples.tracks.sandbox import sweep
 from examples.tracks.state import opened
 from examples.tracks.track import Track, read
 
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _track(track: Track, out: Path, versions: Sequence[int] | None) -> None:
     with opened(out) as state:
         state.begin(track)
-        async with connected(track) as gateway:
-            run = Run(track, environment(track), gateway, state, _say)
+        sweep()
+        async with connected(track) as gateway, prepared(track) as environment:
+            run = Run(track, environment, gateway, state, _say)
             try:
                 if versions is None:
                     await run.train()

@@ -1,18 +1,12 @@
 """Small jobs in a shell: a folder with files, a sentence that says what is to be done, a checker.
 
-Rule: what a model types runs in bubblewrap, without a network and with nothing of this machine but
-/usr to read and its own folder to write. Where there is no bubblewrap a model's shell is refused;
-only the shipped demo models, which know nothing to do harm with, may use a plain subprocess.
+Rule: what a model types runs in a sandbox, and only what lies in the folder in the end counts,
+however it came there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
-import signal
-import subprocess
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,19 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from examples.tracks import TrackError
-from examples.tracks.environments import tool
+from examples.tracks.sandbox import COMMAND_S, SHELL, Shell, Walls, folder, walls_for
 from examples.tracks.track import Track
 
-SHELL = tool("shell", "Runs a command in the folder of the task.", "command", "for sh")
-HARMLESS = frozenset({"demo", "demo-tracks"})
-"""Models of under a million parameters that are shipped; any other is a real one."""
-COMMAND_S = 10.0
-"""A command that takes longer is killed, with all that it started."""
-_SHOWN = 2000
-"""Characters of what a command wrote."""
-_LIMITS = "ulimit -t 10 -f 20480 -v 2097152 2>/dev/null; "
-"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process."""
 _WORDS = ("pear", "plum", "kite", "mug", "shell", "stamp", "bead", "key", "box", "lamp", "rope")
 
 
@@ -46,8 +30,7 @@ class Job:
     """The files of the folder, by name."""
     after: Mapping[str, str | None]
     """What must be there when it is done, but for blanks around it; None: nothing."""
-    sandbox: Sequence[str] | None
-    """How bubblewrap is called; None: a plain subprocess."""
+    sandbox: Walls
     limit_s: float = COMMAND_S
 
     @property
@@ -56,48 +39,17 @@ class Job:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncGenerator[Folder]:
-        with tempfile.TemporaryDirectory(prefix="track-", ignore_cleanup_errors=True) as name:
-            for file, text in self.before.items():
-                (Path(name) / file).write_text(text, encoding="utf-8")
-            yield Folder(self, Path(name))
+        with folder(self.before) as path:
+            yield Folder(path, self.sandbox, self.limit_s, self)
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Shell):
     """An attempt."""
 
     job: Job
-    path: Path
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        if name != "shell":
-            return f"error: there is no tool {name}, but shell"
-        command = arguments.get("command")
-        if not isinstance(command, str) or "\0" in command:
-            return "error: command must be a text"
-        process = await asyncio.create_subprocess_exec(
-            *_command(self.job.sandbox, self.path, _LIMITS + command),
-            cwd=self.path,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(self.path), "LANG": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            said, _ = await asyncio.wait_for(process.communicate(), self.job.limit_s)
-        except TimeoutError:
-            return f"error: it took more than {self.job.limit_s:g} seconds"
-        finally:
-            _end(process.pid)
-            await process.wait()
-        text = said.decode(errors="replace").strip()
-        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
-        if process.returncode:
-            return f"error: exit status {process.returncode}\n{text}".strip()
-        return text or "(it wrote nothing)"
-
-    def solved(self, answer: str) -> bool:
+    async def solved(self, answer: str) -> bool:
         return all(_holds(self.path / file, text) for file, text in self.job.after.items())
 
 
@@ -106,7 +58,7 @@ class Terminal:
     """Six kinds of jobs, with other names and words each time."""
 
     seed: int
-    sandbox: Sequence[str] | None
+    sandbox: Walls
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -114,13 +66,7 @@ class Terminal:
 
     @classmethod
     def of(cls, track: Track) -> Terminal:
-        sandbox = _sandbox()
-        if sandbox is None and track.model not in HARMLESS:
-            raise TrackError(
-                "There is no bubblewrap (bwrap) that works here, and without it what "
-                f"{track.model} types would run on this machine as you. Install bubblewrap."
-            )
-        return cls(track.seed, sandbox)
+        return cls(track.seed, walls_for(track.model))
 
     def task(self, number: int) -> Job:
         return self._drawn(f"train {number}")
@@ -199,34 +145,3 @@ def _holds(file: Path, wanted: str | None) -> bool:
     if file.is_symlink() or not file.is_file() or file.stat().st_size > 100_000:
         return False
     return file.read_bytes().decode(errors="replace").strip() == wanted.strip()
-
-
-def _command(sandbox: Sequence[str] | None, folder: Path, command: str) -> list[str]:
-    if sandbox is None:
-        return ["/bin/sh", "-c", command]
-    return [*sandbox, "--bind", str(folder), "/work", "--chdir", "/work", "/bin/sh", "-c", command]
-
-
-def _sandbox() -> Sequence[str] | None:
-    """How bubblewrap is called, where it is there and may make a world of its own."""
-    program = shutil.which("bwrap")
-    if program is None:
-        return None
-    walls = (
-        *(program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/bin", "/bin"),
-        *("--ro-bind-try", "/lib", "/lib", "--ro-bind-try", "/lib64", "/lib64"),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
-        *("--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/work"),
-        *("--setenv", "LANG", "C.UTF-8"),
-    )
-    tried = subprocess.run([*walls, "/bin/sh", "-c", "true"], capture_output=True, check=False)
-    return walls if tried.returncode == 0 else None
-
-
-def _end(group: int) -> None:
-    """Kill what a command has left behind."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -16,7 +16,7 @@ from typing import Any
 from examples.tracks.environments import tool
 from examples.tracks.track import Track
 
-CALCULATOR = tool("calculator", "Works out an expression.", "expression", "such as 3 + 4 * 5")
+CALCULATOR = tool("calculator", "Works out an expression.", expression="such as 3 + 4 * 5")
 _LONGEST = 200
 """Characters of an expression."""
 _LARGEST = 10**12
@@ -49,7 +49,7 @@ class Sum:
             return "error: expression must be a text"
         return calculate(expression)
 
-    def solved(self, answer: str) -> bool:
+    async def solved(self, answer: str) -> bool:
         found = _NUMBER.findall(answer)
         return bool(found) and found[-1] == calculate(self.expression)
 

@@ -8,6 +8,7 @@ itself is asked in the slow tests.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,15 @@ from starlette.routing import Route
 
 from examples.tracks import TrackError, report
 from examples.tracks.__main__ import main
-from examples.tracks.client import Gateway, Place
+from examples.tracks.client import Answer, Gateway, Place, Reply
 from examples.tracks.environments import environment
+from examples.tracks.episode import Episode, Seen
 from examples.tracks.runner import Run
 from examples.tracks.state import opened
 from examples.tracks.track import Track
-from tests.lives import ROOT, life, until
+from tests.lives import ROOT, Fate, Life, life, until
 from tests.ports import free_port
 from tests.truths import one, read
-from tinker_claw.shipped import verify
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
 
@@ -67,7 +68,7 @@ class FakeGateway:
         self.asked.append((dict(request.headers), body))
         if self.refusals and (refusal := self.refusals.pop(0)) is not None:
             return refusal
-        last = body["messages"][-1]
+        last = {"role": "", "content": "", **body["messages"][-1]}
         message: dict[str, Any] = {"role": "assistant", "content": f"It is {last['content']}."}
         if last["role"] == "user":
             found = re.search(r"What is (.*)\?", last["content"])
@@ -97,6 +98,7 @@ class FakeGateway:
         app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/messages", self.chat, methods=["POST"]),
                 Route("/v1/feedback", self.feedback, methods=["POST"]),
                 Route("/healthz", self.health),
             ]
@@ -184,7 +186,9 @@ async def test_run_ends_with_the_step_that_was_wanted(tmp_path: Path) -> None:
 async def test_what_a_busy_gateway_does_not_take_is_sent_again_as_it_was() -> None:
     busy = JSONResponse({"error": {}}, 429, {"retry-after": "0"})
     fake = FakeGateway(refusals=[busy, JSONResponse({"error": {}}, 503)])
-    reply = await fake.gateway().reply(Place("s", "t", "g"), [{"role": "user", "content": "Hi"}])
+    gateway = fake.gateway()
+    body = gateway.completion([{"role": "user", "content": "Hi"}])
+    reply = Reply.of(await gateway.ask(Place("s", "t", "g"), "chat/completions", body))
     assert reply.calls
     assert len(fake.asked) == 3
     assert fake.asked[0] == fake.asked[1] == fake.asked[2]
@@ -208,6 +212,71 @@ async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later
     ]
     first = [b for b in fake.of("episode") if len(b["messages"]) == 1]
     assert len(first) == 2, "what was answered is not asked again"
+
+
+class Breaks:
+    """A program of somebody else: it says hello, and every other one breaks."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"number {number}"
+
+    async def play(self, episode: Episode) -> float | None:
+        reply = await episode.reply([{"role": "user", "content": f"Hello, {self.name}"}])
+        episode.rewind()
+        again = await episode.reply([{"role": "user", "content": f"Hello, {self.name}"}])
+        assert again == reply, "it is not asked again"
+        if episode.trains and episode.place.session.endswith("-1"):
+            return None
+        return 0.25 if episode.version is None else -0.5
+
+
+class Programs:
+    tools = ()
+
+    def task(self, number: int) -> Breaks:
+        return Breaks(number)
+
+    held_out = task
+
+
+async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_path: Path) -> None:
+    fake, said = FakeGateway(), list[str]()
+    with opened(tmp_path) as state:
+        state.begin(TRACK)
+        await Run(TRACK, Programs(), fake.gateway(), state, said.append).train()
+        told = report.lines(TRACK, state)
+    assert [told["score"] for _, told in fake.outcomes] == [0.25] * 3
+    assert len(fake.of("episode")) == 6
+    assert sum("it broke, and has no outcome" in line for line in said) == 3
+    assert "3 episodes broke, and have no outcome." in told
+    assert "| v0 | 2 | 0.00 |" in told
+    await play(fake, tmp_path)
+    assert len(fake.outcomes) == 3, "it is over"
+
+
+async def test_what_was_answered_is_given_again_in_its_order_until_something_else_is_asked(
+    tmp_path: Path,
+) -> None:
+    fake = FakeGateway()
+    with opened(tmp_path) as state:
+        for asked in ((1, 2), (1, 2, 3), (1, 4, 2)):
+            episode = Episode(fake.gateway(), state, Place("s", "t", "g"), Seen())
+            for number in asked:
+                said = await episode.ask("messages", {"number": number, "messages": [{}]})
+                assert said.status == 200
+    # The second asks for 3 alone; the third for 4, and for 2 again, which comes after another.
+    assert [body["number"] for body in fake.of("episode")] == [1, 2, 3, 4, 2]
+
+
+def test_a_version_and_tokens_are_read_from_any_dialect() -> None:
+    stream = (
+        'data: {"system_fingerprint":"v7","choices":[{"delta":{"content":"\\"v9\\""}}]}\n\n'
+        'data: {"system_fingerprint":"v7","usage":{"completion_tokens":12}}\n\ndata: [DONE]\n\n'
+    )
+    answer = Answer(200, "text/event-stream", stream)
+    assert (answer.version, answer.tokens) == (7, 12)
+    answer = Answer(200, "application/json", '{"usage": {"input_tokens": 3, "output_tokens": 4}}')
+    assert (answer.version, answer.tokens) == (None, 4)
 
 
 async def test_a_reply_that_never_ends_its_calls_has_failed(tmp_path: Path) -> None:
@@ -235,9 +304,8 @@ def test_what_stops_a_run_is_said_in_a_sentence(
     assert "nothing.toml cannot be read" in capsys.readouterr().err
 
 
-MODEL = ROOT / "examples" / "tracks" / "model"
 FLAGS = (
-    *("--model-name", str(MODEL), "--renderer", "qwen3", "--served-model-name", "demo-tracks"),
+    *("--model-name", "demo-tracks"),
     *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
     *("--learning-rate", "1e-3"),
 )
@@ -297,40 +365,115 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
             until(lambda: one(data, told) >= 8)
             doomed.kill()
         with life(data, *flags, port=port) as again:
-            status = second.wait(timeout=300)
-            said = (tmp_path / "runner.log").read_text()
-            assert status == 0, said
-            until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+            finished(tmp_path, second, data)
             assert again.stop() == 0
     after = dict(read_scores(tmp_path))
     assert before.items() <= after.items(), "what had ended ended once"
-    assert len(after) == 20
+    whole(tmp_path, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fate", [Fate("trained"), Fate("committing", passes=1)], ids=["trained", "committing"]
+)
+def test_a_learner_that_dies_in_a_step_changes_nothing_but_time(tmp_path: Path, fate: Fate) -> None:
+    data, port = tmp_path / "data", free_port()
+    with rules() as judge:
+        flags = (*FLAGS, "--judge-url", judge)
+        with life(data, *flags, port=port, fate=fate) as doomed:
+            assert doomed.serves()
+            playing = runner(tmp_path, doomed.url)
+            assert doomed.ends() == -signal.SIGKILL
+        with life(data, *flags, port=port) as again:
+            finished(tmp_path, playing, data)
+            assert again.stop() == 0
+    whole(tmp_path, data)
+
+
+@pytest.mark.slow
+def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -> None:
+    """The gateway goes on, and the track does."""
+    data = tmp_path / "data"
+    ranks = ("--device", "cpu", "--actor-gpus", "2")
+    with rules() as judge, life(data, *FLAGS, "--judge-url", judge, *ranks) as gateway:
+        assert gateway.serves()
+        playing = runner(tmp_path, gateway.url)
+        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'") >= 1)
+        killed = learners(gateway)
+        assert len(killed) == 2
+        os.kill(killed[1], signal.SIGKILL)
+        finished(tmp_path, playing, data)
+        assert not set(killed.values()) & set(learners(gateway).values()), "others learn"
+        assert gateway.stop() == 0
+    whole(tmp_path, data)
+
+
+def learners(gateway: Life) -> dict[int, int]:
+    """Processes that learn for a gateway, by their rank."""
+    found = dict[int, int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            raw = (entry / "environ").read_bytes().split(b"\0")
+            env = dict(one.partition(b"=")[::2] for one in raw)
+            above = _parent(entry.name)
+            if b"RANK" in env and gateway.process.pid in (above, _parent(str(above))):
+                found[int(env[b"RANK"])] = int(entry.name)
+    return found
+
+
+def _parent(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def finished(folder: Path, playing: subprocess.Popen[bytes], data: Path) -> None:
+    """The track is over, and everything of it is learned."""
+    assert playing.wait(timeout=300) == 0, (folder / "runner.log").read_text()
+    until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+    until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+    until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
+
+
+def whole(folder: Path, data: Path) -> None:
+    """Every episode has one outcome, every group was trained once, and the report says so."""
+    scores = dict(read_scores(folder))
+    assert len(scores) == 20
     rows = read(
         data,
         "SELECT sessions.key, score FROM feedback "
         "JOIN sessions ON sessions.id = session_id WHERE final = 1",
     )
     # A session has one outcome, which is the one that the runner wrote down.
-    assert sorted(tuple(row) for row in rows) == sorted(after.items())
+    assert sorted(tuple(row) for row in rows) == sorted(scores.items())
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
     assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
     assert one(data, "SELECT COUNT(*) FROM groups") == 5
     # What was trained are the replies that the runner has, and each of them once.
     trained = read(
         data,
-        "SELECT sessions.key, COUNT(*) AS n FROM samples JOIN turns ON turns.id = turn_id "
+        "SELECT sessions.key, COUNT(*) AS n, COUNT(DISTINCT turn_id) AS turns "
+        "FROM samples JOIN turns ON turns.id = turn_id "
         "JOIN sessions ON sessions.id = session_id WHERE state = 'trained' GROUP BY session_id",
     )
-    kept = dict(stored(tmp_path / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
-    assert all(row["n"] <= kept[row["key"]] for row in trained)
+    kept = dict(stored(folder / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
+    assert trained
+    assert all(row["n"] == row["turns"] <= kept[row["key"]] for row in trained)
     assert max(kept.values()) > 1, "somebody called the calculator"
-    assert "held-out tasks" in said
-    assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo-tracks\n")
-
-
-def test_shipped_beginner_is_whole_and_small() -> None:
-    verify(MODEL)
-    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6_000_000
+    # A group goes into one step, and a step makes one version.
+    grouped = read(
+        data,
+        "SELECT COUNT(DISTINCT samples.step_id) AS steps FROM samples "
+        "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+        "WHERE state = 'trained' GROUP BY group_id",
+    )
+    assert {row["steps"] for row in grouped} == {1}
+    steps = one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'")
+    assert one(data, "SELECT COUNT(*) FROM versions") == steps + 1
+    assert one(data, "SELECT COUNT(DISTINCT step_id) FROM samples WHERE state = 'trained'") == steps
+    told = (folder / "out" / "report.md").read_text()
+    assert told.startswith("# tool-call, demo-tracks\n")
+    assert "5 tasks, 4 tries each: 20 episodes" in told
+    assert "| v0 | 2 |" in told
+    assert "held-out tasks" in (folder / "runner.log").read_text()
 
 
 def read_scores(folder: Path) -> list[tuple[str, float]]:
