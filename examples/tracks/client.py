@@ -38,15 +38,16 @@ class Place:
     session: str
     task: str
     group: str | None = None
-    """None: it is an exam, of which nothing is trained."""
+    """None: nothing is trained of it."""
     size: int = 1
+    turn_type: str = "episode"
+    """What is asked as an episode, an exam by name of its version too, waits behind persons."""
 
     def headers(self) -> dict[str, str]:
-        named = {"X-Session-Id": self.session}
+        named = {"X-Session-Id": self.session, "X-Turn-Type": self.turn_type}
         if self.group is None:
-            return named | {"X-Turn-Type": "side"}
+            return named
         return named | {
-            "X-Turn-Type": "episode",
             "X-Task-Id": self.task,
             "X-Group-Id": self.group,
             "X-Group-Size": str(self.size),

@@ -68,7 +68,7 @@ class Run:
         return int(self.state.fact("first version") or 0)
 
     async def examine(self, version: int) -> None:
-        """Try the held-out tasks once each with one version, as side turns. What was tried is not
+        """Try the held-out tasks once each with one version, by its name. What was tried is not
         tried again."""
         done = self.state.examined(version)
         places = asyncio.Semaphore(self.track.concurrency)
@@ -155,7 +155,7 @@ class Run:
     async def _serving(self) -> int:
         """The version that serves now, as a reply says it."""
         asked = self.gateway.completion([{"role": "user", "content": "Hello"}])
-        place = Place(f"{self.state.fact('run')}-version", "version")
+        place = Place(f"{self.state.fact('run')}-version", "version", turn_type="side")
         return Reply.of(await self.gateway.ask(place, "chat/completions", asked)).version
 
     def _group(self, task: int) -> str:

@@ -106,8 +106,12 @@ class FakeGateway:
         return Gateway(httpx.AsyncClient(transport=httpx.ASGITransport(app)), track)
 
     def of(self, kind: str) -> list[Any]:
-        """Bodies of the requests whose turn type is this."""
-        return [body for headers, body in self.asked if headers["x-turn-type"] == kind]
+        """Bodies of the requests whose turn type is this, exams of a named version apart."""
+        return [
+            body
+            for headers, body in self.asked
+            if kind == ("exam" if "@" in body.get("model", "") else headers["x-turn-type"])
+        ]
 
 
 async def play(fake: FakeGateway, folder: Path, track: Track = TRACK) -> list[str]:
@@ -130,7 +134,7 @@ async def test_groups_of_tries_are_played_and_told(tmp_path: Path) -> None:
     assert len(fake.outcomes) == 6
     for key, told in fake.outcomes:
         assert told == {"session": key, "score": 1.0, "final": True, "source": "client"}
-    episodes = [(h, b) for h, b in fake.asked if h["x-turn-type"] == "episode"]
+    episodes = [(h, b) for h, b in fake.asked if "x-group-id" in h]
     assert len(episodes) == 12
     sizes = Counter((h["x-group-id"], h["x-group-size"]) for h, _ in episodes)
     assert sorted(sizes.values()) == [4, 4, 4]
@@ -150,7 +154,7 @@ async def test_groups_of_tries_are_played_and_told(tmp_path: Path) -> None:
 async def test_exams_ask_for_a_version_by_name_and_train_nothing(tmp_path: Path) -> None:
     fake = FakeGateway()
     await play(fake, tmp_path)
-    exams = [body for body in fake.of("side") if "@" in body["model"]]
+    exams = fake.of("exam")
     assert Counter(body["model"] for body in exams) == {"demo@v0": 4, "demo@v3": 4}
     first = [[b["messages"][0], b["seed"]] for b in exams if len(b["messages"]) == 1]
     assert sorted(map(str, first[:2])) == sorted(map(str, first[2:])), "the same for both"
