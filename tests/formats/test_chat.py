@@ -282,7 +282,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("verbosity", {"verbosity": "low"}),
     ("min_p", {"min_p": 0.1}),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
-    ("tool_choice", {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
+    (
+        "tool_choice.allowed_tools.tools",
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+    ),
     ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
     ("temperature", {"temperature": -0.1}),
     ("temperature", {"temperature": 2.1}),
@@ -320,10 +323,25 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep(80)}}]},
     ),
     ("tools[1]", {"tools": [TOOL, TOOL | {"extra": deep(80)}]}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": "any"}),
     (
         "tool_choice",
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "ls"}}},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
+    ),
+    ("tool_choice.function.name", {"tools": [TOOL], "tool_choice": {"type": "function"}}),
+    (
+        "tool_choice.allowed_tools.tools",
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "rm"}}],
+                },
+            },
+        },
     ),
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("logprobs", {"logprobs": True}),

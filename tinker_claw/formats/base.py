@@ -60,6 +60,9 @@ class GenerationRequest:
     """Those that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
     """False: the client allows no call, and whatever looks like one is text."""
+    must_call: tuple[str, ...] = ()
+    """Names of tools: the reply is begun for the model, and calls one of them; (): it may do
+    otherwise."""
     one_call: bool = False
     """The reply ends before a second call."""
     stream: bool = False

@@ -44,6 +44,7 @@ from tinker_claw.formats.fields import (
     check_function,
     effort_level,
     model_name,
+    openai_calls,
     refuse_deep,
     stop_strings,
     text_of,
@@ -215,12 +216,13 @@ def _request(
         new: what was made of those pieces of the body that are worth remembering.
     """
     FIELDS.refuse_unknown(fields)
-    offered, may_call = _tools(fields, tools)
+    calls = openai_calls(fields.get("tool_choice", "auto"), tools(), nested=True)
     return GenerationRequest(
         model=model_name(fields),
         messages=messages(),
-        tools=offered,
-        may_call=may_call,
+        tools=calls.tools,
+        may_call=calls.may,
+        must_call=calls.must,
         one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
         stream=flag(fields.get("stream"), "stream"),
         wants_usage=_include_usage(fields),
@@ -236,22 +238,6 @@ def _request(
         attempt=attempt_in(fields.get("metadata")),
         own=new,
     )
-
-
-def _tools(
-    fields: Mapping[str, Any], read: Callable[[], tuple[Tool, ...]]
-) -> tuple[tuple[Tool, ...], bool]:
-    """The tools to show, and whether the reply may call any."""
-    tools = read()
-    choice = fields.get("tool_choice", "auto")
-    if choice == "none":
-        return (), False
-    if choice != "auto":
-        raise RequestError(
-            "tool_choice must be auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return tools, True
 
 
 def _include_usage(fields: Mapping[str, Any]) -> bool:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
-from tinker_claw.formats.body import integer, members, shown, string
-from tinker_claw.types import Attempt
+from tinker_claw.formats.body import integer, items, members, shown, string
+from tinker_claw.types import Attempt, Tool
 
 STOP_STRINGS = 4
 """As many as OpenAI takes."""
@@ -163,6 +163,71 @@ def check_function(function: Mapping[str, Any], at: str, schema: str = "paramete
         raise RequestError(f"{at}.{schema} must be an object.", param=f"{at}.{schema}")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What of calls there may be in a reply."""
+
+    tools: tuple[Tool, ...] = ()
+    """The tools to show."""
+    may: bool = True
+    must: tuple[str, ...] = ()
+    """Names of tools of which one must be called; (): the reply may do otherwise."""
+
+    @classmethod
+    def forced(cls, tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
+        """
+        Args:
+            name: of the tool; None: any of them.
+            at: the field that says so.
+        """
+        offered = [tool["function"]["name"] for tool in tools]
+        if not offered:
+            raise RequestError(f"{at}: there are no tools to call.", param=at)
+        if name is not None and name not in offered:
+            raise RequestError(f"{at} names {shown(name)}, which is none of the tools.", param=at)
+        return cls(tools, must=tuple(dict.fromkeys(offered)) if name is None else (name,))
+
+
+def openai_calls(choice: Any, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
+    """Of `tool_choice`, as OpenAI's two wires have it.
+
+    Args:
+        nested: what is chosen stands in a member that is called as its type.
+    """
+    at = "tool_choice"
+    if choice in ("auto", "none", "required"):
+        if choice == "none":
+            return Calls(may=False)
+        return Calls.forced(tools, None, at) if choice == "required" else Calls(tools)
+    told = members(choice, at)
+    if told.get("type") == "function":
+        return Calls.forced(tools, _function_name(told, at, nested=nested), at)
+    if told.get("type") != "allowed_tools":
+        raise RequestError(
+            f"{at} must be auto, none, required, a function or allowed_tools.", param=at
+        )
+    if nested:
+        at = f"{at}.allowed_tools"
+        told = members(told.get("allowed_tools"), at)
+    names = {
+        _function_name(members(one, f"{at}.tools[{i}]"), f"{at}.tools[{i}]", nested=nested)
+        for i, one in enumerate(items(told.get("tools"), f"{at}.tools"))
+    }
+    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    if told.get("mode") not in ("auto", "required"):
+        raise RequestError(f"{at}.mode must be auto or required.", param=f"{at}.mode")
+    if told["mode"] == "required" or len(allowed) < len(names):
+        for name in names:
+            Calls.forced(tools, name, f"{at}.tools")
+    return Calls.forced(allowed, None, at) if told["mode"] == "required" else Calls(allowed)
+
+
+def _function_name(told: Mapping[str, Any], at: str, *, nested: bool) -> str:
+    where = f"{at}.function" if nested else at
+    given = members(told.get("function"), where) if nested else told
+    return string(given.get("name"), f"{where}.name")
 
 
 def refuse_deep(tools: Sequence[Any]) -> None:

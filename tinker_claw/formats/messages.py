@@ -27,6 +27,7 @@ from tinker_claw.formats.base import (
 from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
 from tinker_claw.formats.fields import (
     UNCONSTRAINED,
+    Calls,
     Fields,
     Neutral,
     check_function,
@@ -110,7 +111,7 @@ _METADATA = Fields(frozenset({"user_id"}), frozenset(), {})
 _THINKING = Fields(frozenset({"type", "budget_tokens", "display"}), frozenset(), {})
 _OUTPUT = Fields(frozenset({"effort"}), frozenset(), {"format": Neutral((), UNCONSTRAINED)})
 _MANAGEMENT = Fields(frozenset({"edits"}), frozenset(), {})
-_CHOICE = Fields(frozenset({"type", "disable_parallel_tool_use"}), frozenset(), {})
+_CHOICE = Fields(frozenset({"type", "name", "disable_parallel_tool_use"}), frozenset(), {})
 _MESSAGE = Fields(frozenset({"role", "content"}), frozenset(), {})
 _BLOCKS: Mapping[str, Fields] = {
     kind: Fields(frozenset({"type"} | set(own.split())), _HINTS | set(ignored.split()), {})
@@ -157,7 +158,7 @@ class Messages(Format):
         FIELDS.refuse_unknown(fields)
         if route.purpose is Purpose.TURN and "max_tokens" not in fields:
             raise RequestError("max_tokens is missing.", param="max_tokens")
-        tools, may_call, one_call = _tools(fields)
+        calls, one_call = _calls(fields)
         effort, effort_at, shows = _thinking(fields)
         _check_edits(fields)
         most = fields.get("max_tokens")
@@ -165,8 +166,9 @@ class Messages(Format):
         return GenerationRequest(
             model=model_name(fields),
             messages=(*_system(fields.get("system")), *_conversation(fields.get("messages"))),
-            tools=tools,
-            may_call=may_call,
+            tools=calls.tools,
+            may_call=calls.may,
+            must_call=calls.must,
             one_call=one_call,
             stream=flag(fields.get("stream"), "stream"),
             max_tokens=None if most is None else integer(most, "max_tokens", 1, INT64),
@@ -255,8 +257,8 @@ def _check_edits(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
-    """The tools to show, whether the reply may call any, and whether only one."""
+def _calls(fields: Mapping[str, Any]) -> tuple[Calls, bool]:
+    """What of calls there may be, and whether only one."""
     raw = items(fields.get("tools", []), "tools")
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(raw))
     refuse_deep(raw)
@@ -265,12 +267,18 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
     at = "tool_choice.disable_parallel_tool_use"
     one_call = flag(choice.get("disable_parallel_tool_use"), at)
     kind = choice.get("type", "auto")
+    if kind in ("any", "tool"):
+        name = string(choice.get("name"), "tool_choice.name") if kind == "tool" else None
+        if members(fields.get("thinking"), "thinking").get("type") == "enabled":
+            raise RequestError(
+                "tool_choice begins the reply with a call, so thinking cannot be enabled.",
+                param="tool_choice",
+            )
+        return Calls.forced(tools, name, "tool_choice"), one_call
     if kind not in ("auto", "none"):
-        raise RequestError(
-            "tool_choice must be of type auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return (tools, True, one_call) if kind == "auto" else ((), False, False)
+        at = "tool_choice.type"
+        raise RequestError(f"{at} must be auto, any, tool or none.", param=at)
+    return (Calls(tools), one_call) if kind == "auto" else (Calls(may=False), False)
 
 
 def _tool(raw: Any, at: str) -> Tool:

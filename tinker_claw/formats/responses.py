@@ -44,6 +44,7 @@ from tinker_claw.formats.fields import (
     effort_level,
     joined,
     model_name,
+    openai_calls,
     parted,
     refuse_deep,
     text_of,
@@ -184,7 +185,8 @@ class Responses(Format):
         fields = load_body(body)
         FIELDS.refuse_unknown(fields)
         names: Names = {}
-        tools, may_call = _tools(fields, names)
+        tools = _tools(fields, names)
+        calls = openai_calls(fields.get("tool_choice", "auto"), tools, nested=False)
         instructions, said = fields.get("instructions"), self._history(fields, user)
         head = [string(instructions, "instructions", empty=True)] if instructions else []
         most = fields.get("max_output_tokens")
@@ -195,8 +197,9 @@ class Responses(Format):
         return GenerationRequest(
             model=model_name(fields),
             messages=_with_one_head(head, said),
-            tools=tools,
-            may_call=may_call,
+            tools=calls.tools,
+            may_call=calls.may,
+            must_call=calls.must,
             one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
             stream=flag(fields.get("stream"), "stream"),
             max_tokens=None if most is None else integer(most, "max_output_tokens", 1, INT64),
@@ -306,24 +309,15 @@ def _check_extras(fields: Mapping[str, Any]) -> None:
             raise RequestError(f"include[{i}] is not supported.", param=f"include[{i}]")
 
 
-def _tools(fields: Mapping[str, Any], names: Names) -> tuple[tuple[Tool, ...], bool]:
-    """The tools to show, and whether the reply may call any.
-
+def _tools(fields: Mapping[str, Any], names: Names) -> tuple[Tool, ...]:
+    """
     Args:
         names: gets the names of those that stand in a namespace, by what the model is shown.
     """
     raw = items(fields.get("tools", []), "tools")
     tools = [found for i, one in enumerate(raw) for found in _tool(one, f"tools[{i}]", names)]
     refuse_deep(raw)
-    choice = fields.get("tool_choice", "auto")
-    if choice == "none":
-        return (), False
-    if choice != "auto":
-        raise RequestError(
-            "tool_choice must be auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return tuple(tools), True
+    return tuple(tools)
 
 
 def _tool(raw: Any, at: str, names: Names) -> list[Tool]:

@@ -35,11 +35,15 @@ class Generation:
         self.sampling = Sampling(deps, job)
         """Knows which version answers, another than the job's where that one failed."""
         request = job.request
+        at = len(job.prompt.tokens) - job.prompt.begun
+        asked, begun = job.prompt.tokens[:at], job.prompt.tokens[at:]
         self._parser = CutStream(
-            deps.renderer.stream(job.prompt.tokens, request.tools, may_call=request.may_call),
+            deps.renderer.stream(asked, request.tools, may_call=request.may_call),
             job.params.stop,
             one_call=request.one_call,
         )
+        self._begun = self._parser.feed(begun)
+        """What is to be shown of the beginning that was given to the model."""
         self.rest: list[Delta] = []
         """Deltas that were held back until the end."""
         self._first_token_s: float | None = None
@@ -69,7 +73,7 @@ class Generation:
         async def take(chunk: TokenChunk) -> bool:
             if chunk.tokens and self._first_token_s is None:
                 self._first_token_s = time.monotonic() - self._job.started
-            deltas = self._parser.feed(chunk.tokens)
+            deltas, self._begun = [*self._begun, *self._parser.feed(chunk.tokens)], []
             if deltas and show is not None:
                 await show(deltas)
             return self._parser.cut_because is None

@@ -356,15 +356,44 @@ async def _prompt(
     *,
     forget: bool,
 ) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render. Long text that
-    is new is encoded in a thread.
+    """What the model is given: the request, and how its reply begins where it must be a call.
 
     Args:
         forget: nothing that was new in it stays in memory.
 
     Raises:
-        RequestError: the chat template refuses these messages, or they are far too long.
+        RequestError: the chat template refuses these messages, they are far too long, or it is not
+            known how such a reply begins.
     """
+    begun = _begun(deps, request)
+    prompt = await _asked(deps, request, body, link, forget=forget)
+    return prompt.followed_by(begun) if begun else prompt
+
+
+def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
+    """The part of the reply that is given to the model."""
+    if not request.must_call:
+        return ()
+    begun = deps.renderer.begin_call(request.must_call, request.switches)
+    if begun is None:
+        raise RequestError(
+            "tool_choice: a call cannot be begun for this model. Its chat format is not known to have "
+            "calls, or not of tools with such names; auto is what it takes.",
+            param="tool_choice",
+        )
+    return begun
+
+
+async def _asked(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    body: bytes,
+    link: Continuation | None,
+    *,
+    forget: bool,
+) -> Prompt:
+    """The exact extension of the sampled stream where it holds, else a full render. Long text that
+    is new is encoded in a thread."""
     if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
         await _refuse_what_cannot_fit(deps, request)
     await deps.compute.own_round()
