@@ -76,6 +76,13 @@ class GenerationRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The reply's text ends before the first of these."""
+    schema: tuple[str, str] | None = None
+    """JSON Schema that the reply's text must fit, as JSON, and the field where it stands."""
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens are told beside each token of the text, with logprobs; None:
+    no logprobs are told."""
+    choices: int = 1
+    """Replies that are drawn."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the client says to the model's chat template, enable_thinking for one."""
     reasoning_effort: str | None = None
@@ -108,6 +115,17 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a reply's text."""
+
+    text: str
+    logprob: float
+    """Nats; -9999 for one that was as good as impossible, as OpenAI has it."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The likeliest tokens in its place, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedReply:
     """A reply that is complete and recorded."""
 
@@ -118,6 +136,10 @@ class FinishedReply:
     """The policy version that has answered."""
     stop_string: str | None = None
     """Which of the request's it ended before."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of its text; None: nobody has asked."""
+    others: tuple[FinishedReply, ...] = ()
+    """Where several replies were asked for, the further ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,9 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
 from tinker_claw.formats.fields import (
+    MOST_CHOICES,
+    MOST_LOGPROBS,
     TEXT_ONLY,
-    UNCONSTRAINED,
     Fields,
     Neutral,
     attempt_in,
@@ -46,6 +47,7 @@ from tinker_claw.formats.fields import (
     model_name,
     openai_calls,
     refuse_deep,
+    schema_of,
     stop_strings,
     text_of,
     unreadable,
@@ -72,6 +74,10 @@ FIELDS = Fields(
             "top_k",
             "seed",
             "stop",
+            "n",
+            "logprobs",
+            "top_logprobs",
+            "response_format",
             "reasoning_effort",
             "chat_template_kwargs",
             "prompt_cache_key",
@@ -90,17 +96,11 @@ FIELDS = Fields(
         }
     ),
     neutral={
-        "n": Neutral((1,), "one turn has one reply; send the request again for another"),
-        "logprobs": Neutral(
-            (False,), "a reply's tokens include thinking and calls, which its text does not show"
-        ),
-        "top_logprobs": Neutral((0,), "logprobs are not sent"),
         "logit_bias": Neutral(({},), _UNTEMPERED),
         "presence_penalty": Neutral((0,), _UNTEMPERED),
         "frequency_penalty": Neutral((0,), _UNTEMPERED),
         "repetition_penalty": Neutral((1,), _UNTEMPERED),
         "min_p": Neutral((0,), _UNTEMPERED),
-        "response_format": Neutral(({"type": "text"},), UNCONSTRAINED),
         "modalities": Neutral((["text"],), TEXT_ONLY),
         "audio": Neutral((), TEXT_ONLY),
         "functions": Neutral(([],), _TOOLS),
@@ -232,6 +232,9 @@ def _request(
         top_k=_top_k(fields),
         seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
         stop=stop_strings(fields.get("stop"), "stop"),
+        schema=schema_of(fields.get("response_format"), "response_format", "json_schema"),
+        top_logprobs=_top_logprobs(fields),
+        choices=_choices(fields),
         template=_template(fields),
         reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
         session=_session(fields),
@@ -251,6 +254,23 @@ def _include_usage(fields: Mapping[str, Any]) -> bool:
         where = f"{name}.include_obfuscation"
         raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
     return flag(options.get("include_usage"), f"{name}.include_usage")
+
+
+def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
+    name = "top_logprobs"
+    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+    if flag(fields.get("logprobs"), "logprobs"):
+        return most
+    if most:
+        raise RequestError(f"{name} is told with logprobs: true only.", param=name)
+    return None
+
+
+def _choices(fields: Mapping[str, Any]) -> int:
+    asked = integer(fields.get("n", 1), "n", 1, MOST_CHOICES + 1)
+    if asked > 1 and fields.get("stream"):
+        raise RequestError("n: one reply is streamed; several come whole.", param="n")
+    return asked
 
 
 def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ is refused, and each refusal says why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,7 +25,9 @@ MAX_DEPTH = 64
 """Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
 TEXT_ONLY = "this model writes text only"
-UNCONSTRAINED = "replies are not constrained to a format; ask for it in the prompt"
+MOST_CHOICES = 8
+MOST_LOGPROBS = 20
+"""As many as OpenAI tells, and as inference servers give unless they are told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,31 @@ class Calls:
         if name is not None and name not in offered:
             raise RequestError(f"{at} names {shown(name)}, which is none of the tools.", param=at)
         return cls(tools, must=tuple(dict.fromkeys(offered)) if name is None else (name,))
+
+
+def schema_of(raw: Any, at: str, member: str | None = None) -> tuple[str, str] | None:
+    """JSON Schema of the text that is asked for, and the field; None: any text.
+
+    Args:
+        member: where name and schema stand; None: beside the type.
+    """
+    given = members(raw, at)
+    kind = given.get("type", "text")
+    if kind == "text" and given.keys() <= {"type"}:
+        return None
+    if kind == "json_object":
+        return '{"type":"object"}', at
+    if kind != "json_schema":
+        raise RequestError(f"{at}.type must be text, json_object or json_schema.", param=at)
+    where = f"{at}.{member}" if member else at
+    told = members(given.get(member), where) if member else given
+    if not isinstance(told.get("schema"), dict):
+        raise RequestError(f"{where}.schema must be an object.", param=f"{where}.schema")
+    if _deep(told["schema"], MAX_DEPTH):
+        raise RequestError(
+            f"{where}.schema is nested more than {MAX_DEPTH} levels deep.", param=f"{where}.schema"
+        )
+    return json.dumps(told["schema"], ensure_ascii=False, separators=(",", ":")), at
 
 
 def openai_calls(choice: Any, tools: tuple[Tool, ...], *, nested: bool) -> Calls:

@@ -26,7 +26,6 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
 from tinker_claw.formats.fields import (
-    UNCONSTRAINED,
     Calls,
     Fields,
     Neutral,
@@ -36,6 +35,7 @@ from tinker_claw.formats.fields import (
     model_name,
     parted,
     refuse_deep,
+    schema_of,
     stop_strings,
     text_of,
     unreadable,
@@ -109,7 +109,7 @@ _TOOL = Fields(
 )
 _METADATA = Fields(frozenset({"user_id"}), frozenset(), {})
 _THINKING = Fields(frozenset({"type", "budget_tokens", "display"}), frozenset(), {})
-_OUTPUT = Fields(frozenset({"effort"}), frozenset(), {"format": Neutral((), UNCONSTRAINED)})
+_OUTPUT = Fields(frozenset({"effort", "format"}), frozenset(), {})
 _MANAGEMENT = Fields(frozenset({"edits"}), frozenset(), {})
 _CHOICE = Fields(frozenset({"type", "name", "disable_parallel_tool_use"}), frozenset(), {})
 _MESSAGE = Fields(frozenset({"role", "content"}), frozenset(), {})
@@ -176,6 +176,10 @@ class Messages(Format):
             top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
             top_k=None if top_k is None else integer(top_k, "top_k", 1, INT64),
             stop=stop_strings(fields.get("stop_sequences"), "stop_sequences"),
+            schema=schema_of(
+                members(fields.get("output_config"), "output_config").get("format"),
+                "output_config.format",
+            ),
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields),

@@ -36,7 +36,7 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
-    UNCONSTRAINED,
+    MOST_LOGPROBS,
     Fields,
     Neutral,
     attempt_in,
@@ -47,6 +47,7 @@ from tinker_claw.formats.fields import (
     openai_calls,
     parted,
     refuse_deep,
+    schema_of,
     text_of,
     unreadable,
 )
@@ -75,6 +76,7 @@ FIELDS = Fields(
             "reasoning",
             "text",
             "include",
+            "top_logprobs",
             "prompt_cache_key",
             "metadata",
         }
@@ -97,7 +99,6 @@ FIELDS = Fields(
         "context_management": Neutral(([],), "nothing is taken out of a history here"),
         "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
         "max_tool_calls": Neutral((), _RUNS_NOTHING),
-        "top_logprobs": Neutral((0,), "logprobs are not sent"),
         "moderation": Neutral((), "nothing is moderated here"),
         "image": Neutral((), "this model reads text only"),
         "personality": Neutral((), "ask for it in the instructions"),
@@ -113,15 +114,16 @@ _REASONING = Fields(
     },
 )
 _TEXT = Fields(
-    honoured=frozenset(),
+    honoured=frozenset({"format"}),
     ignored=frozenset(),
     neutral={
-        "format": Neutral(({"type": "text"},), UNCONSTRAINED),
         "verbosity": Neutral(("medium",), "ask for it in the prompt"),
     },
 )
-_INCLUDED = ("reasoning.encrypted_content",)
-"""Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
+"""The second asks for reasoning that comes back with the next request; it is sent in clear anyway.
+"""
 _STREAM = Fields(
     honoured=frozenset(),
     ignored=frozenset(),
@@ -205,6 +207,8 @@ class Responses(Format):
             max_tokens=None if most is None else integer(most, "max_output_tokens", 1, INT64),
             temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
             top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+            schema=schema_of(members(fields.get("text"), "text").get("format"), "text.format"),
+            top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             session=(key, "prompt_cache_key")
@@ -297,6 +301,12 @@ def _effort(fields: Mapping[str, Any]) -> str | None:
     given = members(fields.get("reasoning"), "reasoning")
     _REASONING.refuse_unknown(given, "reasoning.")
     return effort_level(given.get("effort"), "reasoning.effort")
+
+
+def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
+    name = "top_logprobs"
+    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+    return most if most or _LOGPROBS in items(fields.get("include", []), "include") else None
 
 
 def _check_extras(fields: Mapping[str, Any]) -> None:

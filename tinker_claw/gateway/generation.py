@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.conversation.openclaw import last_user_words, without_volatile
-from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
+from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
 from tinker_claw.formats.schema import misfits
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.gateway.sampling import Sampling
@@ -23,6 +24,8 @@ from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
+_NEVER = -9999.0
+"""What OpenAI writes for a logprob that JSON has no number for."""
 Show = Callable[[list[Delta]], Awaitable[None]]
 
 
@@ -103,6 +106,40 @@ class Generation:
             ),
             version=self.sampling.version,
             stop_string=self._parser.stop_string,
+            logprobs=self._logprobs(completion, reply),
+        )
+
+    def _logprobs(self, completion: Completion, reply: Reply) -> tuple[TokenLogprob, ...] | None:
+        """Of the reply's text, as they were sampled; None: nobody has asked."""
+        most, decode = self._job.request.top_logprobs, self._deps.renderer.decode
+        if most is None:
+            return None
+        begun, ids = self._job.prompt.begun, completion.tokens
+        places = [place - begun for place in self._parser.text_at if place >= begun]
+        while places and not decode([ids[places[0]]]).strip():
+            places.pop(0)
+
+        def length(n: int) -> int:
+            return len(decode([ids[place] for place in places[:n]]).lstrip())
+
+        # Behind its text there are blanks, or what a stop string has cut off.
+        until = bisect_left(range(len(places)), len(reply.text), key=length)
+        return tuple(
+            TokenLogprob(
+                decode([ids[place]]),
+                max(completion.logprobs[place], _NEVER),
+                tuple(
+                    (decode([id]), max(logprob, _NEVER))
+                    for id, logprob in zip(
+                        completion.topk_ids[place][:most],
+                        completion.topk_logprobs[place][:most],
+                        strict=True,
+                    )
+                )
+                if most
+                else (),
+            )
+            for place in places[:until]
         )
 
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
@@ -115,6 +152,7 @@ class Generation:
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and remember it for the request that goes on from it."""
         deps, job, keeps = self._deps, self._job, self._keeps(completion)
+        completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if keeps is None or job.conversation is None:
@@ -142,7 +180,7 @@ class Generation:
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
                 trace=job.identity.trace,
-                response_id=job.writer.id,
+                response_id=job.response_id,
                 fallback=self.sampling.fallback,
                 misfit=misfit,
                 packed_prompt=job.prompt.packed,

@@ -360,7 +360,8 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
 
 @lru_cache(maxsize=64)
 def _params_json(params: SamplingParams) -> str:
-    return json.dumps(asdict(params))
+    kept = params if params.schema is None else replace(params, schema="")  # it says too much
+    return json.dumps(asdict(kept))
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:

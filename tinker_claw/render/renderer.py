@@ -238,6 +238,11 @@ class Renderer:
             self._begun[key] = begun
         return self._begun[key]
 
+    @property
+    def tells_text(self) -> bool:
+        """A reply's text is known token by token."""
+        return self._markers is not None
+
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
         """Ids with which a reply begins that is text at once, () where there is nothing to begin;
         None: this chat format is not known to have such replies."""
