@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import anthropic
 import pytest
 import renderers
 
+from tests import agent_sdks
 from tests.agents import assistant, tool
 from tests.gateways import MODEL, World, chat, gateway, spell
+from tests.npm import npm
 from tests.render.test_prompt_cache import tokenizer_for
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
@@ -175,3 +178,19 @@ async def test_where_the_format_has_no_calls_it_is_refused(tmp_path: Path) -> No
         assert (response.status_code, error["param"]) == (400, "tool_choice")
         assert "cannot be begun for this model" in error["message"]
         assert (await world.ask("look", tools=TOOLS)).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", agent_sdks.STRUCTURED)
+async def test_clients_get_their_objects_by_a_tool(
+    tmp_path: Path, renderer: Renderer, name: str
+) -> None:
+    if name.startswith("ai-sdk") and npm() is None:
+        pytest.skip("npm is not installed")
+    async with gateway(tmp_path, renderer) as world:
+        world.say(' {"city": "Oslo", "days": 2}}\n</tool_call>')
+        told = await asyncio.to_thread(agent_sdks.run_structured, name, world.url)
+        assert json.loads(told) == {"city": "Oslo", "days": 2}
+        (turn,) = world.turns()
+        assert renderer.decode(turn.prompt).endswith('", "arguments":'), "its own tool, forced"
+        assert world.column("untrained_because") == [None]
