@@ -108,7 +108,9 @@ const schema = jsonSchema({
   properties: { city: { type: "string" }, days: { type: "integer" } },
   required: ["city", "days"],
 });
-const { object } = await generateObject({ model, schema, mode: "tool", prompt: ASKED, temperature: 1 });
+const { object } = await generateObject({
+  model, schema, mode: "tool", prompt: ASKED, temperature: 1,
+});
 console.log(JSON.stringify(object));
 """,
     "ai-sdk": """

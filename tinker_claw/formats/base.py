@@ -93,6 +93,8 @@ class GenerationRequest:
     """What these two come to with the model's chat template, once that was asked."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field where it stands; None: the body has none."""
+    follows: str | None = None
+    """The name of the reply that it goes on from; None: the history tells."""
     attempt: Attempt | None = None
     """What the body says of task and group; None: nothing."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])

@@ -214,6 +214,7 @@ class Responses(Format):
             session=(key, "prompt_cache_key")
             if key is not None and string(key, "prompt_cache_key", empty=True)
             else None,
+            follows=fields.get("previous_response_id"),
             attempt=attempt_in(metadata),
             own={
                 "fields": fields | {"reasoning": {"effort": effort, "summary": None}},

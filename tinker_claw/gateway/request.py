@@ -199,13 +199,21 @@ async def admit(
         if holds is not None and not identity.named:
             opening = deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
+        parent = None
+        if request.follows is not None:
+            parent = deps.turns.of_response(caller.user, request.follows)
+            if parent is not None and not identity.named:
+                identity = replace(identity, key=parent[1])
         session_id = deps.index.session(caller.user, identity)
         said = deps.index.said(session_id, said)
         conversation = Conversation.of(said)
         if identity.kind is Kind.MAIN:
             # What was said in private is not known, and might be taken for something else.
             known = privacy is Privacy.OPEN
-            link = deps.index.find(session_id, conversation, compacted=known)
+            if parent is None:
+                link = deps.index.find(session_id, conversation, compacted=known)
+            else:
+                link = deps.index.after(parent[0], conversation)
             if link is None and known:
                 lost = deps.index.lost(session_id, conversation)
     if link is not None:

@@ -311,6 +311,16 @@ class TurnTable:
             raise KeyError(turn_id)
         return _turn(row, load(self._db, row))
 
+    def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
+        """The user's turn whose reply has this name, and its session's key; None: there is none,
+        or it was forgotten."""
+        row = self._db.row(
+            "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
+            "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
+            *(response_id, user),
+        )
+        return None if row is None else (row["id"], row["key"])
+
     def next_state(self, turn_id: int) -> NextState | None:
         row = self._db.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
         return NextState(role=row["role"], text=row["text"]) if row else None
