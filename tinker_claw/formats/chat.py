@@ -42,8 +42,10 @@ from tinker_claw.formats.fields import (
     Fields,
     Neutral,
     attempt_in,
+    cache_session,
     check_function,
     effort_level,
+    function_call,
     model_name,
     openai_calls,
     refuse_deep,
@@ -237,7 +239,7 @@ def _request(
         choices=_choices(fields),
         template=_template(fields),
         reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
-        session=_session(fields),
+        session=cache_session(fields),
         attempt=attempt_in(fields.get("metadata")),
         own=new,
     )
@@ -298,12 +300,6 @@ def _top_k(fields: Mapping[str, Any]) -> int | None:
     if value is None or (type(value) is int and value in (0, -1)):
         return None  # 0 and -1 are in use elsewhere for "all tokens"
     return integer(value, "top_k", 1, INT64)
-
-
-def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    name = "prompt_cache_key"
-    key = fields.get(name)
-    return (key, name) if key is not None and string(key, name, empty=True) else None
 
 
 def parse_tools(raw: Any) -> tuple[Tool, ...]:
@@ -414,14 +410,11 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
     function = cast("dict[str, Any]", function)
-    return {
-        "id": string(call.get("id"), f"{at}.id"),
-        "type": "function",
-        "function": {
-            "name": string(function.get("name"), f"{at}.function.name"),
-            "arguments": string(function.get("arguments"), f"{at}.function.arguments", empty=True),
-        },
-    }
+    return function_call(
+        string(call.get("id"), f"{at}.id"),
+        string(function.get("name"), f"{at}.function.name"),
+        string(function.get("arguments"), f"{at}.function.arguments", empty=True),
+    )
 
 
 def _part(raw: Any, at: str) -> str:

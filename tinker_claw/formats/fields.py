@@ -15,7 +15,7 @@ from typing import Any, cast
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
 from tinker_claw.formats.body import integer, items, members, shown, string
-from tinker_claw.types import Attempt, Tool
+from tinker_claw.types import Attempt, Message, Tool
 
 STOP_STRINGS = 4
 """As many as OpenAI takes."""
@@ -103,6 +103,13 @@ def effort_level(value: Any, at: str) -> str | None:
     raise RequestError(f"{at} must be one of {', '.join(EFFORTS)}.", param=at)
 
 
+def cache_session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The session that a `prompt_cache_key` names, and this field."""
+    name = "prompt_cache_key"
+    key = fields.get(name)
+    return (key, name) if key is not None and string(key, name, empty=True) else None
+
+
 def attempt_in(metadata: Any) -> Attempt | None:
     """Task and group in `metadata`, whose other members are the client's own affair."""
     given = members(metadata, "metadata")
@@ -145,6 +152,21 @@ def parted(texts: Sequence[str]) -> str:
     them."""
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
     return joined([*heads, *texts[-1:]])
+
+
+def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call in a message of the assistant. `arguments`: JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
+    """A message of the assistant, of which a client keeps the parts one by one."""
+    message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
+    if calls:
+        message["tool_calls"] = list(calls)
+    if thought:
+        message["reasoning_content"] = "".join(thought)
+    return message
 
 
 def unreadable(kind: Any, at: str) -> RequestError:

@@ -29,8 +29,10 @@ from tinker_claw.formats.fields import (
     Calls,
     Fields,
     Neutral,
+    assistant,
     check_function,
     effort_level,
+    function_call,
     joined,
     model_name,
     parted,
@@ -338,17 +340,7 @@ def _one_reply(first: Message, second: Message) -> Message:
     """Two messages of the assistant in a row, as one."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     thought = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
-    texts = [m["content"] for m in (first, second) if m["content"]]
-    return _reply(joined(texts), thought, calls)
-
-
-def _reply(content: str, thought: Sequence[str], calls: Sequence[Any]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = list(calls)
-    if thought:
-        message["reasoning_content"] = "".join(thought)
-    return message
+    return assistant([m["content"] for m in (first, second)], thought, calls)
 
 
 def _messages(raw: Any, at: str) -> list[Message]:
@@ -367,7 +359,7 @@ def _messages(raw: Any, at: str) -> list[Message]:
     if role == "assistant":
         thought = [block["thinking"] for block in blocks if block["type"] == "thinking"]
         calls = [block["call"] for block in blocks if block["type"] == "tool_use"]
-        return [_reply(joined(texts), thought, calls)]
+        return [assistant(texts, thought, calls)]
     if not blocks:
         raise RequestError(f"{at} must be a string or a list of blocks.", param=at)
     kinds = [block["type"] for block in blocks]
@@ -409,11 +401,8 @@ def _call(given: Mapping[str, Any], at: str) -> dict[str, Any]:
         arguments = json.dumps(given["input"], ensure_ascii=False, separators=(",", ":"))
     except RecursionError as error:
         raise RequestError(f"{at}.input is nested too deeply.", param=f"{at}.input") from error
-    return {
-        "id": string(given.get("id"), f"{at}.id"),
-        "type": "function",
-        "function": {"name": string(given.get("name"), f"{at}.name"), "arguments": arguments},
-    }
+    name = string(given.get("name"), f"{at}.name")
+    return function_call(string(given.get("id"), f"{at}.id"), name, arguments)
 
 
 def _result(given: Mapping[str, Any], at: str) -> Message:

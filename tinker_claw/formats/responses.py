@@ -39,10 +39,12 @@ from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
     Fields,
     Neutral,
+    assistant,
     attempt_in,
+    cache_session,
     check_function,
     effort_level,
-    joined,
+    function_call,
     model_name,
     openai_calls,
     parted,
@@ -193,7 +195,6 @@ class Responses(Format):
         head = [string(instructions, "instructions", empty=True)] if instructions else []
         most = fields.get("max_output_tokens")
         metadata, effort = _metadata(fields), _effort(fields)
-        key = fields.get("prompt_cache_key")
         kept = flag(fields.get("store"), "store", True)
         _check_extras(fields)
         return GenerationRequest(
@@ -211,9 +212,7 @@ class Responses(Format):
             top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            session=(key, "prompt_cache_key")
-            if key is not None and string(key, "prompt_cache_key", empty=True)
-            else None,
+            session=cache_session(fields),
             follows=fields.get("previous_response_id"),
             attempt=attempt_in(metadata),
             own={
@@ -275,8 +274,8 @@ def _size(said: Sequence[Message]) -> int:
 
 def _of_reply(reply: Reply) -> Message:
     """As a client would send it back."""
-    calls = [_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
-    return _assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
+    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
+    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
 
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
@@ -425,16 +424,7 @@ class _ReplyItems:
         """What they come to; nothing where none has come."""
         if not self.said and not self._thought:
             return []
-        return [_assistant(self._texts, self._thought, self._calls)]
-
-
-def _assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
-    if calls:
-        message["tool_calls"] = list(calls)
-    if thought:
-        message["reasoning_content"] = "".join(thought)
-    return message
+        return [assistant(self._texts, self._thought, self._calls)]
 
 
 def _message(given: Mapping[str, Any], at: str) -> Message:
@@ -461,11 +451,7 @@ def _call_of(given: Mapping[str, Any], at: str) -> dict[str, Any]:
     if "namespace" in given:
         name = _shown(string(given["namespace"], f"{at}.namespace"), name)
     arguments = string(given.get("arguments"), f"{at}.arguments", empty=True)
-    return _call(string(given.get("call_id"), f"{at}.call_id"), name, arguments)
-
-
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return function_call(string(given.get("call_id"), f"{at}.call_id"), name, arguments)
 
 
 def _result(given: Mapping[str, Any], at: str) -> Message:
