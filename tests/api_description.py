@@ -95,7 +95,7 @@ FIELDS: dict[str, Schema] = {
     "model": {"const": MODEL},
     "messages": MESSAGES,
     "tools": {"type": "array", "items": TOOL},
-    "tool_choice": {"enum": ["auto", "none", "required"]},
+    "tool_choice": {"enum": ["auto", "none"]},
     "parallel_tool_calls": {"type": "boolean"},
     "stream": {"type": "boolean"},
     "stream_options": _object(

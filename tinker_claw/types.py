@@ -182,6 +182,8 @@ class Completion:
 
     def with_topk(self, k: int) -> Completion:
         """With the k likeliest candidates only, of those that there are."""
+        if k == self.params.student_topk:
+            return self
         return replace(
             self,
             topk_ids=tuple(row[:k] for row in self.topk_ids) if k else (),

@@ -187,6 +187,11 @@ async def admit(
             "side turns: say X-Turn-Type: side, or send the request again for another.",
             param="n",
         )
+    parent = None
+    if request.follows is not None:
+        parent = deps.turns.of_response(caller.user, request.follows)
+    if parent is not None and not identity.named:
+        identity = replace(identity, key=parent[1])
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
@@ -196,14 +201,9 @@ async def admit(
         await deps.privacy.look_at(request)
         await deps.compute.own_round()
         holds = deps.privacy.holds(request)
-        if holds is not None and not identity.named:
+        if holds is not None and parent is None and not identity.named:
             opening = deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
-        parent = None
-        if request.follows is not None:
-            parent = deps.turns.of_response(caller.user, request.follows)
-            if parent is not None and not identity.named:
-                identity = replace(identity, key=parent[1])
         session_id = deps.index.session(caller.user, identity)
         said = deps.index.said(session_id, said)
         conversation = Conversation.of(said)
