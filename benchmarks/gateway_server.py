@@ -229,6 +229,8 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             renderer=renderer,
             context_tokens=CONTEXT_TOKENS,
             student_topk=TOPK,
+            gives_topk=True,
+            constrains=False,
             on_next_state=lambda: None,
             health=lambda: spending.shown_in(
                 health.snapshot(

@@ -189,6 +189,11 @@ class Serving(Protocol):
         """The same weights give other logprobs here than in `Learning`, beyond float32 rounding."""
         ...
 
+    @property
+    def constrains(self) -> bool:
+        """What is sampled can be made to fit a schema."""
+        ...
+
     async def open(self, ref: str, folder: Path) -> Sampler:
         """A sampler of a published adapter. It answers at once: it is loaded wherever it must be.
 

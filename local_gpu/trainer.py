@@ -70,6 +70,7 @@ class LocalTrainer:
             student_topk=True,
             context_tokens=self._backend.serving.context_tokens,
             score_fresh=self._backend.serving.rounds_otherwise,
+            constrains=self._backend.serving.constrains,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

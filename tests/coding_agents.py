@@ -1,4 +1,6 @@
-"""The real Claude Code and Codex from npm, run as their users run them, one question at a time."""
+"""Real agents, run as their users run them, one question at a time: Claude Code, Codex and opencode
+from npm, and a program over openai-agents from PyPI.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import agent_sdks, environments
 from tests.npm import installed, on_path
 
 CLAUDE_CODE = "2.1.330"
 CODEX = "0.169.0"
+OPENCODE = "1.18.33"
 PATIENCE_S = 300
 
 
@@ -35,7 +39,7 @@ class Agent:
             self._command(message),
             cwd=self.workspace,
             env=os.environ
-            | {"PATH": on_path(self.installed), "HOME": str(self.home)}
+            | {"PATH": on_path(self.installed), "HOME": str(self.home), "PWD": str(self.workspace)}
             | self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -95,6 +99,81 @@ class Codex(Agent):
     def _command(self, message: str) -> list[str]:
         words = ["codex", "exec", "--skip-git-repo-check"]
         return [*words, "resume", "--last", message] if self.begun else [*words, message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class OpenCode(Agent):
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
+        """As docs/requests.md says."""
+        (home / "workspace").mkdir(parents=True)
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": base_url, "apiKey": key},
+            "models": {model: {"limit": {"context": 200_000, "output": 4096}}},
+        }
+        told = {"model": f"tinker-claw/{model}", "provider": {"tinker-claw": provider}}
+        (home / "workspace" / "opencode.json").write_text(json.dumps(told))
+        places = ("config", "data", "state", "cache")
+        return cls(
+            installed(f"opencode-{OPENCODE}", f"opencode-ai@{OPENCODE}"),
+            home,
+            {f"XDG_{place.upper()}_HOME": str(home / place) for place in places}
+            | {"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        )
+
+    def _command(self, message: str) -> list[str]:
+        # Words: it puts an argument with blanks between quotation marks.
+        return ["opencode", "run", *(["--continue"] if self.begun else []), *message.split()]
+
+    def _said(self, out: str) -> str:
+        return out.strip().splitlines()[-1]
+
+
+_AGENT = """
+import asyncio, sys
+from pathlib import Path
+from agents import Agent, OpenAIResponsesModel, Runner, SQLiteSession, function_tool
+from agents import set_tracing_disabled
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+
+@function_tool
+def read(path: str) -> str:
+    "Read a file."
+    return Path(path).read_text()
+
+async def main(url, model, key, said):
+    client = AsyncOpenAI(base_url=url, api_key=key)
+    agent = Agent(
+        name="reader",
+        instructions="Read what you are asked to.",
+        tools=[read],
+        model=OpenAIResponsesModel(model=model, openai_client=client),
+    )
+    session = SQLiteSession("talk", "talk.db")
+    print((await Runner.run(agent, said, session=session)).final_output)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class OpenAIAgents(Agent):
+    """A program of a few lines, over Responses, which keeps its history by itself."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenAIAgents:
+        (home / "workspace").mkdir(parents=True)
+        programs = environments.installed("agents", *agent_sdks.PACKAGES)
+        asked = {"URL": base_url, "MODEL": model, "KEY": key, "PYTHONPATH": ""}
+        return cls(programs, home, asked)
+
+    def _command(self, message: str) -> list[str]:
+        told = [self.environment[name] for name in ("URL", "MODEL", "KEY")]
+        return [str(self.installed / "python"), "-c", _AGENT, *told, message]
 
     def _said(self, out: str) -> str:
         return out.strip()

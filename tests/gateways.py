@@ -159,6 +159,8 @@ async def gateway(
     stand_in_s: float = 5,
     context_tokens: int = 4000,
     student_topk: int = 2,
+    gives_topk: bool = True,
+    constrains: bool = False,
     api_key: str | None = None,
     users: Mapping[str, str] | None = None,
     admins: Collection[str] = (),
@@ -211,6 +213,8 @@ async def gateway(
                 renderer=renderer,
                 context_tokens=context_tokens,
                 student_topk=student_topk,
+                gives_topk=gives_topk,
+                constrains=constrains,
                 on_next_state=lambda: woken.append("judge"),
                 health=lambda: paid.shown_in(
                     parts.snapshot(

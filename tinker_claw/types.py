@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -130,6 +130,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings before which the reply's text ends. Samplers know nothing of them: whoever reads the
     stream cuts the text, closes the stream, and calls the completion CUT."""
+    schema: str | None = None
+    """JSON Schema of what is sampled, as JSON; "": it is not kept. None: anything may be sampled.
+    Only for samplers that constrain; see `Capabilities`."""
     cache_salt: str | None = None
     """What was computed of a prompt is used again for prompts with the same salt only: how long an
     answer takes, and how much of it was cached, tells nothing of what others have said. Whoever
@@ -144,6 +147,8 @@ class SamplingParams:
             return f"sampled at top_p {self.top_p:g}, not 1"
         if self.top_k is not None:
             return f"sampled at top_k {self.top_k}"
+        if self.schema is not None:
+            return "its text was constrained to a schema"
         return None
 
 
@@ -174,6 +179,17 @@ class Completion:
     stop_reason: StopReason
     params: SamplingParams
     cached_tokens: int = 0
+
+    def with_topk(self, k: int) -> Completion:
+        """With the k likeliest candidates only, of those that there are."""
+        if k == self.params.student_topk:
+            return self
+        return replace(
+            self,
+            topk_ids=tuple(row[:k] for row in self.topk_ids) if k else (),
+            topk_logprobs=tuple(row[:k] for row in self.topk_logprobs) if k else (),
+            params=replace(self.params, student_topk=k),
+        )
 
     def __post_init__(self) -> None:
         same_length("completion", tokens=self.tokens, logprobs=self.logprobs)
@@ -321,6 +337,8 @@ class Capabilities:
     context_tokens: int
     target_logprobs: bool = True
     """Samplers score given tokens at given ids."""
+    constrains: bool = False
+    """Samplers sample what fits a JSON Schema."""
     score_fresh: bool = False
     """Samples of the current version are to be scored before a step, too, as stale ones are.
 

@@ -54,6 +54,8 @@ class StreamPiece:
 class HttpServer(ABC):
     """A `Server` but for what its dialect says."""
 
+    constrains = False
+
     def __init__(
         self, url: str, *, deadlines: Deadlines | None = None, api_key: str | None = None
     ) -> None:

@@ -402,6 +402,10 @@ class EmbeddedServing:
         """A cache is filled in other pieces than a trainer's row, and bfloat16 shows it."""
         return self._base.dtype != torch.float32
 
+    @property
+    def constrains(self) -> bool:
+        return False
+
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))
         return self._sampler(ref, module)

@@ -378,6 +378,7 @@ class Pool:
         self._options = options
         self._model = model
         self.context_tokens = context_tokens
+        self.constrains = all(member.server.constrains for member in members)
         self._wanted: dict[str, Adapter] = {}
         self._routes = Routes()
         self.hot = HotPrefixes()

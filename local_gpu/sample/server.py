@@ -54,6 +54,8 @@ class InferenceServer(Protocol):
 
     url: str
     pulse: Pulse
+    constrains: bool
+    """It samples what fits a schema."""
 
     async def info(self) -> ServerInfo:
         """Ask what is there; also the health check."""

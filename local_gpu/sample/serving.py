@@ -159,6 +159,11 @@ class PoolServing:
         """Other kernels, whatever the number format."""
         return True
 
+    @property
+    def constrains(self) -> bool:
+        """Any of the servers may get the request."""
+        return self._pool.constrains
+
     async def open(self, ref: str, folder: Path) -> PoolSampler:
         """Raises OutageError where no server answers, besides what `Serving` says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
+from json import loads
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ _NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_l
 
 class VllmServer(HttpServer):
     """Implements `Server` over vLLM's HTTP routes."""
+
+    constrains = True
 
     async def progress(self) -> str:
         return await progress_of(self._link)
@@ -101,7 +104,11 @@ async def progress_of(link: HttpClient) -> str:
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
-    return {
+    # Without the field where nothing is asked: not every release takes null for it.
+    fits: dict[str, object] = {}
+    if params.schema is not None:
+        fits["structured_outputs"] = {"json": loads(params.schema)}
+    return fits | {
         "model": model,
         "prompt": list(prompt),
         "n": n,

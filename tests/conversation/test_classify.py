@@ -160,6 +160,7 @@ SUMMARISE = "You are a context summarization assistant"
 FLUSH = "Pre-compaction memory flush. Write down what matters."
 FLUSHING = runtime("agent:main:internal-session-effects:1", "internal-session-effects-1")
 LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
+OPENCODE = ({"role": "system", "content": "You are a title generator. You output ONLY a thread"},)
 INFER = PLAIN | {
     "stream": True,
     "stream_options": {"include_usage": True},
@@ -188,6 +189,13 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
     (RequestKind.TOOL, "another program's loop", {"messages": [*PLAIN["messages"], *LOOP]}, {}),
     (RequestKind.RECAP, "recap", utility(RECAP, "{}"), {}),
     (RequestKind.TITLE, "title", utility("Generate a concise session title (3-6", "x"), {}),
+    (
+        RequestKind.TITLE,
+        "opencode's title",
+        {"messages": [*OPENCODE, user("Generate a title for this conversation:"), user("hi")]},
+        {"x_session_id": "s"},
+    ),
+    (RequestKind.CLIENT, "a title and an answer", {"messages": [*OPENCODE, *LOOP[:1]]}, {}),
     (RequestKind.CLIENT, "a recap in a trace", utility(RECAP, "{}"), TRACE),
     (RequestKind.COMPACTION, "compaction", utility(SUMMARISE, "x"), TRACE | {"session_id": "s"}),
     (RequestKind.UTILITY, "no tools, no trace", openclaw("hi", tools=[]), {}),

@@ -238,9 +238,9 @@ async def test_a_cancelled_call_ends_the_generation(
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 2}),
-    ("logprobs", {"logprobs": True}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("stop", {"stop": list("abcde")}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": "required"}),
     ("response_format", {"response_format": {"type": "json_object"}}),
     ("logit_bias", {"logit_bias": {"5": 1}}),
     ("web_search_options", {"web_search_options": {}}),

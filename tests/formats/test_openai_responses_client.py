@@ -73,6 +73,28 @@ async def test_a_conversation_goes_on_by_the_reply_s_id(tmp_path: Path, renderer
         assert two.prompt[: len(sampled)] == sampled, "no token is rendered again"
 
 
+async def test_the_id_of_a_reply_tells_apart_what_reads_alike(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Two conversations of the same words, and one that goes on under other instructions."""
+    async with gateway(tmp_path, renderer) as world:
+        asked: Any = {"model": MODEL, "instructions": "Be brief."}
+        first = await world.openai.responses.create(**asked, input="look")
+        again = await world.openai.responses.create(**asked, input="look")
+        assert first.output_text == again.output_text
+        asked["instructions"] = "Be kind."
+        for reply, said in ((first, "To the first."), (again, "To the other.")):
+            await world.openai.responses.create(**asked, input=said, previous_response_id=reply.id)
+        states = list(world.next_states().values())
+        assert states == [
+            NextState("user", "To the first."),
+            NextState("user", "To the other."),
+            None,
+            None,
+        ]
+        assert len({turn.session_id for turn in world.turns()}) == 1
+
+
 async def test_nothing_of_a_private_session_is_gone_on_from_by_its_id(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -1,13 +1,14 @@
-"""Claude Code and Codex from npm against the gateway: a question, a call, and a correction."""
+"""Real agents against the gateway: a question, a call, and a correction."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.coding_agents import Agent, ClaudeCode, Codex
+from tests.coding_agents import Agent, ClaudeCode, Codex, OpenAIAgents, OpenCode
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import gateway, spell
 from tests.npm import npm
@@ -27,9 +28,21 @@ BASH = '{"name": "Bash", "arguments": {"command": "cat notes.txt", "description"
 EXEC = '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}'
 
 
-@pytest.mark.parametrize(("kind", "call"), [(ClaudeCode, BASH), (Codex, EXEC)])
+OPENCODE_BASH = BASH.replace("Bash", "bash")
+PYTHON = '{"name": "read", "arguments": {"path": "notes.txt"}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "sides"),
+    [
+        (ClaudeCode, BASH, []),
+        (Codex, EXEC, []),
+        (OpenCode, OPENCODE_BASH, ["title"]),
+        (OpenAIAgents, PYTHON, []),
+    ],
+)
 async def test_a_coding_agent_asks_calls_and_is_corrected(
-    tmp_path: Path, renderer: Renderer, kind: type[ClaudeCode] | type[Codex], call: str
+    tmp_path: Path, renderer: Renderer, kind: Any, call: str, sides: list[str]
 ) -> None:
     answers = {
         NOTE: "It says forty-one.",
@@ -46,17 +59,19 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         heard = [await asyncio.to_thread(agent.say, said) for said in (HELLO, READ, CORRECTED)]
         assert heard == ["I am Claw.", "It says forty-one.", "Forty-two, of course."]
 
-        turns = world.turns()
-        assert [turn.kind for turn in turns] == [Kind.MAIN] * 4
+        kinds = zip(world.column("kind"), world.column("call"), strict=True)
+        assert [call for kind, call in kinds if kind == Kind.SIDE] == sides
+        turns = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
         assert len({turn.session_id for turn in turns}) == 1
         assert [turn.request_text for turn in turns] == [HELLO, READ, READ, CORRECTED]
-        asked, result, corrected, last = world.next_states().values()
+        asked, result, corrected, last = (world.ledger.turns.next_state(turn.id) for turn in turns)
         assert (asked and asked.role, asked and asked.text) == ("user", READ)
         assert result is not None
         assert result.role == "tool"
         assert NOTE in result.text
         assert (corrected and corrected.role, corrected and corrected.text) == ("user", CORRECTED)
         assert last is None
-        assert world.column("untrained_because") == [None] * 4
+        because = world.column("untrained_because")
+        assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"

@@ -99,6 +99,27 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
         assert whole.json()["usage"]["prompt_tokens"] > 0.8 * CONTEXT
 
 
+async def test_a_call_is_begun_and_goes_on_with_tokens_of_the_policy(
+    tmp_path: Path, renderer: Renderer, sampler: LocalSampler
+) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
+        response = await world.ask(
+            "hi", tools=[tool], tool_choice="required", max_tokens=9, seed=1, logprobs=True
+        )
+        (choice,) = response.json()["choices"]
+        begun = '<tool_call>\n{"name": "look", "arguments":'
+        assert choice["message"]["content"].startswith(begun), "which nothing has ended"
+        assert "".join(one["token"] for one in choice["logprobs"]["content"]) in (
+            choice["message"]["content"].removeprefix(begun)
+        )
+        (turn,) = world.turns()
+        done = turn.completion
+        assert renderer.decode(turn.prompt).endswith(begun)
+        scored = await sampler.logprobs((*turn.prompt, *done.tokens), start=len(turn.prompt))
+        assert scored.logprobs == pytest.approx(done.logprobs, abs=1e-4)
+
+
 async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
     tmp_path: Path, renderer: Renderer, sampler: LocalSampler
 ) -> None:

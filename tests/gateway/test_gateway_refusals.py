@@ -41,7 +41,7 @@ def assert_error(response: Any, status: int, **fields: Any) -> None:
         ),
         ("max_tokens", {"max_tokens": 0}),
         ("n", {"n": 3}),
-        ("tool_choice", {"tool_choice": "required"}),
+        ("tool_choice", {"tool_choice": "required"}),  # of no tools
         ("unheard_of", {"unheard_of": 1}),
         ("temperature", {"temperature": 9, "stream": True}),
     ],

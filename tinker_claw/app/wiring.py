@@ -254,6 +254,8 @@ def _deps(
         renderer=common.renderer,
         context_tokens=common.can.context_tokens,
         student_topk=student_topk(parts.method, settings.training),
+        gives_topk=common.can.student_topk,
+        constrains=common.can.constrains,
         on_next_state=on_next_state,
         health=lambda: _health(settings, parts),
         telemetry=parts.telemetry,

@@ -224,8 +224,8 @@ def recognise(seen: SessionEvidence) -> Sign:
 
 def _utility(seen: SessionEvidence) -> Sign | None:
     """Calls with a system prompt of their own, one question, and neither tools nor agent."""
-    roles = [message["role"] for message in seen.request.messages]
-    if seen.agent or roles != ["system", "user"]:
+    first, *others = [message["role"] for message in seen.request.messages]
+    if seen.agent or first != "system" or {*others} != {"user"}:
         return None
     for mark in SYSTEM_MARKS:
         # A compaction belongs to a turn; recaps and titles run beside it, without a trace.

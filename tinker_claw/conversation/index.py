@@ -228,6 +228,15 @@ class ConversationIndex:
         # The ledger does not say which messages the prompt held beyond the history.
         return None if turn_id is None else Continuation(turn_id, reply, new, None)
 
+    def after(self, turn_id: int, said: Conversation) -> Continuation | None:
+        """What a request adds to this turn, of which it says itself that it goes on from it."""
+        at = said.reply_at
+        if at is None:
+            return None
+        return Continuation(
+            turn_id, said.messages[at], said.messages[at + 1 :], self._streams.get(turn_id)
+        )
+
     def lost(self, session_id: int, said: Conversation) -> Lost | None:
         """Why a request goes on from no turn that is known, although one waits for what it says;
         None: none waits, or it goes on from none."""

@@ -62,6 +62,7 @@ class SystemMark:
 SYSTEM_MARKS = (
     SystemMark("Write an Activity recap", "recap", traced=False),
     SystemMark("Generate a concise session title", "title", traced=False),
+    SystemMark("You are a title generator.", "title", traced=False),  # opencode's
     SystemMark("You are a context summarization assistant", "compaction", traced=True),
 )
 ON_ITS_OWN = (

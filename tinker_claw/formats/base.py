@@ -60,6 +60,9 @@ class GenerationRequest:
     """Those that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
     """False: the client allows no call, and whatever looks like one is text."""
+    must_call: tuple[str, ...] = ()
+    """Names of tools: the reply is begun for the model, and calls one of them; (): it may do
+    otherwise."""
     one_call: bool = False
     """The reply ends before a second call."""
     stream: bool = False
@@ -73,6 +76,13 @@ class GenerationRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The reply's text ends before the first of these."""
+    schema: tuple[str, str] | None = None
+    """JSON Schema that the reply's text must fit, as JSON, and the field where it stands."""
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens are told beside each token of the text, with logprobs; None:
+    no logprobs are told."""
+    choices: int = 1
+    """Replies that are drawn."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the client says to the model's chat template, enable_thinking for one."""
     reasoning_effort: str | None = None
@@ -83,6 +93,8 @@ class GenerationRequest:
     """What these two come to with the model's chat template, once that was asked."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field where it stands; None: the body has none."""
+    follows: str | None = None
+    """The name of the reply that it goes on from; None: the history tells."""
     attempt: Attempt | None = None
     """What the body says of task and group; None: nothing."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
@@ -105,6 +117,17 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of a reply's text."""
+
+    text: str
+    logprob: float
+    """Nats; -9999 for one that was as good as impossible, as OpenAI has it."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The likeliest tokens in its place, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedReply:
     """A reply that is complete and recorded."""
 
@@ -115,6 +138,10 @@ class FinishedReply:
     """The policy version that has answered."""
     stop_string: str | None = None
     """Which of the request's it ended before."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of its text; None: nobody has asked."""
+    others: tuple[FinishedReply, ...] = ()
+    """Where several replies were asked for, the further ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,15 +36,20 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
 from tinker_claw.formats.fields import (
+    MOST_CHOICES,
+    MOST_LOGPROBS,
     TEXT_ONLY,
-    UNCONSTRAINED,
     Fields,
     Neutral,
     attempt_in,
+    cache_session,
     check_function,
     effort_level,
+    function_call,
     model_name,
+    openai_calls,
     refuse_deep,
+    schema_of,
     stop_strings,
     text_of,
     unreadable,
@@ -71,6 +76,10 @@ FIELDS = Fields(
             "top_k",
             "seed",
             "stop",
+            "n",
+            "logprobs",
+            "top_logprobs",
+            "response_format",
             "reasoning_effort",
             "chat_template_kwargs",
             "prompt_cache_key",
@@ -89,17 +98,11 @@ FIELDS = Fields(
         }
     ),
     neutral={
-        "n": Neutral((1,), "one turn has one reply; send the request again for another"),
-        "logprobs": Neutral(
-            (False,), "a reply's tokens include thinking and calls, which its text does not show"
-        ),
-        "top_logprobs": Neutral((0,), "logprobs are not sent"),
         "logit_bias": Neutral(({},), _UNTEMPERED),
         "presence_penalty": Neutral((0,), _UNTEMPERED),
         "frequency_penalty": Neutral((0,), _UNTEMPERED),
         "repetition_penalty": Neutral((1,), _UNTEMPERED),
         "min_p": Neutral((0,), _UNTEMPERED),
-        "response_format": Neutral(({"type": "text"},), UNCONSTRAINED),
         "modalities": Neutral((["text"],), TEXT_ONLY),
         "audio": Neutral((), TEXT_ONLY),
         "functions": Neutral(([],), _TOOLS),
@@ -215,12 +218,13 @@ def _request(
         new: what was made of those pieces of the body that are worth remembering.
     """
     FIELDS.refuse_unknown(fields)
-    offered, may_call = _tools(fields, tools)
+    calls = openai_calls(fields.get("tool_choice", "auto"), tools(), nested=True)
     return GenerationRequest(
         model=model_name(fields),
         messages=messages(),
-        tools=offered,
-        may_call=may_call,
+        tools=calls.tools,
+        may_call=calls.may,
+        must_call=calls.must,
         one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
         stream=flag(fields.get("stream"), "stream"),
         wants_usage=_include_usage(fields),
@@ -230,28 +234,15 @@ def _request(
         top_k=_top_k(fields),
         seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
         stop=stop_strings(fields.get("stop"), "stop"),
+        schema=schema_of(fields.get("response_format"), "response_format", "json_schema"),
+        top_logprobs=_top_logprobs(fields),
+        choices=_choices(fields),
         template=_template(fields),
         reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
-        session=_session(fields),
+        session=cache_session(fields),
         attempt=attempt_in(fields.get("metadata")),
         own=new,
     )
-
-
-def _tools(
-    fields: Mapping[str, Any], read: Callable[[], tuple[Tool, ...]]
-) -> tuple[tuple[Tool, ...], bool]:
-    """The tools to show, and whether the reply may call any."""
-    tools = read()
-    choice = fields.get("tool_choice", "auto")
-    if choice == "none":
-        return (), False
-    if choice != "auto":
-        raise RequestError(
-            "tool_choice must be auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return tools, True
 
 
 def _include_usage(fields: Mapping[str, Any]) -> bool:
@@ -265,6 +256,23 @@ def _include_usage(fields: Mapping[str, Any]) -> bool:
         where = f"{name}.include_obfuscation"
         raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
     return flag(options.get("include_usage"), f"{name}.include_usage")
+
+
+def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
+    name = "top_logprobs"
+    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+    if flag(fields.get("logprobs"), "logprobs"):
+        return most
+    if most:
+        raise RequestError(f"{name} is told with logprobs: true only.", param=name)
+    return None
+
+
+def _choices(fields: Mapping[str, Any]) -> int:
+    asked = integer(fields.get("n", 1), "n", 1, MOST_CHOICES + 1)
+    if asked > 1 and fields.get("stream"):
+        raise RequestError("n: one reply is streamed; several come whole.", param="n")
+    return asked
 
 
 def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -292,12 +300,6 @@ def _top_k(fields: Mapping[str, Any]) -> int | None:
     if value is None or (type(value) is int and value in (0, -1)):
         return None  # 0 and -1 are in use elsewhere for "all tokens"
     return integer(value, "top_k", 1, INT64)
-
-
-def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    name = "prompt_cache_key"
-    key = fields.get(name)
-    return (key, name) if key is not None and string(key, name, empty=True) else None
 
 
 def parse_tools(raw: Any) -> tuple[Tool, ...]:
@@ -408,14 +410,11 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
     function = cast("dict[str, Any]", function)
-    return {
-        "id": string(call.get("id"), f"{at}.id"),
-        "type": "function",
-        "function": {
-            "name": string(function.get("name"), f"{at}.function.name"),
-            "arguments": string(function.get("arguments"), f"{at}.function.arguments", empty=True),
-        },
-    }
+    return function_call(
+        string(call.get("id"), f"{at}.id"),
+        string(function.get("name"), f"{at}.function.name"),
+        string(function.get("arguments"), f"{at}.function.arguments", empty=True),
+    )
 
 
 def _part(raw: Any, at: str) -> str:

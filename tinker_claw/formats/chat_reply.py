@@ -20,6 +20,7 @@ from tinker_claw.formats.base import (
     Json,
     ReplyHead,
     TokenCounts,
+    TokenLogprob,
 )
 from tinker_claw.types import Delta, ToolCall
 
@@ -30,6 +31,8 @@ _FINISH: Mapping[Finish, str] = {
     "length": "length",
     "calls": "tool_calls",
 }
+
+_UNFINISHED = "\ufffd"
 
 _string = json.encoder.encode_basestring  # what _json() comes to for a text
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -47,19 +50,10 @@ class ChatReply:
         self._answers(head.version)
 
     def whole(self, done: FinishedReply) -> Json:
-        reply = done.reply
-        message: Json = {
-            "role": "assistant",
-            "content": reply.text or (None if reply.tool_calls else ""),
-        }
-        if reply.reasoning is not None:
-            message["reasoning_content"] = reply.reasoning
-        if reply.tool_calls:
-            message["tool_calls"] = [_call(call) for call in reply.tool_calls]
-        finish = _FINISH[done.finish]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         common = self._fields("chat.completion", done.version)
-        return common | {"choices": [choice], "usage": _usage(done.tokens)}
+        everyone = (done, *done.others)
+        choices = [_choice(index, one) for index, one in enumerate(everyone)]
+        return common | {"choices": choices, "usage": _usage([one.tokens for one in everyone])}
 
     def begin(self) -> bytes:
         return self._chunk('{"role":"assistant","content":""}')
@@ -74,9 +68,10 @@ class ChatReply:
         return self._chunk("{}")
 
     def end(self, done: FinishedReply) -> bytes:
-        last = self._chunk("{}", _json(_FINISH[done.finish]))
+        logprobs = None if done.logprobs is None else _json(_logprobs(done.logprobs))
+        last = self._chunk("{}", _json(_FINISH[done.finish]), logprobs)
         if self._wants_usage:
-            usage = _json(_usage(done.tokens))
+            usage = _json(_usage([done.tokens]))
             last += (self._opening + ',"choices":[],"usage":' + usage + "}\n\n").encode()
         return last + _DONE
 
@@ -107,8 +102,43 @@ class ChatReply:
         name = "reasoning_content" if delta.kind == "reasoning" else "content"
         return f'{{"{name}":{_string(delta.text)}}}'
 
-    def _chunk(self, delta: str, finish_reason: str = "null") -> bytes:
-        return (self._start + delta + ',"finish_reason":' + finish_reason + "}]}\n\n").encode()
+    def _chunk(self, delta: str, finish_reason: str = "null", logprobs: str | None = None) -> bytes:
+        told = "" if logprobs is None else ',"logprobs":' + logprobs
+        ending = ',"finish_reason":' + finish_reason + "}]}\n\n"
+        return (self._start + delta + told + ending).encode()
+
+
+def _choice(index: int, done: FinishedReply) -> Json:
+    reply = done.reply
+    message: Json = {
+        "role": "assistant",
+        "content": reply.text or (None if reply.tool_calls else ""),
+    }
+    if reply.reasoning is not None:
+        message["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+    logprobs = None if done.logprobs is None else _logprobs(done.logprobs)
+    finish = _FINISH[done.finish]
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    return {"content": token_logprobs(tokens), "refusal": None}
+
+
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
+    """Logprobs as OpenAI's two wires show them."""
+    return [
+        _token(one.text, one.logprob) | {"top_logprobs": [_token(*other) for other in one.top]}
+        for one in tokens
+    ]
+
+
+def _token(text: str, logprob: float) -> Json:
+    # A token may be a part of a character, and then it has no text of its own.
+    bytes_ = None if _UNFINISHED in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": bytes_}
 
 
 def _call(call: ToolCall) -> Json:
@@ -120,12 +150,14 @@ def _call(call: ToolCall) -> Json:
     }
 
 
-def _usage(tokens: TokenCounts) -> Json:
+def _usage(replies: Sequence[TokenCounts]) -> Json:
+    """Of replies to one prompt, which counts once."""
+    prompt, completion = replies[0].prompt, sum(tokens.completion for tokens in replies)
     return {
-        "prompt_tokens": tokens.prompt,
-        "completion_tokens": tokens.completion,
-        "total_tokens": tokens.prompt + tokens.completion,
-        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached},
     }
 
 

@@ -7,14 +7,15 @@ is refused, and each refusal says why.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
-from tinker_claw.formats.body import integer, members, shown, string
-from tinker_claw.types import Attempt
+from tinker_claw.formats.body import integer, items, members, shown, string
+from tinker_claw.types import Attempt, Message, Tool
 
 STOP_STRINGS = 4
 """As many as OpenAI takes."""
@@ -24,7 +25,9 @@ MAX_DEPTH = 64
 """Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
 TEXT_ONLY = "this model writes text only"
-UNCONSTRAINED = "replies are not constrained to a format; ask for it in the prompt"
+MOST_CHOICES = 8
+MOST_LOGPROBS = 20
+"""As many as OpenAI tells, and as inference servers give unless they are told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,13 @@ def effort_level(value: Any, at: str) -> str | None:
     raise RequestError(f"{at} must be one of {', '.join(EFFORTS)}.", param=at)
 
 
+def cache_session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The session that a `prompt_cache_key` names, and this field."""
+    name = "prompt_cache_key"
+    key = fields.get(name)
+    return (key, name) if key is not None and string(key, name, empty=True) else None
+
+
 def attempt_in(metadata: Any) -> Attempt | None:
     """Task and group in `metadata`, whose other members are the client's own affair."""
     given = members(metadata, "metadata")
@@ -144,6 +154,21 @@ def parted(texts: Sequence[str]) -> str:
     return joined([*heads, *texts[-1:]])
 
 
+def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call in a message of the assistant. `arguments`: JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
+    """A message of the assistant, of which a client keeps the parts one by one."""
+    message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
+    if calls:
+        message["tool_calls"] = list(calls)
+    if thought:
+        message["reasoning_content"] = "".join(thought)
+    return message
+
+
 def unreadable(kind: Any, at: str) -> RequestError:
     """A part of a message that is no text: images, audio, files are never skipped."""
     what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
@@ -163,6 +188,96 @@ def check_function(function: Mapping[str, Any], at: str, schema: str = "paramete
         raise RequestError(f"{at}.{schema} must be an object.", param=f"{at}.{schema}")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{at}.strict must be true or false.", param=f"{at}.strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What of calls there may be in a reply."""
+
+    tools: tuple[Tool, ...] = ()
+    """The tools to show."""
+    may: bool = True
+    must: tuple[str, ...] = ()
+    """Names of tools of which one must be called; (): the reply may do otherwise."""
+
+    @classmethod
+    def forced(cls, tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
+        """
+        Args:
+            name: of the tool; None: any of them.
+            at: the field that says so.
+        """
+        offered = [tool["function"]["name"] for tool in tools]
+        if not offered:
+            raise RequestError(f"{at}: there are no tools to call.", param=at)
+        if name is not None and name not in offered:
+            raise RequestError(f"{at} names {shown(name)}, which is none of the tools.", param=at)
+        return cls(tools, must=tuple(dict.fromkeys(offered)) if name is None else (name,))
+
+
+def schema_of(raw: Any, at: str, member: str | None = None) -> tuple[str, str] | None:
+    """JSON Schema of the text that is asked for, and the field; None: any text.
+
+    Args:
+        member: where name and schema stand; None: beside the type.
+    """
+    given = members(raw, at)
+    kind = given.get("type", "text")
+    if kind == "text" and given.keys() <= {"type"}:
+        return None
+    if kind == "json_object":
+        return '{"type":"object"}', at
+    if kind != "json_schema":
+        raise RequestError(f"{at}.type must be text, json_object or json_schema.", param=at)
+    where = f"{at}.{member}" if member else at
+    told = members(given.get(member), where) if member else given
+    if not isinstance(told.get("schema"), dict):
+        raise RequestError(f"{where}.schema must be an object.", param=f"{where}.schema")
+    if _deep(told["schema"], MAX_DEPTH):
+        raise RequestError(
+            f"{where}.schema is nested more than {MAX_DEPTH} levels deep.", param=f"{where}.schema"
+        )
+    return json.dumps(told["schema"], ensure_ascii=False, separators=(",", ":")), at
+
+
+def openai_calls(choice: Any, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
+    """Of `tool_choice`, as OpenAI's two wires have it.
+
+    Args:
+        nested: what is chosen stands in a member that is called as its type.
+    """
+    at = "tool_choice"
+    if choice in ("auto", "none", "required"):
+        if choice == "none":
+            return Calls(may=False)
+        return Calls.forced(tools, None, at) if choice == "required" else Calls(tools)
+    told = members(choice, at)
+    if told.get("type") == "function":
+        return Calls.forced(tools, _function_name(told, at, nested=nested), at)
+    if told.get("type") != "allowed_tools":
+        raise RequestError(
+            f"{at} must be auto, none, required, a function or allowed_tools.", param=at
+        )
+    if nested:
+        at = f"{at}.allowed_tools"
+        told = members(told.get("allowed_tools"), at)
+    names = {
+        _function_name(members(one, f"{at}.tools[{i}]"), f"{at}.tools[{i}]", nested=nested)
+        for i, one in enumerate(items(told.get("tools"), f"{at}.tools"))
+    }
+    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    if told.get("mode") not in ("auto", "required"):
+        raise RequestError(f"{at}.mode must be auto or required.", param=f"{at}.mode")
+    if told["mode"] == "required" or len(allowed) < len(names):
+        for name in names:
+            Calls.forced(tools, name, f"{at}.tools")
+    return Calls.forced(allowed, None, at) if told["mode"] == "required" else Calls(allowed)
+
+
+def _function_name(told: Mapping[str, Any], at: str, *, nested: bool) -> str:
+    where = f"{at}.function" if nested else at
+    given = members(told.get("function"), where) if nested else told
+    return string(given.get("name"), f"{where}.name")
 
 
 def refuse_deep(tools: Sequence[Any]) -> None:

@@ -26,15 +26,18 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
 from tinker_claw.formats.fields import (
-    UNCONSTRAINED,
+    Calls,
     Fields,
     Neutral,
+    assistant,
     check_function,
     effort_level,
+    function_call,
     joined,
     model_name,
     parted,
     refuse_deep,
+    schema_of,
     stop_strings,
     text_of,
     unreadable,
@@ -108,9 +111,9 @@ _TOOL = Fields(
 )
 _METADATA = Fields(frozenset({"user_id"}), frozenset(), {})
 _THINKING = Fields(frozenset({"type", "budget_tokens", "display"}), frozenset(), {})
-_OUTPUT = Fields(frozenset({"effort"}), frozenset(), {"format": Neutral((), UNCONSTRAINED)})
+_OUTPUT = Fields(frozenset({"effort", "format"}), frozenset(), {})
 _MANAGEMENT = Fields(frozenset({"edits"}), frozenset(), {})
-_CHOICE = Fields(frozenset({"type", "disable_parallel_tool_use"}), frozenset(), {})
+_CHOICE = Fields(frozenset({"type", "name", "disable_parallel_tool_use"}), frozenset(), {})
 _MESSAGE = Fields(frozenset({"role", "content"}), frozenset(), {})
 _BLOCKS: Mapping[str, Fields] = {
     kind: Fields(frozenset({"type"} | set(own.split())), _HINTS | set(ignored.split()), {})
@@ -157,7 +160,7 @@ class Messages(Format):
         FIELDS.refuse_unknown(fields)
         if route.purpose is Purpose.TURN and "max_tokens" not in fields:
             raise RequestError("max_tokens is missing.", param="max_tokens")
-        tools, may_call, one_call = _tools(fields)
+        calls, one_call = _calls(fields)
         effort, effort_at, shows = _thinking(fields)
         _check_edits(fields)
         most = fields.get("max_tokens")
@@ -165,8 +168,9 @@ class Messages(Format):
         return GenerationRequest(
             model=model_name(fields),
             messages=(*_system(fields.get("system")), *_conversation(fields.get("messages"))),
-            tools=tools,
-            may_call=may_call,
+            tools=calls.tools,
+            may_call=calls.may,
+            must_call=calls.must,
             one_call=one_call,
             stream=flag(fields.get("stream"), "stream"),
             max_tokens=None if most is None else integer(most, "max_tokens", 1, INT64),
@@ -174,6 +178,10 @@ class Messages(Format):
             top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
             top_k=None if top_k is None else integer(top_k, "top_k", 1, INT64),
             stop=stop_strings(fields.get("stop_sequences"), "stop_sequences"),
+            schema=schema_of(
+                members(fields.get("output_config"), "output_config").get("format"),
+                "output_config.format",
+            ),
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields),
@@ -255,8 +263,8 @@ def _check_edits(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
-    """The tools to show, whether the reply may call any, and whether only one."""
+def _calls(fields: Mapping[str, Any]) -> tuple[Calls, bool]:
+    """What of calls there may be, and whether only one."""
     raw = items(fields.get("tools", []), "tools")
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(raw))
     refuse_deep(raw)
@@ -265,12 +273,18 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[Tool, ...], bool, bool]:
     at = "tool_choice.disable_parallel_tool_use"
     one_call = flag(choice.get("disable_parallel_tool_use"), at)
     kind = choice.get("type", "auto")
+    if kind in ("any", "tool"):
+        name = string(choice.get("name"), "tool_choice.name") if kind == "tool" else None
+        if members(fields.get("thinking"), "thinking").get("type") == "enabled":
+            raise RequestError(
+                "tool_choice begins the reply with a call, so thinking cannot be enabled.",
+                param="tool_choice",
+            )
+        return Calls.forced(tools, name, "tool_choice"), one_call
     if kind not in ("auto", "none"):
-        raise RequestError(
-            "tool_choice must be of type auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return (tools, True, one_call) if kind == "auto" else ((), False, False)
+        at = "tool_choice.type"
+        raise RequestError(f"{at} must be auto, any, tool or none.", param=at)
+    return (Calls(tools), one_call) if kind == "auto" else (Calls(may=False), False)
 
 
 def _tool(raw: Any, at: str) -> Tool:
@@ -326,17 +340,7 @@ def _one_reply(first: Message, second: Message) -> Message:
     """Two messages of the assistant in a row, as one."""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     thought = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
-    texts = [m["content"] for m in (first, second) if m["content"]]
-    return _reply(joined(texts), thought, calls)
-
-
-def _reply(content: str, thought: Sequence[str], calls: Sequence[Any]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = list(calls)
-    if thought:
-        message["reasoning_content"] = "".join(thought)
-    return message
+    return assistant([m["content"] for m in (first, second)], thought, calls)
 
 
 def _messages(raw: Any, at: str) -> list[Message]:
@@ -355,7 +359,7 @@ def _messages(raw: Any, at: str) -> list[Message]:
     if role == "assistant":
         thought = [block["thinking"] for block in blocks if block["type"] == "thinking"]
         calls = [block["call"] for block in blocks if block["type"] == "tool_use"]
-        return [_reply(joined(texts), thought, calls)]
+        return [assistant(texts, thought, calls)]
     if not blocks:
         raise RequestError(f"{at} must be a string or a list of blocks.", param=at)
     kinds = [block["type"] for block in blocks]
@@ -397,11 +401,8 @@ def _call(given: Mapping[str, Any], at: str) -> dict[str, Any]:
         arguments = json.dumps(given["input"], ensure_ascii=False, separators=(",", ":"))
     except RecursionError as error:
         raise RequestError(f"{at}.input is nested too deeply.", param=f"{at}.input") from error
-    return {
-        "id": string(given.get("id"), f"{at}.id"),
-        "type": "function",
-        "function": {"name": string(given.get("name"), f"{at}.name"), "arguments": arguments},
-    }
+    name = string(given.get("name"), f"{at}.name")
+    return function_call(string(given.get("id"), f"{at}.id"), name, arguments)
 
 
 def _result(given: Mapping[str, Any], at: str) -> Message:

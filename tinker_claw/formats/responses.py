@@ -36,16 +36,20 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
-    UNCONSTRAINED,
+    MOST_LOGPROBS,
     Fields,
     Neutral,
+    assistant,
     attempt_in,
+    cache_session,
     check_function,
     effort_level,
-    joined,
+    function_call,
     model_name,
+    openai_calls,
     parted,
     refuse_deep,
+    schema_of,
     text_of,
     unreadable,
 )
@@ -74,6 +78,7 @@ FIELDS = Fields(
             "reasoning",
             "text",
             "include",
+            "top_logprobs",
             "prompt_cache_key",
             "metadata",
         }
@@ -96,7 +101,6 @@ FIELDS = Fields(
         "context_management": Neutral(([],), "nothing is taken out of a history here"),
         "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
         "max_tool_calls": Neutral((), _RUNS_NOTHING),
-        "top_logprobs": Neutral((0,), "logprobs are not sent"),
         "moderation": Neutral((), "nothing is moderated here"),
         "image": Neutral((), "this model reads text only"),
         "personality": Neutral((), "ask for it in the instructions"),
@@ -112,15 +116,16 @@ _REASONING = Fields(
     },
 )
 _TEXT = Fields(
-    honoured=frozenset(),
+    honoured=frozenset({"format"}),
     ignored=frozenset(),
     neutral={
-        "format": Neutral(({"type": "text"},), UNCONSTRAINED),
         "verbosity": Neutral(("medium",), "ask for it in the prompt"),
     },
 )
-_INCLUDED = ("reasoning.encrypted_content",)
-"""Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
+"""The second asks for reasoning that comes back with the next request; it is sent in clear anyway.
+"""
 _STREAM = Fields(
     honoured=frozenset(),
     ignored=frozenset(),
@@ -184,29 +189,31 @@ class Responses(Format):
         fields = load_body(body)
         FIELDS.refuse_unknown(fields)
         names: Names = {}
-        tools, may_call = _tools(fields, names)
+        tools = _tools(fields, names)
+        calls = openai_calls(fields.get("tool_choice", "auto"), tools, nested=False)
         instructions, said = fields.get("instructions"), self._history(fields, user)
         head = [string(instructions, "instructions", empty=True)] if instructions else []
         most = fields.get("max_output_tokens")
         metadata, effort = _metadata(fields), _effort(fields)
-        key = fields.get("prompt_cache_key")
         kept = flag(fields.get("store"), "store", True)
         _check_extras(fields)
         return GenerationRequest(
             model=model_name(fields),
             messages=_with_one_head(head, said),
-            tools=tools,
-            may_call=may_call,
+            tools=calls.tools,
+            may_call=calls.may,
+            must_call=calls.must,
             one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
             stream=flag(fields.get("stream"), "stream"),
             max_tokens=None if most is None else integer(most, "max_output_tokens", 1, INT64),
             temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
             top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+            schema=schema_of(members(fields.get("text"), "text").get("format"), "text.format"),
+            top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            session=(key, "prompt_cache_key")
-            if key is not None and string(key, "prompt_cache_key", empty=True)
-            else None,
+            session=cache_session(fields),
+            follows=fields.get("previous_response_id"),
             attempt=attempt_in(metadata),
             own={
                 "fields": fields | {"reasoning": {"effort": effort, "summary": None}},
@@ -267,8 +274,8 @@ def _size(said: Sequence[Message]) -> int:
 
 def _of_reply(reply: Reply) -> Message:
     """As a client would send it back."""
-    calls = [_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
-    return _assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
+    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
+    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
 
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
@@ -296,6 +303,12 @@ def _effort(fields: Mapping[str, Any]) -> str | None:
     return effort_level(given.get("effort"), "reasoning.effort")
 
 
+def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
+    name = "top_logprobs"
+    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
+    return most if most or _LOGPROBS in items(fields.get("include", []), "include") else None
+
+
 def _check_extras(fields: Mapping[str, Any]) -> None:
     _TEXT.refuse_unknown(members(fields.get("text"), "text"), "text.")
     _STREAM.refuse_unknown(
@@ -306,24 +319,15 @@ def _check_extras(fields: Mapping[str, Any]) -> None:
             raise RequestError(f"include[{i}] is not supported.", param=f"include[{i}]")
 
 
-def _tools(fields: Mapping[str, Any], names: Names) -> tuple[tuple[Tool, ...], bool]:
-    """The tools to show, and whether the reply may call any.
-
+def _tools(fields: Mapping[str, Any], names: Names) -> tuple[Tool, ...]:
+    """
     Args:
         names: gets the names of those that stand in a namespace, by what the model is shown.
     """
     raw = items(fields.get("tools", []), "tools")
     tools = [found for i, one in enumerate(raw) for found in _tool(one, f"tools[{i}]", names)]
     refuse_deep(raw)
-    choice = fields.get("tool_choice", "auto")
-    if choice == "none":
-        return (), False
-    if choice != "auto":
-        raise RequestError(
-            "tool_choice must be auto or none: this server cannot force a call.",
-            param="tool_choice",
-        )
-    return tuple(tools), True
+    return tuple(tools)
 
 
 def _tool(raw: Any, at: str, names: Names) -> list[Tool]:
@@ -420,16 +424,7 @@ class _ReplyItems:
         """What they come to; nothing where none has come."""
         if not self.said and not self._thought:
             return []
-        return [_assistant(self._texts, self._thought, self._calls)]
-
-
-def _assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
-    message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
-    if calls:
-        message["tool_calls"] = list(calls)
-    if thought:
-        message["reasoning_content"] = "".join(thought)
-    return message
+        return [assistant(self._texts, self._thought, self._calls)]
 
 
 def _message(given: Mapping[str, Any], at: str) -> Message:
@@ -456,11 +451,7 @@ def _call_of(given: Mapping[str, Any], at: str) -> dict[str, Any]:
     if "namespace" in given:
         name = _shown(string(given["namespace"], f"{at}.namespace"), name)
     arguments = string(given.get("arguments"), f"{at}.arguments", empty=True)
-    return _call(string(given.get("call_id"), f"{at}.call_id"), name, arguments)
-
-
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return function_call(string(given.get("call_id"), f"{at}.call_id"), name, arguments)
 
 
 def _result(given: Mapping[str, Any], at: str) -> Message:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import FinishedReply, Json, ReplyHead, TokenCounts
+from tinker_claw.formats.chat_reply import token_logprobs
 from tinker_claw.types import Delta, Reply, ToolCall
 
 Names = dict[str, tuple[str, str]]
@@ -35,6 +36,7 @@ _ECHOED: Mapping[str, Any] = {
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "top_p": 1.0,
     "truncation": "disabled",
 }
@@ -84,7 +86,8 @@ class ResponsesReply:
         if reply.reasoning:
             output.append(_item("reasoning", _id("rs"), reply.reasoning))
         if reply.text or not reply.tool_calls:
-            output.append(_item("text", _id("msg"), reply.text))
+            logprobs = token_logprobs(done.logprobs or ())
+            output.append(_item("text", _id("msg"), reply.text, logprobs))
         output += [self._call(call, _id("fc"), "completed") for call in reply.tool_calls]
         return self._response(output, _status(done), done.tokens)
 
@@ -100,7 +103,7 @@ class ResponsesReply:
 
     def end(self, done: FinishedReply) -> bytes:
         self._kept(done.reply)
-        last = self._close()
+        last = self._close(token_logprobs(done.logprobs or ()))
         if all(item["type"] == "reasoning" for item in self._output):
             last += self._begin("text") + self._close()
         status = _status(done)
@@ -157,16 +160,17 @@ class ResponsesReply:
             f'{len(self._output)},"content_index":0,"delta":{_string(text)}{logprobs}}}\n\n'
         ).encode()
 
-    def _close(self) -> bytes:
+    def _close(self, logprobs: Sequence[Json] = ()) -> bytes:
+        """`logprobs`: of the text, which are known at its end only."""
         kind, self._kind = self._kind, None
         if kind is None:
             return b""
         text, place = "".join(self._written), self._in_item()
-        more: Json = {"logprobs": []} if kind == "text" else {}
-        item = _item(kind, self._item, text)
+        more: Json = {"logprobs": logprobs} if kind == "text" else {}
+        item = _item(kind, self._item, text, logprobs)
         last = (
             self._event(f"response.{_PARTS[kind]}.done", text=text, **place, **more)
-            + self._event("response.content_part.done", part=_part(kind, text), **place)
+            + self._event("response.content_part.done", part=item["content"][0], **place)
             + self._event("response.output_item.done", item=item, **self._at())
         )
         self._output.append(item)
@@ -213,9 +217,9 @@ def _id(kind: str) -> str:
     return f"{kind}_{uuid4().hex}"
 
 
-def _item(kind: str, id: str, text: str | None) -> Json:
+def _item(kind: str, id: str, text: str | None, logprobs: Sequence[Json] = ()) -> Json:
     """`text`: None where the item begins."""
-    content = [] if text is None else [_part(kind, text)]
+    content = [] if text is None else [_part(kind, text, logprobs)]
     if kind == "reasoning":
         return {"type": "reasoning", "id": id, "summary": [], "content": content}
     status = "in_progress" if text is None else "completed"
@@ -228,10 +232,10 @@ def _item(kind: str, id: str, text: str | None) -> Json:
     }
 
 
-def _part(kind: str, text: str) -> Json:
+def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _status(done: FinishedReply) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.conversation.openclaw import last_user_words, without_volatile
-from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
+from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
 from tinker_claw.formats.schema import misfits
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.gateway.sampling import Sampling
@@ -23,6 +24,8 @@ from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
+_NEVER = -9999.0
+"""What OpenAI writes for a logprob that JSON has no number for."""
 Show = Callable[[list[Delta]], Awaitable[None]]
 
 
@@ -35,11 +38,15 @@ class Generation:
         self.sampling = Sampling(deps, job)
         """Knows which version answers, another than the job's where that one failed."""
         request = job.request
+        at = len(job.prompt.tokens) - job.prompt.begun
+        asked, begun = job.prompt.tokens[:at], job.prompt.tokens[at:]
         self._parser = CutStream(
-            deps.renderer.stream(job.prompt.tokens, request.tools, may_call=request.may_call),
+            deps.renderer.stream(asked, request.tools, may_call=request.may_call),
             job.params.stop,
             one_call=request.one_call,
         )
+        self._begun = self._parser.feed(begun)
+        """What is to be shown of the beginning that was given to the model."""
         self.rest: list[Delta] = []
         """Deltas that were held back until the end."""
         self._waited_s = 0.0
@@ -73,7 +80,7 @@ class Generation:
         async def take(chunk: TokenChunk) -> bool:
             if chunk.tokens and self._first_token_s is None:
                 self._first_token_s = time.monotonic() - self._job.started
-            deltas = self._parser.feed(chunk.tokens)
+            deltas, self._begun = [*self._begun, *self._parser.feed(chunk.tokens)], []
             if deltas and show is not None:
                 await show(deltas)
             return self._parser.cut_because is None
@@ -103,6 +110,40 @@ class Generation:
             ),
             version=self.sampling.version,
             stop_string=self._parser.stop_string,
+            logprobs=self._logprobs(completion, reply),
+        )
+
+    def _logprobs(self, completion: Completion, reply: Reply) -> tuple[TokenLogprob, ...] | None:
+        """Of the reply's text, as they were sampled; None: nobody has asked."""
+        most, decode = self._job.request.top_logprobs, self._deps.renderer.decode
+        if most is None:
+            return None
+        begun, ids = self._job.prompt.begun, completion.tokens
+        places = [place - begun for place in self._parser.text_at if place >= begun]
+        while places and not decode([ids[places[0]]]).strip():
+            places.pop(0)
+
+        def length(n: int) -> int:
+            return len(decode([ids[place] for place in places[:n]]).lstrip())
+
+        # Behind its text there are blanks, or what a stop string has cut off.
+        until = bisect_left(range(len(places)), len(reply.text), key=length)
+        return tuple(
+            TokenLogprob(
+                decode([ids[place]]),
+                max(completion.logprobs[place], _NEVER),
+                tuple(
+                    (decode([id]), max(logprob, _NEVER))
+                    for id, logprob in zip(
+                        completion.topk_ids[place][:most],
+                        completion.topk_logprobs[place][:most],
+                        strict=True,
+                    )
+                )
+                if most
+                else (),
+            )
+            for place in places[:until]
         )
 
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
@@ -115,6 +156,7 @@ class Generation:
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and remember it for the request that goes on from it."""
         deps, job, keeps = self._deps, self._job, self._keeps(completion)
+        completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if keeps is None or job.conversation is None:
@@ -142,7 +184,7 @@ class Generation:
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
                 trace=job.identity.trace,
-                response_id=job.writer.id,
+                response_id=job.response_id,
                 fallback=self.sampling.fallback,
                 misfit=misfit,
                 packed_prompt=job.prompt.packed,

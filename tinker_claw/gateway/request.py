@@ -72,6 +72,10 @@ class GatewayDeps:
     context_tokens: int
     student_topk: int
     """Candidates to capture per token of a trainable turn; 0: the method needs none."""
+    gives_topk: bool
+    """Samplers tell candidates."""
+    constrains: bool
+    """Samplers sample what fits a schema."""
     on_next_state: Callable[[], None]
     """A turn has got its next state or its verdict: there is something to judge or to score."""
     health: Callable[[], Mapping[str, Any]]
@@ -103,6 +107,8 @@ class Job:
     sampler: Sampler
     prompt: Prompt
     params: SamplingParams
+    keeps_topk: int
+    """Candidates per token that are recorded; the client may have asked for more."""
     writer: ReplyWriter
     started: float
     """time.monotonic() when the request came in, seconds."""
@@ -115,6 +121,27 @@ class Job:
     """What they come to; None: of a private request nothing is kept."""
     lost: Lost | None
     """Why what the user said is the next state of no turn, although one waits for it."""
+    choice: int = 0
+    """Which of several replies to one request it is."""
+
+    @property
+    def response_id(self) -> str:
+        """The reply's name for its client."""
+        return f"{self.writer.id}-{self.choice}" if self.choice else self.writer.id
+
+    def choices(self) -> list[Job]:
+        """One job for each reply that is asked for."""
+        seed = self.params.seed
+        return [
+            self
+            if not n
+            else replace(
+                self,
+                choice=n,
+                params=replace(self.params, seed=None if seed is None else seed + n),
+            )
+            for n in range(self.request.choices)
+        ]
 
     @property
     def untrained_because(self) -> str | None:
@@ -154,6 +181,17 @@ async def admit(
     if pinned:
         reason = f"asked for version {version}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
+    if request.choices > 1 and identity.kind is Kind.MAIN:
+        raise RequestError(
+            "n: a turn of a conversation, or of an episode, has one reply. Several are drawn for "
+            "side turns: say X-Turn-Type: side, or send the request again for another.",
+            param="n",
+        )
+    parent = None
+    if request.follows is not None:
+        parent = deps.turns.of_response(caller.user, request.follows)
+    if parent is not None and not identity.named:
+        identity = replace(identity, key=parent[1])
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
@@ -163,7 +201,7 @@ async def admit(
         await deps.privacy.look_at(request)
         await deps.compute.own_round()
         holds = deps.privacy.holds(request)
-        if holds is not None and not identity.named:
+        if holds is not None and parent is None and not identity.named:
             opening = deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
         session_id = deps.index.session(caller.user, identity)
@@ -172,7 +210,10 @@ async def admit(
         if identity.kind is Kind.MAIN:
             # What was said in private is not known, and might be taken for something else.
             known = privacy is Privacy.OPEN
-            link = deps.index.find(session_id, conversation, compacted=known)
+            if parent is None:
+                link = deps.index.find(session_id, conversation, compacted=known)
+            else:
+                link = deps.index.after(parent[0], conversation)
             if link is None and known:
                 lost = deps.index.lost(session_id, conversation)
     if link is not None:
@@ -182,6 +223,9 @@ async def admit(
         deps.privacy.forget()
     prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
     head = ReplyHead(version, len(prompt.tokens), int(time.time()))
+    params = _params(deps, request, prompt)
+    fit = identity.kind is Kind.MAIN and params.unfit_because() is None
+    keeps_topk = deps.student_topk if fit else 0
     return Job(
         caller=caller,
         request=request,
@@ -190,7 +234,8 @@ async def admit(
         version=version,
         sampler=sampler,
         prompt=prompt,
-        params=_params(deps, request, prompt, identity.kind),
+        params=replace(params, student_topk=max(keeps_topk, request.top_logprobs or 0)),
+        keeps_topk=keeps_topk,
         writer=wire.reply(request, head),
         started=started,
         privacy=privacy,
@@ -231,12 +276,42 @@ async def read(
         await deps.compute.own_round()
         request = parsed()
     _check_names(deps.renderer, request.messages)
+    _check_reply(deps, request)
     if not request.template and request.reasoning_effort is None:
         return request
     found = switches(
         deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
     )
     return replace(request, switches=found)
+
+
+def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Whether model and sampler can do what is asked of the reply."""
+    if request.schema is not None:
+        at = request.schema[1]
+        if not deps.constrains:
+            raise RequestError(
+                f"{at}: the sampler that serves here cannot constrain a reply to JSON. Offer a "
+                "tool with this schema and name it in tool_choice: that works everywhere, and is "
+                "trained.",
+                param=at,
+            )
+        if request.tools:
+            raise RequestError(
+                f"{at}: a reply that may call tools is not constrained; leave one of them out.",
+                param=at,
+            )
+    if request.top_logprobs is not None and not deps.renderer.tells_text:
+        raise RequestError(
+            "logprobs: in this model's chat format nobody knows which tokens are a reply's text.",
+            param="logprobs",
+        )
+    if request.top_logprobs and not deps.gives_topk:
+        raise RequestError(
+            "top_logprobs: the sampler that serves here tells the logprobs of sampled tokens only; "
+            "0 is what it takes.",
+            param="top_logprobs",
+        )
 
 
 def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
@@ -356,15 +431,54 @@ async def _prompt(
     *,
     forget: bool,
 ) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render. Long text that
-    is new is encoded in a thread.
+    """What the model is given: the request, and how its reply begins where it must be a call.
 
     Args:
         forget: nothing that was new in it stays in memory.
 
     Raises:
-        RequestError: the chat template refuses these messages, or they are far too long.
+        RequestError: the chat template refuses these messages, they are far too long, or it is not
+            known how such a reply begins.
     """
+    begun = _begun(deps, request)
+    prompt = await _asked(deps, request, body, link, forget=forget)
+    return prompt.followed_by(begun) if begun else prompt
+
+
+def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
+    """The part of the reply that is given to the model."""
+    if request.schema is not None:
+        text = deps.renderer.begin_text(request.switches)
+        if text is None:
+            at = request.schema[1]
+            raise RequestError(
+                f"{at}: in this model's chat format it is not known how a reply begins without "
+                "thinking.",
+                param=at,
+            )
+        return text
+    if not request.must_call:
+        return ()
+    begun = deps.renderer.begin_call(request.must_call, request.switches)
+    if begun is None:
+        raise RequestError(
+            "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
+            "have calls, or not of tools with such names; auto is what it takes.",
+            param="tool_choice",
+        )
+    return begun
+
+
+async def _asked(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    body: bytes,
+    link: Continuation | None,
+    *,
+    forget: bool,
+) -> Prompt:
+    """The exact extension of the sampled stream where it holds, else a full render. Long text that
+    is new is encoded in a thread."""
     if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
         await _refuse_what_cannot_fit(deps, request)
     await deps.compute.own_round()
@@ -422,15 +536,13 @@ def _extended(
     return Prompt(extended.tokens, link.stream.hint_at)
 
 
-def _params(
-    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, kind: Kind
-) -> SamplingParams:
+def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.context_tokens - len(prompt.tokens)
     if left < 1:
         raise ContextLengthError(len(prompt.tokens), asked, deps.context_tokens)
-    params = SamplingParams(
+    return SamplingParams(
         # Agents ask for the same allowance always; near the end of the context less is left.
         max_tokens=min(asked, left),
         temperature=request.temperature,
@@ -438,9 +550,6 @@ def _params(
         top_k=request.top_k,
         seed=request.seed,
         stop_tokens=deps.renderer.stop_tokens,
-        student_topk=deps.student_topk,
         stop=request.stop,
+        schema=None if request.schema is None else request.schema[0],
     )
-    if kind is Kind.MAIN and params.unfit_because() is None:
-        return params
-    return replace(params, student_topk=0)

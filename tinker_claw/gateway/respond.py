@@ -11,12 +11,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import ClawError
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import FinishedReply, Format
 from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import GatewayDeps, Job
@@ -35,7 +36,7 @@ class Answer(Response):
         super().__init__()
         self._wire = wire
         self._writer = job.writer
-        self._generation = Generation(deps, job)
+        self._generation, *self._others = [Generation(deps, one) for one in job.choices()]
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,17 +60,30 @@ class WholeAnswer(Answer):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            done = await self._generation.run()
-        except ClawError as error:
-            response = answer(self._wire, error)
+        async with asyncio.TaskGroup() as group:
+            asked = (self._generation, *self._others)
+            drawn = [group.create_task(_drawn(generation)) for generation in asked]
+        replies = [one for task in drawn if not isinstance(one := task.result(), ClawError)]
+        failures = [one for task in drawn if isinstance(one := task.result(), ClawError)]
+        if failures:
+            response = answer(self._wire, failures[0])
         else:
+            done = replace(replies[0], others=tuple(replies[1:]))
             headers = {"x-request-id": self._writer.id}
             response = JSONResponse(self._writer.whole(done), headers=headers)
         await response(scope, receive, send)
 
     async def _listen(self, receive: Receive, send: Send) -> None:
         await _until_over(receive)
+
+
+async def _drawn(generation: Generation) -> FinishedReply | ClawError:
+    """One of several replies, or why there is none: the others are sampled and recorded all the
+    same."""
+    try:
+        return await generation.run()
+    except ClawError as error:
+        return error
 
 
 class StreamedAnswer(Answer):

@@ -317,6 +317,16 @@ class TurnTable:
             raise KeyError(turn_id)
         return _turn(row, load(self._db, row))
 
+    def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
+        """The user's turn whose reply has this name, and its session's key; None: there is none,
+        or it was forgotten."""
+        row = self._db.row(
+            "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
+            "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
+            *(response_id, user),
+        )
+        return None if row is None else (row["id"], row["key"])
+
     def next_state(self, turn_id: int) -> NextState | None:
         row = self._db.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
         return NextState(role=row["role"], text=row["text"]) if row else None
@@ -366,7 +376,8 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
 
 @lru_cache(maxsize=64)
 def _params_json(params: SamplingParams) -> str:
-    return json.dumps(asdict(params))
+    kept = params if params.schema is None else replace(params, schema="")  # it says too much
+    return json.dumps(asdict(kept))
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:

@@ -21,6 +21,7 @@ import renderers
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
+from tinker_claw.render.begun import Beginnings
 from tinker_claw.render.outside_text import CutTokenizer, Guard, written_tools
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
 from tinker_claw.render.prompt_cache import (
@@ -196,6 +197,7 @@ class Format:
         self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
+        self.beginnings = Beginnings(self.plain, tokenizer, self._guard)
         self.own: OwnTemplate | None = None
         """The tokenizer's own template, where the package has no format for the model."""
         if name == "default":

@@ -186,6 +186,13 @@ class Prompt:
     """Index behind the content of the message that a hint belongs to; None: not known."""
     packed: bytes | None = field(default=None, repr=False, compare=False)
     """The tokens as little-endian int32, where they are at hand."""
+    begun: int = 0
+    """So many of the last tokens are the beginning of the reply, which was given to the model."""
+
+    def followed_by(self, begun: Sequence[int]) -> Prompt:
+        """This prompt, with a reply that begins so."""
+        packed = None if self.packed is None else self.packed + Ids.of(begun).packed
+        return Prompt((*self.tokens, *begun), self.hint_at, packed, len(begun))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ _DECODED_AT_ONCE = 2000
 """Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
+_BEGINNINGS = 256
+"""Of replies that must be a call: one for each set of tools, in each format."""
 _TAILS = 64
 """Ends of prompts of which it is known whether they open thinking."""
 _LETTERS = 16
@@ -85,6 +87,9 @@ class Renderer:
         self.refusals = self._own.refusals if self._own else ()
         """What the model's own chat template was tried out for in vain, each with its reason."""
         self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
+        self._begun = LRUCache[tuple[Switches, tuple[str, ...]], tuple[int, ...] | None](
+            _BEGINNINGS
+        )
         self._alone: dict[int, str] = {}
         """Texts of single ids: samplers that stream give one at a time. No more than there are ids,
         some 10 MB."""
@@ -218,6 +223,36 @@ class Renderer:
         stream = self.stream(prompt, tools)
         stream.feed(tokens)
         return stream.finish()[1]
+
+    def begin_call(self, names: Sequence[str], switches: Switches = ()) -> tuple[int, ...] | None:
+        """Ids with which a reply begins that must call one of these tools; None: this chat format
+        is not known to have calls.
+
+        Args:
+            names: at least one.
+        """
+        key = switches, (min(names), max(names))
+        if key not in self._begun:
+            found = self._format(switches)
+            begun = None if found.own else found.beginnings.of_call(key[1], self._read_back)
+            self._begun[key] = begun
+        return self._begun[key]
+
+    @property
+    def tells_text(self) -> bool:
+        """A reply's text is known token by token."""
+        return self._markers is not None
+
+    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
+        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
+        None: this chat format is not known to have such replies."""
+        key = switches, ()
+        if key not in self._begun:
+            self._begun[key] = self._format(switches).beginnings.of_text(self._read_back)
+        return self._begun[key]
+
+    def _read_back(self, tokens: Tokens, prompt: Tokens, tools: Tools) -> Reply:
+        return self.parse(tokens, prompt, tools)
 
     def fewest_tokens(self, text: str) -> int:
         """How many tokens a text takes at the least, found without encoding it; 0: not known.

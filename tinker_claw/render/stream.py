@@ -95,6 +95,11 @@ class CutStream:
         """Set when the reply has ended: there is no use in sampling on."""
 
     @property
+    def text_at(self) -> Sequence[int]:
+        """See `ReplyStream`."""
+        return self._inner.text_at
+
+    @property
     def stop_string(self) -> str | None:
         """The one that the reply was cut at."""
         return self._search.found
@@ -271,6 +276,12 @@ class Channel:
 class ReplyStream(Protocol):
     """Turns one completion into a reply."""
 
+    @property
+    def text_at(self) -> Sequence[int]:
+        """Places, among all tokens that were fed, of those of the reply's text and of blanks around
+        it; () where the format does not tell."""
+        ...
+
     def feed(self, tokens: Tokens) -> list[Delta]:
         """What these tokens add; the work is that of the new tokens alone."""
         ...
@@ -327,6 +338,11 @@ class MarkedStream:
         self._thought = thinking
         self._state = _State.REASONING if thinking else _State.START
         self._block: list[int] = []
+        self._block_from = 0
+        """Its first token's place."""
+        self._place = 0
+        """How many tokens have come."""
+        self.text_at: list[int] = []
         self._calls: list[ToolCall] = []
         self._out: list[Delta] = []
 
@@ -339,6 +355,7 @@ class MarkedStream:
                 self._mark(token)
             else:
                 run.append(token)
+            self._place += 1
         self._plain(run)
         out, self._out = self._out, []
         return out
@@ -362,7 +379,7 @@ class MarkedStream:
         elif self._state is _State.REASONING:
             self._show("reasoning", self._reasoning.feed(ids))
         else:
-            self._show("text", self._text.feed(ids))
+            self._show_text(self._place - len(ids), ids)
             if not self._text.blank:
                 self._state = _State.TEXT
 
@@ -393,7 +410,7 @@ class MarkedStream:
         if token == self._markers.think:
             return  # opened twice
         if token == self._markers.tool_call:
-            self._block = [token]
+            self._block, self._block_from = [token], self._place
             self._state = _State.DRAFT
             return
         if token == self._markers.think_end:
@@ -414,10 +431,10 @@ class MarkedStream:
     def _mark_in_text(self, token: int) -> None:
         if token == self._markers.tool_call:
             self._show("text", self._text.cut())
-            self._block = [token]
+            self._block, self._block_from = [token], self._place
             self._state = _State.CALL
         else:
-            self._show("text", self._text.feed([token]))
+            self._show_text(self._place, [token])
 
     def _mark_in_call(self, token: int) -> None:
         self._block.append(token)
@@ -427,7 +444,7 @@ class MarkedStream:
         self._state = _State.TEXT
         call = self._parse_call(block)
         if call is None:
-            self._show("text", self._text.feed(block))
+            self._show_text(self._block_from, block)
         else:
             self._calls.append(call)
             self._out.append(Delta("tool_call", call=call))
@@ -438,16 +455,23 @@ class MarkedStream:
             block, self._block = self._block, []
             self._show("reasoning", self._reasoning.cut())
             self._state = _State.TEXT
+            self._place = self._block_from
             for token in block:
                 if token in self._marks:
                     self._mark(token)
+                    self._place += 1
                 else:
+                    self._place += 1
                     self._plain([token])
         if self._state is _State.CALL:
-            self._show("text", self._text.feed(self._block))
+            self._show_text(self._block_from, self._block)
             self._block = []
         self._show("reasoning", self._reasoning.cut())
         self._show("text", self._text.cut())
+
+    def _show_text(self, place: int, ids: Sequence[int]) -> None:
+        self.text_at.extend(range(place, place + len(ids)))
+        self._show("text", self._text.feed(ids))
 
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         if text:
@@ -456,6 +480,8 @@ class MarkedStream:
 
 class BufferedStream:
     """For all other formats: the reply is parsed when it is complete."""
+
+    text_at: Sequence[int] = ()
 
     def __init__(self, parse: Callable[[Tokens], Reply]) -> None:
         self._parse = parse

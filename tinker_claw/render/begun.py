@@ -1,0 +1,153 @@
+"""How a reply begins that must be a call, or must be text at once.
+
+Rule: nothing is written by hand for a format. It is asked to show replies of that kind, and the ids
+with which all of them begin are the beginning: the next id is one that the model would write
+itself. What is begun so must be read again as it was meant, else the format is said to know no such
+beginning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, cast
+
+import renderers
+
+from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.own_template import UNFIT
+from tinker_claw.types import Reply
+
+_ASKED = {"role": "user", "content": "So?"}
+_ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
+"""Of calls that begin alike in nothing but what all calls begin with."""
+_TEXTS = ("So.", '{"a": 1}', "[1]")
+_THOUGHT = "Hm"
+_UNTHOUGHT: tuple[Mapping[str, str], ...] = (
+    {},
+    {"reasoning_content": ""},
+    {"reasoning_content": _THOUGHT},  # which is left out again
+)
+"""Ways in which a format may show that nothing was thought before a reply."""
+_LONGEST = 40
+"""Ids that may be other ones because the prompt ends between them."""
+
+Tools = Sequence[Mapping[str, Any]]
+Reads = Callable[[Sequence[int], Sequence[int], Tools], Reply]
+"""Of ids behind a prompt with tools, the reply."""
+
+
+class Beginnings:
+    """Of replies in one chat format."""
+
+    def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
+        self._plain = plain
+        self._tokenizer = tokenizer
+        self._guard = guard
+
+    def of_call(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
+        """Ids with which every call of one of these tools begins, without a thought before it;
+        None: this format has none."""
+        # What the first and the last one in order have in common, all between them have.
+        ends = sorted({min(names), max(names)})
+
+        def meant(reply: Reply, said: Mapping[str, Any]) -> bool:
+            wanted = said["tool_calls"][0]["function"]
+            found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
+            return found == [(wanted["name"], json.loads(wanted["arguments"]))] and not reply.text
+
+        replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
+        return self._of(replies, meant, reads)
+
+    def of_text(self, reads: Reads) -> tuple[int, ...] | None:
+        """Ids with which every reply begins that is text at once, () where there is nothing to
+        begin; None: this format has none."""
+
+        def meant(reply: Reply, said: Mapping[str, Any]) -> bool:
+            thought = reply.reasoning or reply.tool_calls
+            return reply.text == said["content"] and not thought
+
+        return self._of(
+            [({"role": "assistant", "content": text}, []) for text in _TEXTS], meant, reads
+        )
+
+    def _of(
+        self,
+        replies: Sequence[tuple[Mapping[str, Any], Tools]],
+        meant: Callable[[Reply, Mapping[str, Any]], bool],
+        reads: Reads,
+    ) -> tuple[int, ...] | None:
+        """
+        Args:
+            replies: with the tools that are offered.
+            meant: whether a reply is read as it was said.
+        """
+        for unthought in _UNTHOUGHT:
+            shown: list[Sequence[int]] = []
+            for said, tools in replies:
+                try:
+                    asked = self._ids([_ASKED], tools, reply_follows=True)
+                    told = self._ids([_ASKED, {**said, **unthought}], tools)
+                except UNFIT:
+                    break
+                ids = self._behind(asked, told, "".join(unthought.values()))
+                if ids is None or not meant(reads(ids, asked, tools), said):
+                    break
+                shown.append(ids)
+            if len(shown) == len(replies):
+                return _common(shown)
+        return None
+
+    def _ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools,
+        *,
+        reply_follows: bool = False,
+    ) -> list[int]:
+        return self._plain.render_ids(
+            cast("Any", self._guard.messages(messages)),
+            tools=cast("Any", self._guard.tools(tools) or None),
+            add_generation_prompt=reply_follows,
+        )
+
+    def _behind(self, asked: Sequence[int], told: Sequence[int], thought: str) -> list[int] | None:
+        """What is shown behind the prompt and the thought; None: the reply begins otherwise than
+        the prompt ends.
+
+        Text that the prompt has begun may be other ids where more of it follows.
+        """
+        same = len(_common((asked, told)))
+        begun, rest = self._text(asked[same:]) + thought, told[same:]
+        if not begun:
+            return list(rest)
+        for n in range(1, min(len(rest), _LONGEST) + 1):
+            text = self._text(rest[:n])
+            if text.startswith(begun):
+                return [*self._tokenizer.encoded(text[len(begun) :])[0], *rest[n:]]
+            if not begun.startswith(text):
+                return None
+        return None
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The ids with which all rows begin."""
+    alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
+    return tuple(column[0] for column in alike)
+
+
+def _tool(name: str) -> Mapping[str, Any]:
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": name, "description": "", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    # Some formats name the tool in the id.
+    call = {"id": f"functions.{name}:0", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
