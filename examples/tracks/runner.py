@@ -59,11 +59,12 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
-        if self.held is not None:
-            raise TrackError(f"{self.held} Then the same command goes on.")
         last = await self._serving()
         self.state.set_fact("last version", str(last))
         await self.examine(last)
+        self.state.set_fact("held", self.held or "")
+        if self.held is not None:
+            raise TrackError(f"{self.held} Then the same command goes on.")
 
     @property
     def first(self) -> int:

@@ -1,0 +1,88 @@
+"""The shipped beginner learns: what its recipe shows is true, and a run makes it better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples.demo.judge import verdict
+from examples.demo.recipe.tracks import commands
+from examples.tracks import compare
+from examples.tracks.compare import Case, Found
+from examples.tracks.state import opened
+from examples.tracks.terminal import Terminal
+from examples.tracks.track import Track
+
+
+async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None:
+    """The right command does the job, half of it and another system's do not, and only the last is
+    what the judge of the twins rejects."""
+    kinds = set[str]()
+    for job in map(Terminal(5, None).task, range(60)):
+        kinds.add(job.name.split()[0])
+        for (command, said), (solves, vote) in zip(
+            commands(job), ((True, 1), (False, 1), (False, -1)), strict=True
+        ):
+            async with job.attempt() as attempt:
+                assert await attempt.call("shell", {"command": command}) == said
+                assert attempt.solved("Done.") == solves, (job.wish, command)
+            assert verdict("tool", said) == vote
+    assert len(kinds) == 6
+
+
+def over(folder: Path, before: float, after: float, held: str | None = "") -> None:
+    """A run as it leaves its folder; held None: it was cut short."""
+    with opened(folder / "track") as state:
+        state.begin(Track(environment="tool-call"))
+        for version, share in ((0, before), (12, after)):
+            for task in range(10):
+                state.examine(version, task, task < 10 * share)
+        state.set_fact("first version", "0")
+        state.set_fact("last version", "12")
+        if held is not None:
+            state.set_fact("held", held)
+
+
+def test_table_has_a_row_for_each_run_and_the_means_of_its_seeds(tmp_path: Path) -> None:
+    cases = [Case("terminal", "steps", seed) for seed in range(3)]
+    over(cases[0].folder(tmp_path), 0.1, 0.5)
+    over(cases[1].folder(tmp_path), 0.2, 0.9, "An alarm rang.")
+    over(cases[2].folder(tmp_path), 0.2, 0.9, None)
+    assert compare.found(cases[1].folder(tmp_path)) == Found(0.2, 0.9, 12, True)
+    assert compare.table(cases, tmp_path)[2:] == [
+        "| terminal | PRM + outcome | 0 | 0.10 | 0.50 | 12 |",
+        "| terminal | PRM + outcome | 1 | 0.20 | 0.90 | 12, then held |",
+        "| terminal | PRM + outcome | mean | 0.15 ± 0.07 | 0.70 ± 0.28 | |",
+    ]
+
+
+def test_what_is_there_is_not_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Case] = []
+
+    def run(case: Case, asked: object) -> None:
+        played.append(case)
+        over(case.folder(tmp_path), 0.2, 0.6)
+
+    monkeypatch.setattr(compare, "run", run)
+    over(tmp_path / "tool-call-steps-0", 0.1, 0.5)
+    flags = ["--tracks", "tool-call", "--seeds", "2", "--out", str(tmp_path)]
+    assert compare.main(flags) == 0
+    assert played == [
+        Case("tool-call", *rest) for rest in (("steps", 1), ("outcome", 0), ("outcome", 1))
+    ]
+    assert "| tool-call | outcome only | mean | 0.20 ± 0.00 | 0.60 ± 0.00 | |" in (
+        capsys.readouterr().out
+    )
+    assert (tmp_path / "table.md").read_text().count("\n") == 8
+
+
+def test_a_gateway_that_does_not_start_is_said_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--tracks", "tool-call", "--seeds", "1", "--out", str(tmp_path)]
+    assert compare.main([*flags, "--gateway", "--no-such-flag"]) == 1
+    assert "gateway.log says why" in capsys.readouterr().err
+    assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "gateway.log").read_text()
