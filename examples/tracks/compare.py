@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
+from types import FrameType
 
 from examples.tracks import TrackError
 from examples.tracks.__main__ import main as play
@@ -66,19 +67,20 @@ class Found:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; 1 where a run failed, else 0."""
     asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the gateway
+    signal.signal(signal.SIGTERM, _end)
     cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
-    for number, case in enumerate(cases, 1):
-        if found(case.folder(asked.out)) is None:
-            print(f"{number} of {len(cases)}: {case.folder(asked.out)}", flush=True)
-            try:
+    try:
+        for number, case in enumerate(cases, 1):
+            folder = case.folder(asked.out)
+            if found(folder) is None:
+                print(f"{number} of {len(cases)}: {folder}", flush=True)
                 run(case, asked)
-            except TrackError as error:
-                print(f"Stopped: {error}", file=sys.stderr)
-                return 1
-            if found(case.folder(asked.out)) is None:
-                return 1
-    told = "\n".join(table(cases, asked.out))
+                if found(folder) is None:  # it was stopped, and has said why
+                    return 1
+        told = "\n".join(table(cases, asked.out))
+    except TrackError as error:
+        print(f"Stopped: {error}", file=sys.stderr)
+        return 1
     (asked.out / "table.md").write_text(f"{told}\n", encoding="utf-8")
     print(told)
     return 0
@@ -179,6 +181,11 @@ def _address(log: Path, begun_at: int, lives: Callable[[], bool]) -> str:
                 return url
         time.sleep(LOOK_S)
     raise TrackError(f"The gateway does not serve; {log} says why.")
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """As on Ctrl-C: what was started ends first."""
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

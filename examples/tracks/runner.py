@@ -59,7 +59,8 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
-        last = await self._serving()
+        # What was still to be trained when enough was, may have become further steps.
+        last = min(await self._serving(), self.first + self.track.steps)
         self.state.set_fact("last version", str(last))
         await self.examine(last)
         self.state.set_fact("held", self.held or "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,11 @@ from examples.tracks.compare import Case, Found
 from examples.tracks.state import opened
 from examples.tracks.terminal import Terminal
 from examples.tracks.track import Track
+from tests.lives import ROOT, until
+from tests.truths import one
+
+STEPS, RISE = 10, 0.1
+"""Of a short run."""
 
 
 async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None:
@@ -86,3 +95,27 @@ def test_a_gateway_that_does_not_start_is_said_with_its_log(
     assert compare.main([*flags, "--gateway", "--no-such-flag"]) == 1
     assert "gateway.log says why" in capsys.readouterr().err
     assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "gateway.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_short_run_makes_the_beginner_better_and_goes_on_where_it_was_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--tracks", "tool-call", "--rewards", "steps", "--seeds", "1", "--steps", str(STEPS)]
+    flags += ["--out", str(tmp_path)]
+    folder = Case("tool-call", "steps", 0).folder(tmp_path)
+    command = [sys.executable, "-m", "examples.tracks.compare", *flags]
+    log = tmp_path / "log"
+    with log.open("wb") as said:
+        ended = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+    until(lambda: ended.poll() is not None or re.search(r"step [1-9]", log.read_text()))
+    ended.send_signal(signal.SIGTERM)
+    assert ended.wait() == 128 + signal.SIGTERM, log.read_text()
+    data, trained = folder / "gateway", "SELECT COUNT(*) FROM samples WHERE state = 'trained'"
+    before = one(data, trained)
+    assert compare.main(flags) == 0, "its gateway has ended, or another could not have begun"
+    assert one(data, trained) > before
+    end = compare.found(folder)
+    assert end is not None
+    assert (end.steps, end.held) == (STEPS, False)
+    assert end.after >= end.before + RISE, capsys.readouterr().out
