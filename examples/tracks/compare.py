@@ -66,6 +66,7 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; 1 where a run failed, else 0."""
+    os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
     cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
