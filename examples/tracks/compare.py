@@ -1,6 +1,6 @@
 """`python -m examples.tracks.compare`: tracks trained from nothing, many times, and one table.
 
-By default the shipped beginner on both tracks that it knows, for 30 steps and three seeds, each
+By default the shipped beginner on both tracks that it knows, for 20 steps and three seeds, each
 once with outcome and votes as the reward of a step and once with outcomes alone. Each run has a
 gateway of its own, with the judge that comes with the beginner.
 
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tracks", nargs="+", choices=TRACKS, default=list(TRACKS), help="default both")
     add("--rewards", nargs="+", choices=tuple(REWARDS), default=list(REWARDS), help="default both")
     add("--seeds", type=int, default=3, help="so many, from 0 (default 3)")
-    add("--steps", type=int, default=30, help="of each run (default 30)")
+    add("--steps", type=int, default=20, help="of each run (default 20)")
     add("--exam-tasks", type=int, default=64, help="held-out tasks of each exam (default 64)")
     add("--concurrency", type=int, default=32, help="episodes at a time (default 32)")
     add("--out", type=Path, default=Path("runs/tracks"), help="results (default runs/tracks)")
