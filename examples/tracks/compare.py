@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from types import FrameType
 
 from examples.tracks import TrackError
 from examples.tracks.__main__ import main as play
@@ -65,20 +64,24 @@ class Found:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and show all; 1 where a run failed, else 0."""
+    """Run what is missing, and show all; returns the exit status of a run that was stopped, else 0.
+    SIGTERM is Ctrl-C: what was started ends first."""
     os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
     try:
         for number, case in enumerate(cases, 1):
             folder = case.folder(asked.out)
             if found(folder) is None:
                 print(f"{number} of {len(cases)}: {folder}", flush=True)
-                run(case, asked)
+                status = run(case, asked)
                 if found(folder) is None:  # it was stopped, and has said why
-                    return 1
+                    return status
         told = "\n".join(table(cases, asked.out))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except TrackError as error:
         print(f"Stopped: {error}", file=sys.stderr)
         return 1
@@ -87,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(case: Case, asked: argparse.Namespace) -> None:
-    """Play one to its end, or to where learning is held.
+def run(case: Case, asked: argparse.Namespace) -> int:
+    """Play one to its end, or to where learning is held; returns its exit status.
 
     Raises:
         TrackError: the gateway did not start.
@@ -98,9 +101,9 @@ def run(case: Case, asked: argparse.Namespace) -> None:
     flags = ["--episode-reward", case.reward, "--seed", str(case.seed), *asked.gateway]
     with gateway(folder, flags) as url:
         settings = ["--url", url, "--out", str(folder / "track"), "--seed", str(case.seed)]
-        for name in ("steps", "concurrency", "exam_tasks"):
+        for name in ("steps", "groups", "concurrency", "exam_tasks"):
             settings += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
-        play(["run", str(ROOT / "configs" / "tracks" / f"{case.track}.toml"), *settings])
+        return play(["run", str(ROOT / "configs" / "tracks" / f"{case.track}.toml"), *settings])
 
 
 def found(folder: Path) -> Found | None:
@@ -184,11 +187,6 @@ def _address(log: Path, begun_at: int, lives: Callable[[], bool]) -> str:
     raise TrackError(f"The gateway does not serve; {log} says why.")
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    """As on Ctrl-C: what was started ends first."""
-    sys.exit(128 + number)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.tracks.compare",
@@ -202,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rewards", nargs="+", choices=tuple(REWARDS), default=list(REWARDS), help="default both")
     add("--seeds", type=int, default=3, help="so many, from 0 (default 3)")
     add("--steps", type=int, default=20, help="of each run (default 20)")
+    add("--groups", type=int, default=300, help="tasks of each run, at most (default 300)")
     add("--exam-tasks", type=int, default=64, help="held-out tasks of each exam (default 64)")
     add("--concurrency", type=int, default=32, help="episodes at a time (default 32)")
     add("--out", type=Path, default=Path("runs/tracks"), help="results (default runs/tracks)")
