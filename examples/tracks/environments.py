@@ -6,7 +6,7 @@ killed is brought back to where it was by its calls, and nobody is asked again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
@@ -72,14 +72,30 @@ def environment(track: Track) -> Environment:
     Raises:
         TrackError: there is none of this name, or it cannot run here.
     """
+    from examples.tracks.swe import Swe
     from examples.tracks.terminal import Terminal
     from examples.tracks.tool_call import ToolCall
 
-    made = {"tool-call": ToolCall, "terminal": Terminal}
+    made: dict[str, Callable[[Track], Environment]] = {
+        "tool-call": ToolCall.of,
+        "terminal": Terminal.of,
+        "swe": Swe.of,
+        "gui": _gui,
+    }
     if track.environment not in made:
         known = ", ".join(made)
         raise TrackError(f"There is no environment {track.environment!r}; there are {known}.")
-    return made[track.environment].of(track)
+    return made[track.environment](track)
+
+
+def _gui(track: Track) -> Environment:
+    try:
+        from examples.tracks.gui import Gui
+    except ModuleNotFoundError as error:
+        raise TrackError(
+            "The gui track drives a browser with playwright: pip install -e '.[gui]'"
+        ) from error
+    return Gui.of(track)
 
 
 def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
