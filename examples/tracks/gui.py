@@ -10,6 +10,7 @@ What counts is what the page knows in the end, compared with what it should, or 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -55,6 +56,8 @@ _FLAGS = (
 )
 _PATIENCE_MS = 120_000.0
 """Of an action: 64 pages share a few processors. What the model gets wrong is told at once."""
+OPENED = 4
+"""Pages that are opened at a time: each begins a process."""
 _LONGEST = 200
 """Characters that are typed at once."""
 _SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -92,7 +95,6 @@ class Errand:
     async def attempt(self) -> AsyncGenerator[Window]:
         async with self.office.page() as page:
             with _alive():
-                await page.goto(URL)
                 await page.evaluate("known => begin(known)", deepcopy(dict(self.before)))
             yield Window(self, page)
 
@@ -188,6 +190,7 @@ class Gui:
         self._program = program
         self._stack = AsyncExitStack()
         self._browser: Browser | None = None
+        self._opening = asyncio.Semaphore(OPENED)
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -225,12 +228,14 @@ class Gui:
         """A page in a context of its own, which sees this project's page and nothing else."""
         assert self._browser is not None, "an attempt outside of `async with`"
         with _alive():
-            context = await self._browser.new_context(
-                viewport={"width": 1024, "height": 600}, service_workers="block"
-            )
-            context.set_default_timeout(_PATIENCE_MS)
-            await context.route("**/*", _serve)
-            page = await context.new_page()
+            async with self._opening:
+                context = await self._browser.new_context(
+                    viewport={"width": 1024, "height": 600}, service_workers="block"
+                )
+                context.set_default_timeout(_PATIENCE_MS)
+                await context.route("**/*", _serve)
+                page = await context.new_page()
+                await page.goto(URL)
         try:
             yield page
         finally:
