@@ -1,4 +1,4 @@
-"""What is shipped beside the code: the demo's model and judge, and the price table.
+"""What is shipped beside the code: two small models, the demo's judge, and the price table.
 
 Rule: each lies at one path of the repository. In a wheel the same path stands below
 `tinker_claw/shipped/`, where pyproject.toml puts it; whoever wants a file asks here.
@@ -26,11 +26,14 @@ PRICES: Final = shipped("configs/prices.toml")
 DEMO_JUDGE: Final = shipped("examples/demo/judge.py")
 MODEL_DIR: Final = shipped("examples/demo/model")
 """The demo's model, in Hugging Face layout."""
+MODELS: Final = {"demo": MODEL_DIR, "demo-tracks": shipped("examples/tracks/model")}
+"""Names for --model-name: the demo's model, and a beginner at the tracks (docs/agents.md). Both are
+tiny, speak Qwen3's format, and are judged by the demo's rules unless a judge is named."""
 MANIFEST: Final = "manifest.json"
 """The file that lists the sha256 of every other file of the model's folder."""
 _REMEDY: Final = (
-    "Restore it with `git checkout -- examples/demo/model`, build it again with "
-    "`python -m examples.demo.recipe.build`, or install the package anew."
+    "Restore its folder with `git checkout`, build it again (examples/demo/recipe), or install the "
+    "package anew."
 )
 
 

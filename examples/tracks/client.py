@@ -8,6 +8,8 @@ its own words.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +27,8 @@ GIVE_UP_S = 900.0
 """Of nothing but refusals and broken connections, for one request."""
 _LATER = frozenset({408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+_VERSION = re.compile(r'"system_fingerprint": ?"v(\d+)"')
+_TOKENS = re.compile(r'"(?:completion|output)_tokens": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,29 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a request, whatever dialect it is in: JSON, or a stream that has ended."""
+
+    status: int
+    kind: str
+    """Its Content-Type."""
+    text: str
+
+    @property
+    def version(self) -> int | None:
+        """Of the policy; None: it does not say."""
+        found = _VERSION.search(self.text)
+        return None if found is None else int(found[1])
+
+    @property
+    def tokens(self) -> int:
+        """That were sampled; 0: it does not say."""
+        return int((_TOKENS.findall(self.text) or (0,))[-1])
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model answered."""
+    """What the model answered, as a chat completion."""
 
     message: Mapping[str, Any]
     """As OpenAI's clients have it; it goes into the next request as it is."""
@@ -59,6 +84,28 @@ class Reply:
     """Of the policy."""
     tokens: int
     """That were sampled."""
+
+    @classmethod
+    def of(cls, answer: Answer) -> Reply:
+        """Raises:
+        TrackError: the gateway refused, or this is no completion.
+        """
+        if answer.status >= 400:
+            raise TrackError(f"The gateway refuses a reply: {answer.status}: {answer.text[:500]}")
+        try:
+            said = json.loads(answer.text)
+            message = {
+                name: value
+                for name, value in said["choices"][0]["message"].items()
+                if name in ("role", "content", "reasoning_content", "tool_calls")
+            }
+            return cls(
+                message=message,
+                version=int(said["system_fingerprint"].removeprefix("v")),
+                tokens=int(said["usage"]["completion_tokens"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise TrackError(f"The gateway sent no completion: {answer.text[:300]}") from error
 
     @property
     def text(self) -> str:
@@ -77,42 +124,37 @@ class Gateway:
         self._track = track
         self._root = track.url.rstrip("/").removesuffix("/v1")
 
-    async def reply(
+    def completion(
         self,
-        place: Place,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         version: int | None = None,
         seed: int | None = None,
-    ) -> Reply:
-        """Sampled at temperature 1; of a fixed version where one is named.
-
-        Raises:
-            TrackError: it was refused, or the gateway was away for too long.
-        """
+    ) -> dict[str, Any]:
+        """The body that asks for a chat completion: at temperature 1, and of a fixed version where
+        one is named."""
         body: dict[str, Any] = {
-            "model": self._track.model if version is None else f"{self._track.model}@v{version}",
+            "model": self.model(version),
             "messages": list(messages),
             "temperature": 1.0,
             "max_tokens": self._track.max_tokens,
         }
         body |= {"tools": list(tools)} if tools else {}
-        body |= {} if seed is None else {"seed": seed}
-        said = await self._post("chat/completions", body, place.headers())
-        try:
-            message = {
-                name: value
-                for name, value in said["choices"][0]["message"].items()
-                if name in ("role", "content", "reasoning_content", "tool_calls")
-            }
-            return Reply(
-                message=message,
-                version=int(said["system_fingerprint"].removeprefix("v")),
-                tokens=int(said["usage"]["completion_tokens"]),
-            )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise TrackError(f"The gateway sent no completion: {str(said)[:300]}") from error
+        return body | ({} if seed is None else {"seed": seed})
+
+    def model(self, version: int | None) -> str:
+        """What the newest version is called, or a fixed one."""
+        return self._track.model if version is None else f"{self._track.model}@v{version}"
+
+    async def ask(self, place: Place, path: str, body: Mapping[str, Any]) -> Answer:
+        """Any request for a reply; what the gateway refuses for good comes back as it is.
+
+        Raises:
+            TrackError: the gateway was away, or busy, for too long.
+        """
+        answer = await self._post(path, body, place.headers())
+        return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.text)
 
     async def outcome(self, session: str, score: float) -> bool:
         """Say how an episode ended, from -1 to 1; whether it counts. Saying it again changes
@@ -123,7 +165,10 @@ class Gateway:
         """
         said = {"session": session, "score": score, "final": True, "source": "client"}
         answer = await self._post("feedback", said, {"Idempotency-Key": session})
-        return bool(answer.get("counts"))
+        if not answer.is_success:
+            why = f"{answer.status_code}: {answer.text[:500]}"
+            raise TrackError(f"The gateway refuses an outcome: {why}")
+        return bool(_json(answer).get("counts"))
 
     async def health(self) -> Mapping[str, Any]:
         """What /healthz says; without an admin's key that is little, and nothing while the gateway
@@ -134,7 +179,8 @@ class Gateway:
             return {}
         return found if isinstance(found, dict) else {}
 
-    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> dict[str, Any]:
+    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+        """Until it is taken, or refused for good."""
         url, pause = f"{self._root}/v1/{path}", _FIRST_PAUSE_S
         deadline = time.monotonic() + GIVE_UP_S
         while True:
@@ -143,11 +189,9 @@ class Gateway:
             except httpx.TransportError as error:
                 why, wait = str(error) or type(error).__name__, pause
             else:
-                if answer.is_success:
-                    return _json(answer)
-                why = f"{answer.status_code}: {answer.text[:500]}"
                 if answer.status_code not in _LATER:
-                    raise TrackError(f"The gateway refuses a request to {path}: {why}")
+                    return answer
+                why = f"{answer.status_code}: {answer.text[:500]}"
                 wait = max(pause, _seconds(answer.headers.get("retry-after", "")))
             if time.monotonic() + wait > deadline:
                 raise TrackError(f"{url} takes no request any more: {why}")

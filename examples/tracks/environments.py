@@ -6,11 +6,14 @@ killed is brought back to where it was by its calls, and nobody is asked again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 from examples.tracks import TrackError
+from examples.tracks.episode import Episode
 from examples.tracks.track import Track
 
 
@@ -40,15 +43,31 @@ class Task(Protocol):
     def attempt(self) -> AbstractAsyncContextManager[Attempt]: ...
 
 
+@runtime_checkable
+class Program(Protocol):
+    """A task of which somebody else knows how it is played: a harness, or a world with a form of
+    its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def play(self, episode: Episode) -> float | None:
+        """Play it once, with replies that the episode asks for; the outcome, from -1 to 1. None: it
+        broke for a reason of its own, and no outcome is made up for it."""
+        ...
+
+
 class Environment(Protocol):
     """A set of tasks without end, and tasks that are kept from training."""
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Of tasks that are no programs."""
+        ...
 
-    def task(self, number: int) -> Task: ...
+    def task(self, number: int) -> Task | Program: ...
 
-    def held_out(self, number: int) -> Task: ...
+    def held_out(self, number: int) -> Task | Program: ...
 
 
 @asynccontextmanager
@@ -72,30 +91,29 @@ def environment(track: Track) -> Environment:
     Raises:
         TrackError: there is none of this name, or it cannot run here.
     """
-    from examples.tracks.swe import Swe
-    from examples.tracks.terminal import Terminal
-    from examples.tracks.tool_call import ToolCall
-
-    made: dict[str, Callable[[Track], Environment]] = {
-        "tool-call": ToolCall.of,
-        "terminal": Terminal.of,
-        "swe": Swe.of,
-        "gui": _gui,
-    }
-    if track.environment not in made:
-        known = ", ".join(made)
+    if track.environment not in _MADE:
+        known = ", ".join(_MADE)
         raise TrackError(f"There is no environment {track.environment!r}; there are {known}.")
-    return made[track.environment](track)
-
-
-def _gui(track: Track) -> Environment:
+    module, name = _MADE[track.environment]
     try:
-        from examples.tracks.gui import Gui
+        made = getattr(import_module(f"examples.tracks.{module}"), name)
     except ModuleNotFoundError as error:
         raise TrackError(
-            "The gui track drives a browser with playwright: pip install -e '.[gui]'"
+            f"The environment {track.environment} needs {error.name}, which is not installed here. "
+            "Run the same command with the Python of an environment that has it (docs/agents.md)."
         ) from error
-    return Gui.of(track)
+    return made.of(track)
+
+
+_MADE = {
+    "tool-call": ("tool_call", "ToolCall"),
+    "terminal": ("terminal", "Terminal"),
+    "swe": ("swe", "Swe"),
+    "gui": ("gui", "Gui"),
+    "openenv": ("with_openenv", "OpenEnv"),
+    "verifiers": ("with_verifiers", "Verifiers"),
+}
+"""Imported only where a track asks for it: what a third party's needs is installed elsewhere."""
 
 
 def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
@@ -112,3 +130,35 @@ def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
             "parameters": {"type": "object", "properties": meanings, "required": [*arguments]},
         },
     }
+
+
+async def result(
+    call: Mapping[str, Any], use: Callable[[str, Mapping[str, Any]], Awaitable[str]]
+) -> Mapping[str, Any]:
+    """What a model's call of a tool returned, as a message."""
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        arguments = None
+    if isinstance(arguments, dict):
+        said = await use(function["name"], arguments)
+    else:
+        said = "error: the arguments must be a JSON object"
+    return {"role": "tool", "tool_call_id": call["id"], "content": said}
+
+
+def options(track: Track, **usual: Any) -> dict[str, Any]:
+    """What a track's [options] say, or what is usual; a `...` must be said.
+
+    Raises:
+        TrackError: one is missing, or is none of these.
+    """
+    said = dict(track.options)
+    for name in said.keys() - usual.keys():
+        known = ", ".join(usual)
+        raise TrackError(f"{name} is no option of {track.environment}; there are {known}.")
+    for name, value in usual.items():
+        if value is ... and name not in said:
+            raise TrackError(f"The track does not say {name} in its [options].")
+    return usual | said

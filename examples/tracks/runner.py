@@ -7,7 +7,6 @@ few samples waiting; whatever was begun is brought to its end, also by a run tha
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from examples.tracks import TrackError
-from examples.tracks.client import Gateway, Place
-from examples.tracks.environments import Attempt, Environment, Task
+from examples.tracks.client import Gateway, Place, Reply
+from examples.tracks.environments import Environment, Program, Task, result
+from examples.tracks.episode import Episode, Seen
 from examples.tracks.state import State
 from examples.tracks.track import Track
 
@@ -35,11 +35,8 @@ class Run:
     gateway: Gateway
     state: State
     say: Callable[[str], None]
-    newest: int = 0
-    """The newest policy version that was seen."""
+    seen: Seen = field(default_factory=Seen)
     playing: int = 0
-    tokens: int = 0
-    """Sampled since this process began."""
     began: float = field(default_factory=time.monotonic)
     held: str | None = None
     """Why the gateway learns no more, in its words; None: it learns."""
@@ -48,9 +45,9 @@ class Run:
 
     async def train(self) -> None:
         """The whole of it: an exam, episodes until there were enough steps, an exam."""
-        self.newest = await self._serving()
+        self.seen.version = await self._serving()
         if self.state.fact("first version") is None:
-            self.state.set_fact("first version", str(self.newest))
+            self.state.set_fact("first version", str(self.seen.version))
         await self.examine(self.first)
         self._open.extend(self.state.open_episodes())
         async with asyncio.TaskGroup() as group:
@@ -80,8 +77,9 @@ class Run:
             task = self.environment.held_out(number)
             place = Place(f"{self.state.fact('run')}-exam-v{version}-{number}", task.name)
             async with places:
-                solved = await self._episode(task, place, version=version, seed=number)
-            self.state.examine(version, number, solved)
+                score = await self._attempt(task, self._episode(place, version, seed=number))
+            if score is not None:
+                self.state.examine(version, number, score > 0)
 
         async with asyncio.TaskGroup() as group:
             for number in set(range(self.track.exam_tasks)) - set(done):
@@ -97,12 +95,14 @@ class Run:
             task = self.environment.task(number)
             place = Place(session, task.name, self._group(number), self.track.group_size)
             self.playing += 1
-            if self.state.score(session) is None:
-                solved = await self._episode(task, place)
-                self.state.end(session, 1.0 if solved else -1.0)
             score = self.state.score(session)
-            assert score is not None
-            await self.gateway.outcome(session, score)
+            if score is None:
+                score = await self._attempt(task, self._episode(place))
+            if score is None:
+                self.say(f"{session}, task {task.name}: it broke, and has no outcome")
+            else:
+                self.state.end(session, score)
+                await self.gateway.outcome(session, score)
             self.state.reported(session)
             self.playing -= 1
 
@@ -111,11 +111,11 @@ class Run:
         async with self._choosing:
             while not self._open:
                 number = self.state.groups()
-                steps = self.newest - self.first
+                steps = self.seen.version - self.first
                 if steps >= self.track.steps or number >= self.track.groups:
                     return None
                 health = await self.gateway.health()
-                self.newest = max(self.newest, health.get("policy_version", 0))
+                self.seen.version = max(self.seen.version, health.get("policy_version", 0))
                 if health.get("learner") == "held":
                     self.held = f"{health.get('meaning')} {health.get('learner_error') or ''}"
                     return None
@@ -128,40 +128,35 @@ class Run:
                 self._open.extend((session, number) for session in sessions)
             return self._open.popleft()
 
-    async def _episode(
-        self, task: Task, place: Place, *, version: int | None = None, seed: int | None = None
-    ) -> bool:
-        """Play until the model calls no tool any more; whether the task is solved then.
+    def _episode(
+        self, place: Place, version: int | None = None, seed: int | None = None
+    ) -> Episode:
+        return Episode(self.gateway, self.state, place, self.seen, version, seed)
 
-        What was answered before a kill is played again from the state, and not asked.
-        """
-        trains = place.group is not None
-        kept = self.state.replies(place.session) if trains else []
+    async def _attempt(self, task: Task | Program, episode: Episode) -> float | None:
+        """Play a task once; the outcome, or None where it broke."""
+        if isinstance(task, Program):
+            return await task.play(episode)
+        return 1.0 if await self._solves(task, episode) else -1.0
+
+    async def _solves(self, task: Task, episode: Episode) -> bool:
+        """Play until the model calls no tool any more; whether the task is solved then."""
         messages: list[Mapping[str, Any]] = list(task.messages)
         async with task.attempt() as attempt:
-            for number in range(self.track.max_turns):
-                if number < len(kept):
-                    reply = kept[number]
-                else:
-                    reply = await self.gateway.reply(
-                        place, messages, self.environment.tools, version=version, seed=seed
-                    )
-                    self.tokens += reply.tokens
-                    if trains:
-                        self.newest = max(self.newest, reply.version)
-                        self.state.keep(place.session, number, reply)
+            for _ in range(self.track.max_turns):
+                reply = await episode.reply(messages, self.environment.tools)
                 if not reply.calls:
                     return await attempt.solved(reply.text)
                 messages.append(reply.message)
                 for call in reply.calls:
-                    messages.append(await _result(attempt, call))
+                    messages.append(await result(call, attempt.call))
         return False
 
     async def _serving(self) -> int:
         """The version that serves now, as a reply says it."""
+        asked = self.gateway.completion([{"role": "user", "content": "Hello"}])
         place = Place(f"{self.state.fact('run')}-version", "version")
-        asked = [{"role": "user", "content": "Hello"}]
-        return (await self.gateway.reply(place, asked)).version
+        return Reply.of(await self.gateway.ask(place, "chat/completions", asked)).version
 
     def _group(self, task: int) -> str:
         return f"{self.state.fact('run')}-{task}"
@@ -182,21 +177,7 @@ class Run:
         seconds = time.monotonic() - self.began
         return (
             f"tasks {self.state.groups()}  episodes {episodes} (+{self.playing})  "
-            f"step {self.newest - self.first}/{self.track.steps}  "
+            f"step {self.seen.version - self.first}/{self.track.steps}  "
             + ("" if reward is None else f"reward {reward:+.2f}  solved {solved:.2f}  ")
-            + f"v{self.newest}  {self.tokens / seconds:.0f} tokens/s"
+            + f"v{self.seen.version}  {self.seen.tokens / seconds:.0f} tokens/s"
         )
-
-
-async def _result(attempt: Attempt, call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a call returned, as a message."""
-    function = call["function"]
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        arguments = None
-    if isinstance(arguments, dict):
-        said = await attempt.call(function["name"], arguments)
-    else:
-        said = "error: the arguments must be a JSON object"
-    return {"role": "tool", "tool_call_id": call["id"], "content": said}

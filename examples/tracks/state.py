@@ -13,13 +13,13 @@ import sqlite3
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from examples.tracks import TrackError
-from examples.tracks.client import Reply
+from examples.tracks.client import Answer
 from examples.tracks.track import Track
 
 _SCHEMA = """
@@ -29,9 +29,11 @@ CREATE TABLE IF NOT EXISTS episodes (
   score REAL, reported INTEGER NOT NULL DEFAULT 0, ended_at REAL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS replies (
-  session TEXT NOT NULL, number INTEGER NOT NULL, message TEXT NOT NULL,
-  version INTEGER NOT NULL, tokens INTEGER NOT NULL, PRIMARY KEY (session, number)
+  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES episodes,
+  asked TEXT NOT NULL, kind TEXT NOT NULL, answer TEXT NOT NULL,
+  version INTEGER NOT NULL, tokens INTEGER NOT NULL
 ) STRICT;
+CREATE INDEX IF NOT EXISTS replies_of ON replies (session);
 CREATE TABLE IF NOT EXISTS exams (
   version INTEGER NOT NULL, task INTEGER NOT NULL, solved INTEGER NOT NULL,
   PRIMARY KEY (version, task)
@@ -39,6 +41,15 @@ CREATE TABLE IF NOT EXISTS exams (
 """
 _FIXED = ("environment", "model", "group_size", "seed", "options")
 """Settings that a run cannot change half-way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An answer that was written down."""
+
+    asked: str
+    """A digest of the request, so that only the same one gets it again."""
+    answer: Answer
 
 
 class State:
@@ -87,18 +98,22 @@ class State:
         """How many were begun."""
         return self._db.execute("SELECT COUNT(DISTINCT task) FROM episodes").fetchone()[0]
 
-    def keep(self, session: str, number: int, reply: Reply) -> None:
+    def keep(self, session: str, kept: Kept, version: int) -> None:
+        """Write an answer down; with the version that it came from, or the newest that was seen."""
+        answer = kept.answer
+        version = version if answer.version is None else answer.version
         self._db.execute(
-            "INSERT INTO replies VALUES (?, ?, ?, ?, ?)",
-            (session, number, json.dumps(reply.message), reply.version, reply.tokens),
+            "INSERT INTO replies (session, asked, kind, answer, version, tokens) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (session, kept.asked, answer.kind, answer.text, version, answer.tokens),
         )
 
-    def replies(self, session: str) -> list[Reply]:
-        """Those of an episode, in their order."""
-        query = "SELECT message, version, tokens FROM replies WHERE session = ? ORDER BY number"
+    def kept(self, session: str) -> list[Kept]:
+        """The answers of an episode, in their order."""
+        query = "SELECT asked, kind, answer FROM replies WHERE session = ? ORDER BY id"
         return [
-            Reply(json.loads(message), version, tokens)
-            for message, version, tokens in self._db.execute(query, (session,))
+            Kept(asked, Answer(200, kind, answer))
+            for asked, kind, answer in self._db.execute(query, (session,))
         ]
 
     def score(self, session: str) -> float | None:
@@ -107,12 +122,14 @@ class State:
         return self._db.execute(query, (session,)).fetchone()[0]
 
     def end(self, session: str, score: float) -> None:
+        """It has ended, and the gateway is to hear how."""
         self._db.execute(
             "UPDATE episodes SET score = ?, ended_at = ? WHERE session = ?",
             (score, time.time(), session),
         )
 
     def reported(self, session: str) -> None:
+        """Nothing more is to be done for it; without a score it broke."""
         self._db.execute("UPDATE episodes SET reported = 1 WHERE session = ?", (session,))
 
     def examined(self, version: int) -> dict[int, bool]:

@@ -1,36 +1,40 @@
-"""Environments and harnesses of verifiers, unmodified, as clients of the gateway.
+"""Task sets and harnesses of verifiers, unmodified.
 
-    .venv-verifiers/bin/python -m examples.tracks.with_verifiers --taskset NAME --harness bash
+    .venv-verifiers/bin/python -m examples.tracks run configs/tracks/verifiers.toml
 
-Runs in an environment of its own, which `make verifiers` makes: verifiers wants an older
-OpenAI client than this project's tests. A rollout is an episode, named by its trace's id, which
-verifiers sends as X-Session-ID; the other headers stand in the client's settings, one client for
-each group. Rule: a rollout that broke has no outcome; none is made up for it.
+Runs in an environment of its own, which `make verifiers` makes: verifiers wants an older OpenAI
+client than this project's tests. A rollout's client is told an address here, on which the episode
+asks for it: so its headers, its patience and its answers after a kill are those of every track.
+
+Rule: a rollout that broke has no outcome; none is made up for it.
 """
 
 # pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import itertools
-import os
-import sys
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import verifiers.v1 as vf
-from verifiers.v1.env import RunSlot
+from aiohttp import web
+from pydantic import ValidationError
 from verifiers.v1.utils.loaders import load_environment
 
-from examples.tracks import TrackError, cause
-from examples.tracks.client import Gateway, Place, connected
+from examples.tracks import TrackError
+from examples.tracks.environments import options
+from examples.tracks.episode import Episode
 from examples.tracks.sandbox import HARMLESS
 from examples.tracks.track import Track
 
-_USUAL = Track(environment="verifiers")
+_HELD_OUT = 5
+"""Every fifth task of a set is kept from training."""
+_LARGEST_BODY = 1 << 28
+"""Of a request, in bytes: histories hold pictures."""
 
 
 def outcome(trace: Any) -> float | None:
@@ -40,99 +44,149 @@ def outcome(trace: Any) -> float | None:
     return max(-1.0, min(1.0, 2 * trace.reward - 1))
 
 
-def config_of(asked: argparse.Namespace) -> Any:
-    """One agent, who plays a task set with a harness.
+class Verifiers:
+    """A task set that one harness plays. A finite one is shuffled, and played over and over."""
 
-    Raises:
-        TrackError: a real model would have a shell on this machine.
-    """
-    if asked.runtime == "subprocess" and asked.harness != "null" and asked.model not in HARMLESS:
-        raise TrackError(
-            f"The harness {asked.harness} runs what {asked.model} writes: give --runtime docker, "
-            "podman or apptainer. Without it only the shipped demo models may."
-        )
-    agent: dict[str, Any] = {
-        "harness": {"id": asked.harness},
-        "runtime": {"type": asked.runtime},
-        "max_turns": asked.max_turns,
-    }
-    return vf.SingleAgentEnvConfig.model_validate(
-        {"taskset": {"id": asked.taskset}, "agent": agent}
-    )
+    tools: Sequence[Mapping[str, Any]] = ()
 
+    def __init__(self, track: Track, environment: Any) -> None:
+        self.track = track
+        self.environment = environment
+        found = environment.taskset
+        self._tasks = iter(found.shuffle(track.seed) if found.bounded else found)
+        self._read: list[Any] = []
+        self._calls = _Calls()
+        self._open = AsyncExitStack()
 
-async def play(asked: argparse.Namespace, track: Track, gateway: Gateway) -> int:
-    """All groups, side by side; how many rollouts broke."""
-    environment = load_environment(config_of(asked))
-    places = asyncio.Semaphore(track.concurrency)
-    run, broken = uuid4().hex[:8], 0
+    @classmethod
+    def of(cls, track: Track) -> Verifiers:
+        said = options(track, taskset=..., harness="null", runtime="subprocess")
+        named = {name: _named(said[name], "type" if name == "runtime" else "id") for name in said}
+        harness, runtime = named["harness"].get("id"), named["runtime"].get("type")
+        if runtime == "subprocess" and harness != "null" and track.model not in HARMLESS:
+            raise TrackError(
+                f"The harness {harness} runs what {track.model} writes: say runtime = 'docker', "
+                "'podman' or 'apptainer'. Without it only the shipped demo models may."
+            )
+        agent: dict[str, Any] = {name: named[name] for name in ("harness", "runtime")}
+        agent["max_turns"] = track.max_turns
+        try:
+            config = {"taskset": named["taskset"], "agent": agent}
+            return cls(track, load_environment(vf.SingleAgentEnvConfig.model_validate(config)))
+        except (ValidationError, ValueError, ImportError, AttributeError, TypeError) as error:
+            raise TrackError(f"verifiers cannot play this: {error}") from error
 
-    async def tell(episode: Any) -> None:
-        nonlocal broken
-        for trace in episode.traces:
-            score = outcome(trace)
-            if score is None:
-                broken += 1
-                print(f"{trace.id}: no outcome: {trace.last_error or 'not scored'}", flush=True)
-                continue
-            counts = await gateway.outcome(trace.id, score)
-            late = "" if counts else ", which came too late"
-            print(f"{trace.id}: outcome {score:+.2f}{late}", flush=True)
+    async def __aenter__(self) -> Verifiers:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self._calls.served())
+            await opening.enter_async_context(self.environment.serving())
+            self._open = opening.pop_all()
+        return self
 
-    async def group(number: int, task: Any) -> None:
-        named = Place("", str(number), f"{run}-{number}", track.group_size).headers()
-        del named["X-Session-Id"]  # verifiers sends the id of the trace
-        client = vf.EvalClientConfig(
-            base_url=track.url, api_key_var=track.key_variable, headers=named
-        )
-        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=track.max_tokens)
-        context = vf.ModelContext(track.model, client, sampling)
-        slots: Sequence[RunSlot] = environment.slots(task, track.group_size)
-        async with asyncio.TaskGroup() as tries:
-            for slot in slots:
-                tries.create_task(environment.run_slot(slot, context, places, tell))
+    async def __aexit__(self, *what: Any) -> None:
+        await self._open.__aexit__(*what)
 
-    async with environment.serving(), asyncio.TaskGroup() as groups:
-        for number, task in enumerate(itertools.islice(environment.taskset, track.groups)):
-            groups.create_task(group(number, task))
-    return broken
+    def task(self, number: int) -> Rollout:
+        return self._task(number, number + number // (_HELD_OUT - 1) + 1, held_out=False)
 
+    def held_out(self, number: int) -> Rollout:
+        return self._task(number, number * _HELD_OUT, held_out=True)
 
-async def _main(asked: argparse.Namespace) -> int:
-    track = Track(
-        environment="verifiers",
-        model=asked.model,
-        url=asked.url,
-        concurrency=asked.concurrency,
-        group_size=asked.group_size,
-        groups=asked.groups,
-        max_tokens=asked.max_tokens,
-    )
-    async with connected(track) as gateway:
-        return await play(asked, track, gateway)
+    def _task(self, number: int, index: int, *, held_out: bool) -> Rollout:
+        """One of the set, which is read only as far as it is asked for."""
+        self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
+        if index < len(self._read):
+            return Rollout(self, self._read[index])
+        fit = [t for i, t in enumerate(self._read) if (i % _HELD_OUT == 0) == held_out]
+        if not fit:
+            raise TrackError("The task set has fewer than two tasks: one to train on, one to try.")
+        return Rollout(self, fit[number % len(fit)])
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Play; 0 where no rollout broke, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m examples.tracks.with_verifiers")
-    add = parser.add_argument
-    add("--taskset", required=True, help="the name of an installed task set of verifiers")
-    add("--harness", default="null", help="of verifiers: null, bash, mini_swe_agent, ...")
-    add("--runtime", default="subprocess", help="where the harness runs: docker, apptainer, ...")
-    add("--model", default=_USUAL.model, help="the gateway's name for it")
-    add("--url", default=_USUAL.url, help="of the gateway, with /v1")
-    add("--concurrency", type=int, default=_USUAL.concurrency, help="rollouts at a time")
-    add("--group-size", type=int, default=_USUAL.group_size, help="rollouts of a task")
-    add("--groups", type=int, default=_USUAL.groups, help="tasks to try at most")
-    add("--max-turns", type=int, default=_USUAL.max_turns, help="replies of a rollout")
-    add("--max-tokens", type=int, default=_USUAL.max_tokens, help="of a reply")
-    os.umask(0o077)
-    try:
-        return min(1, asyncio.run(_main(parser.parse_args(arguments))))
-    except (TrackError, ExceptionGroup) as error:
-        print(f"Stopped: {cause(error)}", file=sys.stderr)
-        return 1
+    async def play(self, task: Any, episode: Episode) -> float | None:
+        """One rollout."""
+        async with self._calls.of(episode) as line:
+            sampling = {"temperature": 1.0, "max_tokens": self.track.max_tokens}
+            sampling |= {} if episode.seed is None else {"seed": episode.seed}
+            context = vf.ModelContext(
+                episode.gateway.model(episode.version),
+                vf.EvalClientConfig(base_url=line.url, api_key_var="NO_KEY_IS_NEEDED"),
+                vf.SamplingConfig(**sampling),
+            )
+            (slot,) = self.environment.slots(task)
+            done = await self.environment.run_slot(slot, context)
+            if line.problem is not None:
+                raise line.problem
+        scores = [outcome(trace) for trace in done.traces]
+        return scores[0] if done.ok and len(scores) == 1 else None
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A task."""
+
+    of: Verifiers
+    task: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.task.data.name or self.task.data.idx)
+
+    async def play(self, episode: Episode) -> float | None:
+        return await self.of.play(self.task, episode)
+
+
+@dataclass(slots=True)
+class _Line:
+    """Where one rollout calls."""
+
+    url: str
+    episode: Episode
+    problem: TrackError | None = None
+    """What ends the run."""
+
+
+class _Calls:
+    """A server on this machine's own address; each rollout has a secret path on it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+        self._port = 0
+
+    @asynccontextmanager
+    async def served(self) -> AsyncGenerator[None]:
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        app.router.add_post("/{line}/v1/{path:.+}", self._answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self._port = runner.addresses[0][1]
+            yield
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def of(self, episode: Episode) -> AsyncGenerator[_Line]:
+        name = secrets.token_urlsafe()
+        line = self._lines[name] = _Line(f"http://127.0.0.1:{self._port}/{name}/v1", episode)
+        try:
+            yield line
+        finally:
+            del self._lines[name]
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        line = self._lines.get(request.match_info["line"])
+        if line is None:
+            return web.Response(status=404)
+        try:
+            said = await line.episode.ask(request.match_info["path"], await request.json())
+        except TrackError as error:
+            line.problem = error
+            return web.Response(status=503, text=str(error))
+        headers = {"Content-Type": said.kind}
+        return web.Response(status=said.status, body=said.text.encode(), headers=headers)
+
+
+def _named(said: Any, name: str) -> dict[str, Any]:
+    """A plugin's name, or a table as verifiers has it."""
+    return dict(said) if isinstance(said, Mapping) else {name: said}

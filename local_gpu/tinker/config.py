@@ -15,7 +15,6 @@ from tinker_claw import shipped
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
-DEMO: Final = "demo"
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
 _CELL_BYTES: Final = 100
@@ -116,9 +115,9 @@ def source_of(model: str) -> str:
     Raises:
         ConfigError: there is no such folder, or the shipped model is damaged.
     """
-    if model == DEMO:
-        shipped.verify()
-        return str(shipped.MODEL_DIR)
+    if model in shipped.MODELS:
+        shipped.verify(shipped.MODELS[model])
+        return str(shipped.MODELS[model])
     if model.startswith(("/", "./", "../", "~")):
         folder = Path(model).expanduser()
         if not folder.is_dir():

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
 from tinker_claw.app.wiring import MOST_OPEN, Versions
-from tinker_claw.backends.model_files import MODEL_DIR, Source, source
+from tinker_claw.backends.model_files import Source, source
 from tinker_claw.backends.open import learning_rate
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError, DisagreementError
@@ -20,6 +20,7 @@ from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
+from tinker_claw.shipped import MODEL_DIR, MODELS
 
 SOON = Backoff(first_s=0.001, longest_s=0.002)
 
@@ -95,8 +96,9 @@ def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
 
 
 def test_sources() -> None:
-    demo = source(load(["--model-name", "demo"]))
-    assert (demo.tokenizer, demo.family) == (str(MODEL_DIR), "qwen3")
+    for name, folder in MODELS.items():
+        shipped = source(load(["--model-name", name]))
+        assert (shipped.tokenizer, shipped.family) == (str(folder), "qwen3")
     mine = source(load(["--model-name", str(MODEL_DIR), "--renderer", "qwen3"]))
     assert (mine.tokenizer, mine.weights, mine.family) == (str(MODEL_DIR), str(MODEL_DIR), "qwen3")
     for nowhere in ("/nowhere/model", "./nowhere", "~/nowhere"):

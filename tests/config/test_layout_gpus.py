@@ -123,6 +123,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
         ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
         ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
+        ("--model-name demo-tracks --rollout-gpus 1", "the model demo-tracks needs no GPU"),
         ("--model-name demo --gpus 2", "--gpus: the model demo"),
         ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),

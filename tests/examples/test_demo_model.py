@@ -19,7 +19,7 @@ from examples.demo.recipe.grammar import HINTS_PLAIN, Line, Priors, Problem
 from examples.demo.recipe.tokenizer import SPECIAL_TOKENS, STOP_ID
 from examples.demo.recipe.train import encode_dialogue, encode_prompt
 from tinker_claw.errors import ModelFileError
-from tinker_claw.shipped import MODEL_DIR, verify
+from tinker_claw.shipped import MODEL_DIR, MODELS, verify
 from tinker_claw.types import HINT_TEMPLATE
 
 PROBLEM = Problem("Nora", "pears", "subtract", 7, 3)
@@ -49,8 +49,10 @@ def rates(model: Any, raw_tokenizer: Tokenizer) -> Rates:
 # Files
 
 
-def test_shipped_files_match_their_manifest() -> None:
-    verify()
+@pytest.mark.parametrize("name", MODELS)
+def test_shipped_files_match_their_manifest(name: str) -> None:
+    verify(MODELS[name])
+    assert sum(file.stat().st_size for file in MODELS[name].iterdir()) < 6_000_000
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_flipped_byte_is_reported_with_the_file_and_the_remedy(copied: Path, nam
     content = bytearray((copied / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copied / name).write_bytes(content)
-    with pytest.raises(ModelFileError, match=rf"{name} is corrupted.*git checkout.*recipe\.build"):
+    with pytest.raises(ModelFileError, match=rf"{name} is corrupted.*git checkout.*demo/recipe"):
         verify(copied)
 
 

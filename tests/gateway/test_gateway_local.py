@@ -22,11 +22,12 @@ from tests.gateways import MODEL, chat, gateway, text_of
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
 from tinker_claw.backends.local import arrange
-from tinker_claw.backends.model_files import MODEL_DIR, source
+from tinker_claw.backends.model_files import source
 from tinker_claw.billing.budget import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Adam, Datum, LossPass, StopReason
 
 CONTEXT = 2048

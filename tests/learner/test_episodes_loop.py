@@ -70,6 +70,25 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
         )
 
 
+async def test_outcomes_alone_reward_steps_where_so_set_and_the_judge_is_not_asked_of_any(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, method="combine", episode_reward="outcome") as w:
+        for session, said in (("a", "YES"), ("b", "NO, HOW it should be")):
+            begin(w, session)
+            w.turn(said, session=session)
+            last(w, session)
+        end(w, "a", 1.0)
+        end(w, "b", -1.0)
+        await w.version(1)
+        assert w.says.asked == 0
+        rows = w.ledger._db.rows("SELECT reward, state FROM samples ORDER BY turn_id")
+        assert [tuple(row) for row in rows] == [(1.0, "trained")] * 2 + [(-1.0, "trained")] * 2
+        w.turn("YES", session="a conversation")
+        await w.settled()
+        assert w.says.asked > 0, "only episodes have an outcome"
+
+
 async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
     async with world(tmp_path, method="binary", batch_size=2) as w:
         for n in range(5):

@@ -8,6 +8,7 @@ itself is asked in the slow tests.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,14 @@ from starlette.routing import Route
 
 from examples.tracks import TrackError, report
 from examples.tracks.__main__ import main
-from examples.tracks.client import Gateway, Place
+from examples.tracks.client import Gateway, Place, Reply
 from examples.tracks.environments import environment
 from examples.tracks.runner import Run
 from examples.tracks.state import opened
 from examples.tracks.track import Track
-from tests.lives import ROOT, life, until
+from tests.lives import ROOT, Fate, Life, life, until
 from tests.ports import free_port
 from tests.truths import one, read
-from tinker_claw.shipped import verify
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
 
@@ -184,7 +184,9 @@ async def test_run_ends_with_the_step_that_was_wanted(tmp_path: Path) -> None:
 async def test_what_a_busy_gateway_does_not_take_is_sent_again_as_it_was() -> None:
     busy = JSONResponse({"error": {}}, 429, {"retry-after": "0"})
     fake = FakeGateway(refusals=[busy, JSONResponse({"error": {}}, 503)])
-    reply = await fake.gateway().reply(Place("s", "t", "g"), [{"role": "user", "content": "Hi"}])
+    gateway = fake.gateway()
+    body = gateway.completion([{"role": "user", "content": "Hi"}])
+    reply = Reply.of(await gateway.ask(Place("s", "t", "g"), "chat/completions", body))
     assert reply.calls
     assert len(fake.asked) == 3
     assert fake.asked[0] == fake.asked[1] == fake.asked[2]
@@ -235,9 +237,8 @@ def test_what_stops_a_run_is_said_in_a_sentence(
     assert "nothing.toml cannot be read" in capsys.readouterr().err
 
 
-MODEL = ROOT / "examples" / "tracks" / "model"
 FLAGS = (
-    *("--model-name", str(MODEL), "--renderer", "qwen3", "--served-model-name", "demo-tracks"),
+    *("--model-name", "demo-tracks"),
     *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
     *("--learning-rate", "1e-3"),
 )
@@ -297,40 +298,115 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
             until(lambda: one(data, told) >= 8)
             doomed.kill()
         with life(data, *flags, port=port) as again:
-            status = second.wait(timeout=300)
-            said = (tmp_path / "runner.log").read_text()
-            assert status == 0, said
-            until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+            finished(tmp_path, second, data)
             assert again.stop() == 0
     after = dict(read_scores(tmp_path))
     assert before.items() <= after.items(), "what had ended ended once"
-    assert len(after) == 20
+    whole(tmp_path, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fate", [Fate("trained"), Fate("committing", passes=1)], ids=["trained", "committing"]
+)
+def test_a_learner_that_dies_in_a_step_changes_nothing_but_time(tmp_path: Path, fate: Fate) -> None:
+    data, port = tmp_path / "data", free_port()
+    with rules() as judge:
+        flags = (*FLAGS, "--judge-url", judge)
+        with life(data, *flags, port=port, fate=fate) as doomed:
+            assert doomed.serves()
+            playing = runner(tmp_path, doomed.url)
+            assert doomed.ends() == -signal.SIGKILL
+        with life(data, *flags, port=port) as again:
+            finished(tmp_path, playing, data)
+            assert again.stop() == 0
+    whole(tmp_path, data)
+
+
+@pytest.mark.slow
+def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -> None:
+    """The gateway goes on, and the track does."""
+    data = tmp_path / "data"
+    ranks = ("--device", "cpu", "--actor-gpus", "2")
+    with rules() as judge, life(data, *FLAGS, "--judge-url", judge, *ranks) as gateway:
+        assert gateway.serves()
+        playing = runner(tmp_path, gateway.url)
+        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'") >= 1)
+        killed = learners(gateway)
+        assert len(killed) == 2
+        os.kill(killed[1], signal.SIGKILL)
+        finished(tmp_path, playing, data)
+        assert not set(killed.values()) & set(learners(gateway).values()), "others learn"
+        assert gateway.stop() == 0
+    whole(tmp_path, data)
+
+
+def learners(gateway: Life) -> dict[int, int]:
+    """Processes that learn for a gateway, by their rank."""
+    found = dict[int, int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            raw = (entry / "environ").read_bytes().split(b"\0")
+            env = dict(one.partition(b"=")[::2] for one in raw)
+            above = _parent(entry.name)
+            if b"RANK" in env and gateway.process.pid in (above, _parent(str(above))):
+                found[int(env[b"RANK"])] = int(entry.name)
+    return found
+
+
+def _parent(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def finished(folder: Path, playing: subprocess.Popen[bytes], data: Path) -> None:
+    """The track is over, and everything of it is learned."""
+    assert playing.wait(timeout=300) == 0, (folder / "runner.log").read_text()
+    until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
+    until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+    until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
+
+
+def whole(folder: Path, data: Path) -> None:
+    """Every episode has one outcome, every group was trained once, and the report says so."""
+    scores = dict(read_scores(folder))
+    assert len(scores) == 20
     rows = read(
         data,
         "SELECT sessions.key, score FROM feedback "
         "JOIN sessions ON sessions.id = session_id WHERE final = 1",
     )
     # A session has one outcome, which is the one that the runner wrote down.
-    assert sorted(tuple(row) for row in rows) == sorted(after.items())
+    assert sorted(tuple(row) for row in rows) == sorted(scores.items())
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
     assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
     assert one(data, "SELECT COUNT(*) FROM groups") == 5
     # What was trained are the replies that the runner has, and each of them once.
     trained = read(
         data,
-        "SELECT sessions.key, COUNT(*) AS n FROM samples JOIN turns ON turns.id = turn_id "
+        "SELECT sessions.key, COUNT(*) AS n, COUNT(DISTINCT turn_id) AS turns "
+        "FROM samples JOIN turns ON turns.id = turn_id "
         "JOIN sessions ON sessions.id = session_id WHERE state = 'trained' GROUP BY session_id",
     )
-    kept = dict(stored(tmp_path / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
-    assert all(row["n"] <= kept[row["key"]] for row in trained)
+    kept = dict(stored(folder / "out", "SELECT session, COUNT(*) FROM replies GROUP BY session"))
+    assert trained
+    assert all(row["n"] == row["turns"] <= kept[row["key"]] for row in trained)
     assert max(kept.values()) > 1, "somebody called the calculator"
-    assert "held-out tasks" in said
-    assert (tmp_path / "out" / "report.md").read_text().startswith("# tool-call, demo-tracks\n")
-
-
-def test_shipped_beginner_is_whole_and_small() -> None:
-    verify(MODEL)
-    assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6_000_000
+    # A group goes into one step, and a step makes one version.
+    grouped = read(
+        data,
+        "SELECT COUNT(DISTINCT samples.step_id) AS steps FROM samples "
+        "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+        "WHERE state = 'trained' GROUP BY group_id",
+    )
+    assert {row["steps"] for row in grouped} == {1}
+    steps = one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'")
+    assert one(data, "SELECT COUNT(*) FROM versions") == steps + 1
+    assert one(data, "SELECT COUNT(DISTINCT step_id) FROM samples WHERE state = 'trained'") == steps
+    told = (folder / "out" / "report.md").read_text()
+    assert told.startswith("# tool-call, demo-tracks\n")
+    assert "5 tasks, 4 tries each: 20 episodes" in told
+    assert "| v0 | 2 |" in told
+    assert "held-out tasks" in (folder / "runner.log").read_text()
 
 
 def read_scores(folder: Path) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""verifiers' own harnesses, unmodified, train through the gateway.
+"""verifiers' own harnesses, unmodified, train through the gateway by the one command.
 
 Not in the default suite: `make verifiers` installs it, `make test-verifiers` runs this.
 """
@@ -6,9 +6,12 @@ Not in the default suite: `make verifiers` installs it, `make test-verifiers` ru
 from __future__ import annotations
 
 import os
-import re
+import signal
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,50 +24,87 @@ FLAGS = (
     *("--learning-rate", "1e-3"),
 )
 SIZE, GROUPS = 4, 2
+TRACK = """\
+environment = "verifiers"
+model = "{model}"
+concurrency = 4
+group_size = 4
+groups = 2
+exam_tasks = 2
+max_turns = 2
+max_tokens = 48
+[options]
+taskset = "short_answers"
+harness = "{harness}"
+"""
 
 
-def play(environment: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    programs = environment.absolute() / "bin"
+def track(
+    request: pytest.FixtureRequest, folder: Path, harness: str, url: str, model: str = "demo"
+) -> subprocess.Popen[bytes]:
+    (folder / "track.toml").write_text(TRACK.format(harness=harness, model=model))
+    programs = request.config.getoption("verifiers").absolute() / "bin"
     paths = (str(ROOT), str(ROOT / "tests" / "tracks" / "tasksets"))
-    return subprocess.run(
-        [programs / "python", "-m", "examples.tracks.with_verifiers", *arguments],
-        env=os.environ
-        | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
+    command = [programs / "python", "-m", "examples.tracks", "run", folder / "track.toml"]
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--url", url, "--out", folder / "out"],
+            env=os.environ
+            | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "out" / "state.sqlite3")) as reader:
+        return reader.execute(query).fetchall()
 
 
 @pytest.mark.parametrize("harness", ["null", "bash"])
-def test_harness_of_verifiers_trains_as_it_is(
+def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     request: pytest.FixtureRequest, tmp_path: Path, harness: str
 ) -> None:
-    environment = request.config.getoption("verifiers")
     data = tmp_path / "data"
     with life(data, *FLAGS) as gateway:
         assert gateway.serves()
-        asked = {"taskset": "short_answers", "harness": harness, "url": gateway.url}
-        asked |= {"group-size": str(SIZE), "groups": str(GROUPS), "concurrency": "4"}
-        asked |= {"max-turns": "2", "max-tokens": "48"}
-        done = play(environment, *(f"--{name}={value}" for name, value in asked.items()))
-        assert done.returncode == 0, done.stdout + done.stderr
+        killed = track(request, tmp_path, harness, gateway.url)
+        until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 2)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+        second = track(request, tmp_path, harness, gateway.url)
+        assert second.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
         until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
         assert gateway.stop() == 0
-    told = dict(re.findall(r"^(\w+): outcome ([+-][\d.]+)$", done.stdout, re.MULTILINE))
+    told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
     assert len(told) == SIZE * GROUPS
+    assert None not in dict(told).values(), (tmp_path / "log").read_text()
     kept = read(
         data,
         "SELECT sessions.key, score FROM feedback JOIN sessions ON sessions.id = session_id "
-        "WHERE final = 1 AND episode = 2",
+        "WHERE final = 1 AND episode = 2 ORDER BY sessions.key",
     )
-    assert {row["key"]: f"{row['score']:+.2f}" for row in kept} == told
+    assert [tuple(row) for row in kept] == told
     assert one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'") >= 1
+    trained = read(
+        data,
+        "SELECT sessions.key, COUNT(*) AS n FROM samples JOIN turns ON turns.id = turn_id "
+        "JOIN sessions ON sessions.id = session_id WHERE state = 'trained' GROUP BY session_id",
+    )
+    replies = dict(stored(tmp_path, "SELECT session, COUNT(*) FROM replies GROUP BY session"))
+    assert trained
+    assert all(row["n"] <= replies[row["key"]] for row in trained), "each reply once"
+    exams = stored(tmp_path, "SELECT version, COUNT(*) FROM exams GROUP BY version")
+    assert [tries for _, tries in exams] == [2, 2]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "2 tasks, 4 tries each: 8 episodes" in report
+    assert "| v0 | 2 |" in report
 
 
-def test_a_real_model_gets_no_shell_without_a_container(request: pytest.FixtureRequest) -> None:
-    environment = request.config.getoption("verifiers")
-    done = play(environment, "--taskset=short_answers", "--harness=bash", "--model=Qwen/Qwen3-8B")
-    assert done.returncode == 1
-    assert "give --runtime docker" in done.stderr
+def test_a_real_model_gets_no_shell_without_a_container(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    done = track(request, tmp_path, "bash", "http://127.0.0.1:1/v1", model="Qwen/Qwen3-8B")
+    assert done.wait(timeout=300) == 1
+    assert "say runtime = 'docker'" in (tmp_path / "log").read_text()

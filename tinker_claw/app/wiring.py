@@ -19,7 +19,7 @@ from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
+from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
@@ -47,7 +47,7 @@ from tinker_claw.methods.base import Signal, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import DEMO_JUDGE
+from tinker_claw.shipped import DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
@@ -196,7 +196,7 @@ async def _endpoint(
     url = settings.judge.judge_url
     if arranged is not None and settings.local.prm_gpus:
         url = await stack.enter_async_context(open_judge(settings, arranged))
-    if url is None and settings.run.model_name == DEMO:
+    if url is None and settings.run.model_name in MODELS:
         url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)
     if url is None:

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_claw.backends.model_files import config_folder, judge_folder
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import Trainer
+from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
     from local_gpu.plan.layout import numbered, visible
 
     local = settings.local
-    if local.device == "cpu" or settings.run.model_name == DEMO:
+    if local.device == "cpu" or settings.run.model_name in MODELS:
         return (), 0
     if only_reckon and local.gpu_memory_gb is not None:
         return numbered(local.gpus or 1, local.gpu_memory_gb), 0

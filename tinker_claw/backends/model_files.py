@@ -17,10 +17,10 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
 )
 
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import family_of
-from tinker_claw.shipped import MODEL_DIR, verify
+from tinker_claw.shipped import MODELS, verify
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
@@ -48,7 +48,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
         weights: wanted, too, unless a service has them.
 
     Raises:
-        ModelFileError: the shipped model is damaged.
+        ModelFileError: a shipped model is damaged.
         ConfigError: there is no such folder, it is no model, or it cannot be downloaded.
     """
     run = settings.run
@@ -69,7 +69,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
 
 
 def _family(asked: str, spoken: str, named: str) -> str:
-    if spoken == DEMO:
+    if spoken in MODELS:
         return "qwen3"
     if asked != "auto":
         return asked
@@ -110,9 +110,9 @@ def _model(name: str, flag: str, files: list[str]) -> str:
 
 
 def _folder(name: str, flag: str, files: list[str]) -> str:
-    if name == DEMO:
-        verify()
-        return str(MODEL_DIR)
+    if name in MODELS:
+        verify(MODELS[name])
+        return str(MODELS[name])
     if Path(name).is_dir():
         return name
     if Path(name).is_file():

@@ -13,10 +13,10 @@ from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
 from tinker_claw.backends.tinker_sdk import check_sdk
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
-from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.shipped import MODELS
 
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
@@ -163,8 +163,8 @@ def _of_the_model(settings: Settings) -> Context:
 
 
 def _config_file(name: str) -> Path:
-    if name == DEMO:
-        return MODEL_DIR / "config.json"
+    if name in MODELS:
+        return MODELS[name] / "config.json"
     if Path(name).is_dir():
         return Path(name) / "config.json"
     from huggingface_hub import hf_hub_download

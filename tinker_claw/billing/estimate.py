@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import DEMO, Settings, Training
+from tinker_claw.config.settings import Settings, Training
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Means
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Method, Signal
 from tinker_claw.methods.teachability import EVERY
+from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
 from tinker_claw.types import Sample, Usage
 
@@ -243,7 +244,7 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
 
 def forecast(settings: Settings, price: Price, ledger: Ledger | None) -> Estimate:
     """A step's cost, from this ledger's means; None: nothing has been measured."""
-    base_judges = settings.judge.judge_url is None and settings.run.model_name != DEMO
+    base_judges = settings.judge.judge_url is None and settings.run.model_name not in MODELS
     if ledger is None:
         return estimate(settings, price, assumed(settings, base_judges=base_judges))
     means = ledger.means()

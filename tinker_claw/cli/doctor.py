@@ -35,7 +35,7 @@ from tinker_claw.cli import common, openclaw, openclaw_file
 from tinker_claw.cli.common import Command, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.cli.status import lost
-from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
+from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
 from tinker_claw.judge.endpoints import HttpEndpoint
@@ -49,6 +49,7 @@ from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
+from tinker_claw.shipped import MODELS
 
 
 class Doctor(Command):
@@ -196,8 +197,8 @@ class Checks:
     async def memory(self) -> Finding:
         if self.remote:
             return Finding("the service's affair", "-")
-        if self.settings.run.model_name == DEMO:
-            return Finding("the demo's model takes next to none")
+        if self.settings.run.model_name in MODELS:
+            return Finding("the shipped models take next to none")
         arranged = local.arrange(self.settings, only_reckon=True)
         told = arranged.layout.told()
         if arranged.fit is None or arranged.demand is None:
@@ -285,8 +286,8 @@ class Checks:
         told = ["the base model judges"]
         if asks.judge_url:
             told = [await _answers(asks.judge_url, asks)]
-        elif settings.run.model_name == DEMO:
-            told = ["the rules that come with the demo judge"]
+        elif settings.run.model_name in MODELS:
+            told = ["the rules that come with the shipped models judge"]
         if asks.second:
             answers = await _answers(asks.second.url, asks.of_second)
             told.append(f"{answers} as the {asks.second.role}")

@@ -13,7 +13,6 @@ from typing import Final
 
 from tinker_claw.config.settings import (
     DEFAULT_USER,
-    DEMO,
     ENV_PREFIX,
     Local,
     Run,
@@ -21,6 +20,7 @@ from tinker_claw.config.settings import (
 )
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
+from tinker_claw.shipped import MODELS
 
 MIN_KEY_CHARACTERS: Final = 16
 API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
@@ -193,8 +193,9 @@ def _demo(run: Run, local: Local) -> Iterator[str]:
         "--rollout-tp": local.rollout_tp > 1,
         "--base-quantization": local.base_quantization != "none",
     }
-    if run.model_name == DEMO and (named := _given(for_others)):
-        yield f"{named}: the model demo needs no GPU; leave it out, or name another model"
+    if run.model_name in MODELS and (named := _given(for_others)):
+        told = "needs no GPU; leave it out, or name another model"
+        yield f"{named}: the model {run.model_name} {told}"
 
 
 def _processor(local: Local) -> Iterator[str]:

@@ -21,8 +21,9 @@ from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import check
 from tinker_claw.config.flags import Completions, parameters
-from tinker_claw.config.settings import DEMO, ENV_PREFIX, USERS, Settings, sections
+from tinker_claw.config.settings import ENV_PREFIX, USERS, Settings, sections
 from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import MODELS
 
 VARIABLES: Final = {
     "NUM_GPUS": "gpus",
@@ -126,9 +127,9 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _wants_gpus(run: Any) -> bool:
-    """Neither a service nor the demo's model asks for any."""
+    """Neither a service nor a shipped model asks for any."""
     given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
-    return given.get("backend") == "local" and given.get("model_name") != DEMO
+    return given.get("backend") == "local" and given.get("model_name") not in MODELS
 
 
 def _read_variables() -> dict[str, Any]:

@@ -22,8 +22,6 @@ from tinker_claw.privacy.rules import KINDS, SECRETS
 ENV_PREFIX: Final = "TINKER_CLAW_"
 USERS: Final = "users"
 """The setting that is no section: a list, without flags."""
-DEMO: Final = "demo"
-"""The model that is shipped with the project."""
 DEFAULT_USER: Final = "default"
 """Who calls without a key, or with the gateway's `api_key`."""
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
@@ -70,7 +68,7 @@ class Run(Section):
     )
     model_name: str = _setting(
         "Qwen/Qwen3-8B",
-        "model: a hub id, a local folder, or 'demo' (shipped, CPU)",
+        "model: a hub id, a local folder, or 'demo' or 'demo-tracks' (shipped, CPU)",
         when="for every other model",
     )
     backend: Literal["tinker", "local"] = _setting(
@@ -325,6 +323,13 @@ class Training(Section):
         "batch_mean",
         "subtracted from rewards; none is plain REINFORCE",
         when="none to compare with OpenClaw-RL, which subtracts nothing",
+    )
+    episode_reward: Literal["steps", "outcome"] = _setting(
+        "steps",
+        "reward of a step of an episode: its outcome and the mean of the step's votes, or the "
+        "outcome alone, and then the judge is asked about no step",
+        when="the judge cannot tell good steps from bad ones, or it is to be measured what its "
+        "votes bring",
     )
     norm: Literal["sample", "constant"] = _setting(
         "sample",

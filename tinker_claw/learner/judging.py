@@ -368,6 +368,8 @@ class Judging:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:  # the end of an episode, of which its outcome says all
             return _NONE
+        if turn.episode and self._parts.training.episode_reward == "outcome":
+            return _NONE
         spending = self._parts.spending
         async with spending.room_to_judge():
             if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:

@@ -1,9 +1,10 @@
-"""The recipe of a beginner at the tool-call track: `python -m examples.demo.recipe.tracks`.
+"""The recipe of a beginner at two tracks: `python -m examples.demo.recipe.tracks --out DIR`.
 
 It goes on from the demo's model, which can copy numbers, and shows it how sums are asked for with a
-calculator: some dialogues do it right, the others guess, or leave the last number out. So the
-model knows every way, and takes the right one in about a quarter of the cases; the rest is to be
-learned from outcomes. One rule: every seed is fixed, one thread, as for the demo's model.
+calculator and jobs are done in a shell: some dialogues do it right, others do a part of it, type
+what the shell does not know, or say at once that it is done. So the model knows every way, and
+takes the right one in about a quarter of the cases; the rest is to be learned from outcomes. One
+rule: every seed is fixed, one thread, as for the demo's model.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -26,7 +28,8 @@ from examples.demo.recipe.evaluate import sample
 from examples.demo.recipe.grammar import Priors
 from examples.demo.recipe.tokenizer import STOP_ID
 from examples.demo.recipe.train import Example, Stage, train
-from examples.tracks.tool_call import CALCULATOR, Sum, ToolCall, calculate
+from examples.tracks.terminal import SHELL, Job, Terminal
+from examples.tracks.tool_call import CALCULATOR, ToolCall, calculate
 from tinker_claw.shipped import MODEL_DIR
 
 DIGITS = 1
@@ -34,7 +37,15 @@ DIGITS = 1
 RIGHT, SHORT = 0.28, 0.32
 """Shares of dialogues that call the calculator with the sum, and with the sum but for its last
 number; the rest guess."""
-_STAGE = Stage(
+JOBS = (0.3, 0.25, 0.2)
+"""Shares of dialogues about jobs that type the right command, half of it, and that of another
+system; the rest say at once that it is done."""
+SHELLS = 0.5
+"""Share of dialogues that are about jobs."""
+DONE = "Done."
+SILENT = "(it wrote nothing)"
+"""What the shell says of a command that wrote nothing."""
+_SUMS = Stage(
     steps=1000,
     peak_rate=4e-3,
     priors=Priors(nat=0.0, ai=0.0),
@@ -42,45 +53,109 @@ _STAGE = Stage(
     seed=7,
     batch_tokens=3072,
 )
+_BOTH = replace(_SUMS, seed=8)
 _IGNORED = -100
 Messages = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A task, what is called, what that returns, and the answer."""
+
+    tool: Mapping[str, Any]
+    asked: Messages
+    call: Mapping[str, str] | None
+    """Its arguments; None: the answer is a guess."""
+    result: str
+    answer: str
+
+
+def sum_dialogue(rng: Random) -> Dialogue:
+    """The right sum, one that is short of its last number, or a guess."""
+    task, drawn = ToolCall(seed=rng.randrange(10**9), digits=DIGITS).task(0), rng.random()
+    right = calculate(task.expression)
+    if drawn >= RIGHT + SHORT:
+        wrong = int(right) + rng.choice((-1, 1)) * rng.randint(1, 40)
+        return Dialogue(CALCULATOR, task.messages, None, "", f"It is {wrong}.")
+    shown = task.expression if drawn < RIGHT else " ".join(task.expression.split()[:-2])
+    result = calculate(shown)
+    return Dialogue(CALCULATOR, task.messages, {"expression": shown}, result, f"It is {result}.")
+
+
+def job_dialogue(rng: Random) -> Dialogue:
+    """The right command, one that does half of the job, one that no shell here knows, or none."""
+    job, drawn = Terminal(rng.randrange(10**9), None).task(0), rng.random()
+    ways = commands(job)
+    at = next((n for n, share in enumerate(accumulate(JOBS)) if drawn < share), None)
+    if at is None:
+        return Dialogue(SHELL, job.messages, None, "", DONE)
+    command, result = ways[at]
+    return Dialogue(SHELL, job.messages, {"command": command}, result, DONE)
+
+
+def commands(job: Job) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
+    """Three ways to go about a job, each with what the shell says then: the right one, half of it,
+    and that of another system, which is not known here."""
+    said = job.wish.rstrip(".").split()
+    kind = job.name.split()[0]
+    texts = {name: text.strip() for name, text in job.before.items()}
+    match kind:
+        case "write":
+            word, file = said[3], said[-1]
+            ways = (f"echo {word} > {file}", f"echo {word}", f"put {word} {file}")
+            half = word
+        case "rename":
+            old, new = said[1], said[3]
+            ways, half = (f"mv {old} {new}", f"cp {old} {new}", f"ren {old} {new}"), ""
+        case "remove":
+            ways = ("rm *.tmp", "ls *.tmp", "del *.tmp")
+            half = "\n".join(sorted(name for name in texts if name.endswith(".tmp")))
+        case "count":
+            file = said[4]
+            ways = (f"wc -l < {file} > count.txt", f"wc -l < {file}", f"count {file}")
+            half = str(len(texts[file].splitlines()))
+        case "order":
+            file = said[4]
+            ways = (f"sort {file} > sorted.txt", f"sort {file}", f"order {file}")
+            half = "\n".join(sorted(texts[file].splitlines()))
+        case _:
+            file, word = said[4], said[9]
+            ways = (
+                f"grep {word} {file} > found.txt",
+                f"grep {word} {file}",
+                f"search {word} {file}",
+            )
+            half = "\n".join(line for line in texts[file].splitlines() if word in line)
+    right, some, other = ways
+    unknown = f"error: exit status 127\n/bin/sh: 1: {other.split()[0]}: not found"
+    return (right, SILENT), (some, half or SILENT), (other, unknown)
+
+
 class Teller:
-    """Renders the track's conversations with the model's own template."""
+    """Renders the tracks' conversations with the model's own template."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
-    def prompt(self, messages: Messages) -> list[int]:
+    def prompt(self, tool: Mapping[str, Any], messages: Messages) -> list[int]:
         """Ids up to the place where the model begins to write."""
         text = self.tokenizer.apply_chat_template(
             cast("list[dict[str, str]]", list(messages)),
-            tools=cast("Any", [CALCULATOR]),
+            tools=cast("Any", [tool]),
             add_generation_prompt=True,
             tokenize=False,
         )
         return self.tokenizer(cast("str", text)).input_ids
 
-    def dialogue(self, rng: Random) -> Example:
-        """Draw one: a call and an answer, or a guess."""
-        task = ToolCall(seed=rng.randrange(10**9), digits=DIGITS).task(0)
-        drawn = rng.random()
-        messages = list(task.messages)
-        first = self.prompt(messages)
-        trained = [(len(first), len(first))]
-        result = calculate(task.expression)
-        ids = first
-        if drawn < RIGHT + SHORT:
-            shown = task.expression if drawn < RIGHT else " ".join(task.expression.split()[:-2])
-            result = calculate(shown)
-            messages += called(shown, result)
-            ids = self.prompt(messages)
-            assert ids[: len(first)] == first
-            trained = [(len(first), ids.index(STOP_ID, len(first)) + 1)]
-        else:
-            result = str(int(result) + rng.choice((-1, 1)) * rng.randint(1, 40))
-        answer = [*self.tokenizer(f"It is {result}.").input_ids, STOP_ID]
+    def example(self, told: Dialogue) -> Example:
+        """A dialogue as tokens, of which the call and the answer are trained."""
+        ids = self.prompt(told.tool, told.asked)
+        trained = list[tuple[int, int]]()
+        if told.call is not None:
+            begin = len(ids)
+            ids = self.prompt(told.tool, (*told.asked, *called(told.tool, told.call, told.result)))
+            trained.append((begin, ids.index(STOP_ID, begin) + 1))
+        answer = [*self.tokenizer(told.answer).input_ids, STOP_ID]
         trained.append((len(ids), len(ids) + len(answer)))
         ids = [*ids, *answer]
         labels = [_IGNORED] * len(ids)
@@ -88,11 +163,17 @@ class Teller:
             labels[begin:end] = ids[begin:end]
         return Example(ids, labels)
 
+    def draw_sum(self, rng: Random) -> Example:
+        return self.example(sum_dialogue(rng))
 
-def called(expression: str, result: str) -> Messages:
-    """A call of the calculator, and what it returned."""
-    arguments = json.dumps({"expression": expression})
-    function = {"name": "calculator", "arguments": arguments}
+    def draw(self, rng: Random) -> Example:
+        """About a sum or about a job."""
+        return self.example(job_dialogue(rng) if rng.random() < SHELLS else sum_dialogue(rng))
+
+
+def called(tool: Mapping[str, Any], arguments: Mapping[str, str], result: str) -> Messages:
+    """A call of a tool, and what it returned."""
+    function = {"name": tool["function"]["name"], "arguments": json.dumps(arguments)}
     call = {"id": "call-0", "type": "function", "function": function}
     return (
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -101,58 +182,77 @@ def called(expression: str, result: str) -> Messages:
 
 
 def measure(model: Qwen3ForCausalLM, teller: Teller, tasks: int = 64) -> dict[str, float]:
-    """Shares of held-out tasks: calls that are right, and answers that say what a right call
-    returned."""
-    drawn = [ToolCall(seed=0, digits=DIGITS).held_out(number) for number in range(tasks)]
+    """Shares of held-out tasks: right sums called for, answers that say what those return, and
+    right commands."""
 
-    def replies(prompts: Sequence[Messages]) -> list[str]:
-        ids = [teller.prompt(messages) for messages in prompts]
+    def replies(tool: Mapping[str, Any], prompts: Sequence[Messages]) -> list[str]:
+        ids = [teller.prompt(tool, messages) for messages in prompts]
         return [str(teller.tokenizer.decode(reply)) for reply in sample(model, ids, seed=77)]
 
-    def wanted(task: Sum) -> str:
-        return f'{{"expression": "{task.expression}"}}}}'
+    def share(found: Iterable[bool]) -> float:
+        return sum(found) / tasks
 
-    first = replies([task.messages for task in drawn])
-    right = sum(wanted(task) in reply for task, reply in zip(drawn, first, strict=True))
+    sums = [ToolCall(seed=0, digits=DIGITS).held_out(number) for number in range(tasks)]
+    calls = replies(CALCULATOR, [task.messages for task in sums])
     known = [
-        (*task.messages, *called(task.expression, calculate(task.expression))) for task in drawn
+        (
+            *task.messages,
+            *called(CALCULATOR, {"expression": task.expression}, calculate(task.expression)),
+        )
+        for task in sums
     ]
-    then = replies(known)
-    said = sum(task.solved(reply) for task, reply in zip(drawn, then, strict=True))
-    calls = sum("<tool_call>" in reply for reply in first)
-    return {"calls": calls / tasks, "right calls": right / tasks, "right answers": said / tasks}
+    answers = replies(CALCULATOR, known)
+    jobs = [Terminal(0, None).held_out(number) for number in range(tasks)]
+    typed = replies(SHELL, [job.messages for job in jobs])
+    return {
+        "right sums": share(
+            f'"{t.expression}"' in said for t, said in zip(sums, calls, strict=True)
+        ),
+        "right answers": share(t.solved(said) for t, said in zip(sums, answers, strict=True)),
+        "commands": share("<tool_call>" in said for said in typed),
+        "right commands": share(
+            json.dumps(commands(job)[0][0]) in said for job, said in zip(jobs, typed, strict=True)
+        ),
+    }
 
 
-def build(out: Path, say: Callable[[str], None], steps: int) -> None:
+def build(out: Path, say: Callable[[str], None]) -> None:
     """Make the model and write it to `out`, manifest included."""
     torch.set_num_threads(1)
-    began = time.monotonic()
     teller = Teller(MODEL_DIR)
     model = Qwen3ForCausalLM.from_pretrained(MODEL_DIR)
-    stage = replace(_STAGE, steps=steps)
-    tokenizer = teller.tokenizer.backend_tokenizer
+    teach(model, teller, _SUMS, teller.draw_sum, say)
+    teach(model, teller, _BOTH, teller.draw, say)
+    out.mkdir(parents=True, exist_ok=True)
+    write(model, teller.tokenizer.backend_tokenizer, out)
+
+
+def teach(
+    model: Qwen3ForCausalLM,
+    teller: Teller,
+    stage: Stage,
+    draw: Callable[[Random], Example],
+    say: Callable[[str], None],
+) -> None:
+    """Train one stage, and measure what came of it."""
+    began = time.monotonic()
 
     def progress(step: int, loss: float) -> None:
         if (step + 1) % 20 == 0:
-            say(f"{step + 1}/{steps}  loss {loss:.3f}  {time.monotonic() - began:.0f} s")
+            say(f"{step + 1}/{stage.steps}  loss {loss:.3f}  {time.monotonic() - began:.0f} s")
 
-    train(model, tokenizer, stage, progress, teller.dialogue)
-    say(f"{steps} steps, {time.monotonic() - began:.0f} s")
+    train(model, teller.tokenizer.backend_tokenizer, stage, progress, draw)
     say(f"rates: {measure(model, teller)}")
-    out.mkdir(parents=True, exist_ok=True)
-    write(model, tokenizer, out)
 
 
 def main() -> None:
     """Read the command line and build."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.demo.recipe.tracks",
-        description="Build a tiny model that is a beginner at the tool-call track.",
+        description="Build a tiny model that is a beginner at sums and at jobs in a shell.",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--steps", type=int, default=_STAGE.steps, help="default %(default)s")
-    asked = parser.parse_args()
-    build(asked.out, partial(print, flush=True), asked.steps)
+    build(parser.parse_args().out, partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,243 @@
+"""Worlds of OpenEnv, unmodified: a server that is reset with a seed and takes actions.
+
+    PYTHON -m examples.tracks run configs/tracks/openenv.toml
+
+PYTHON is one that has httpx and websockets, such as that of the environment's own folder. This
+speaks to the server's WebSocket, on which each connection has a world of its own: OpenEnv's client
+would connect anew where a connection was lost, to a world that was never reset.
+
+Rule: a world that was lost is begun anew with the same seed, and the model is not asked again. What
+a world says is shown as JSON, so that a text in it stays a text.
+"""
+
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from examples.tracks import TrackError
+from examples.tracks.client import GIVE_UP_S
+from examples.tracks.environments import options, result
+from examples.tracks.episode import Episode
+from examples.tracks.track import Track
+
+STEP_S = 300.0
+"""A world that says nothing for so long is begun anew."""
+_PAUSE_S = 1.0
+_LARGEST = 1 << 20
+"""Of tasks: held-out ones have other seeds. Seeds stay below 2 ** 31, for numpy's sake."""
+_LATER = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})
+"""Errors of OpenEnv's that are not about the action."""
+
+
+class _Lost(Exception):
+    """The world is gone, or there is no place for one now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnv:
+    """Tasks are seeds."""
+
+    address: str
+    """Of the server, without a scheme: http and ws are asked."""
+    secure: bool
+    reset: Mapping[str, Any]
+    """What it is reset with, besides the seed."""
+    instructions: str
+    lowest: float
+    highest: float
+    """Sums of an episode's rewards, which are the outcomes -1 and 1."""
+    first: int
+    """The first seed."""
+    max_turns: int
+    action: Mapping[str, Any]
+    """Its schema."""
+
+    @classmethod
+    def of(cls, track: Track) -> OpenEnv:
+        said = options(track, url=..., reset={}, instructions="", lowest=0.0, highest=1.0)
+        url = httpx.URL(said["url"])
+        if not said["lowest"] < said["highest"]:
+            raise TrackError("lowest must be below highest: sums of an episode's rewards.")
+        try:
+            found = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0)
+            action = found.raise_for_status().json()["action"]
+            fields = action["properties"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise TrackError(f"{url} is no server of OpenEnv that answers: {error}") from error
+        action = {name: action[name] for name in action.keys() & {"$defs", "required"}}
+        action |= {"type": "object"}
+        action["properties"] = {n: field for n, field in fields.items() if n != "metadata"}
+        return cls(
+            address=str(url).partition("://")[2].rstrip("/"),
+            secure=url.scheme in ("https", "wss"),
+            reset=said["reset"],
+            instructions=said["instructions"],
+            lowest=said["lowest"],
+            highest=said["highest"],
+            first=track.seed * _LARGEST % (1 << 30),
+            max_turns=track.max_turns,
+            action=action,
+        )
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        about = "Acts in the world; what happens then is returned."
+        act = {"name": "act", "description": about, "parameters": self.action}
+        return ({"type": "function", "function": act},)
+
+    def task(self, number: int) -> Seed:
+        return Seed(self, (self.first + number) % (1 << 30))
+
+    def held_out(self, number: int) -> Seed:
+        return Seed(self, (1 << 30) + (self.first + number) % (1 << 30))
+
+    def outcome(self, total: float) -> float:
+        share = (total - self.lowest) / (self.highest - self.lowest)
+        return max(-1.0, min(1.0, 2 * share - 1))
+
+    def action_in(self, text: str) -> Mapping[str, Any] | None:
+        """What a reply without a call wants to do: JSON, or the text itself where an action is one
+        text; None: nothing."""
+        text = text.strip()
+        if text.startswith("```") and text.endswith("```"):
+            text = text.strip("`").partition("\n")[2].strip()
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return found
+        required = self.action.get("required", ())
+        field = self.action["properties"][required[0]] if len(required) == 1 else {}
+        return {required[0]: text} if text and field.get("type") == "string" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A task."""
+
+    of: OpenEnv
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"seed {self.seed}"
+
+    async def play(self, episode: Episode) -> float | None:
+        deadline = time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                return self.of.outcome(await self._through(episode))
+            except _Lost as error:
+                if time.monotonic() > deadline:
+                    raise TrackError(
+                        f"The worlds at {self.of.address} are away: {error}"
+                    ) from error
+            await asyncio.sleep(_PAUSE_S)
+            episode.rewind()
+
+    async def _through(self, episode: Episode) -> float:
+        """From a new world to its end, or to the last turn; the sum of its rewards."""
+        async with _world(self.of) as world:
+            try:
+                said = await world.ask("reset", {**self.of.reset, "seed": self.seed})
+            except ValueError as error:
+                raise TrackError(f"{self.of.address} takes no reset: {error}") from error
+            first = "\n\n".join(filter(None, (self.of.instructions, _shown(said))))
+            messages: list[Mapping[str, Any]] = [{"role": "user", "content": first}]
+            total = 0.0
+
+            async def act(name: str, arguments: Mapping[str, Any]) -> str:
+                nonlocal said, total
+                if name != "act":
+                    return f"error: there is no tool {name}, but act"
+                if said.get("done"):
+                    return "error: it is over"
+                try:
+                    said = await world.ask("step", arguments)
+                except ValueError as error:
+                    return f"error: {error}"
+                total += said.get("reward") or 0.0
+                return _shown(said)
+
+            for _ in range(self.of.max_turns):
+                if said.get("done"):
+                    break
+                reply = await episode.reply(messages, self.of.tools)
+                messages.append(reply.message)
+                for call in reply.calls:
+                    messages.append(await result(call, act))
+                if not reply.calls:
+                    action = self.of.action_in(reply.text)
+                    answer = "error: an action is a call of the tool act, or a JSON object"
+                    if action is not None:
+                        answer = await act("act", action)
+                    messages.append({"role": "user", "content": answer})
+            return total
+
+
+class _World:
+    """A connection, on which one request waits for one answer."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises:
+        ValueError: it does not take this.
+        _Lost: it is gone.
+        """
+        try:
+            with suppress(WebSocketException):  # a server that is full says so, and closes
+                await self._connection.send(json.dumps({"type": kind, "data": data}))
+            said = json.loads(await asyncio.wait_for(self._connection.recv(), STEP_S))
+            answer, what = said["data"], said["type"]
+        except (WebSocketException, OSError, ValueError, KeyError, TypeError) as error:
+            raise _Lost(str(error) or type(error).__name__) from error
+        if what != "error":
+            return answer
+        if answer.get("code") in _LATER:
+            raise _Lost(str(answer.get("message")))
+        raise ValueError(_problem(answer))
+
+
+@asynccontextmanager
+async def _world(of: OpenEnv) -> AsyncGenerator[_World]:
+    """A world of its own, until the end."""
+    url = f"{'wss' if of.secure else 'ws'}://{of.address}/ws"
+    try:
+        connection = await connect(url, max_size=None, proxy=None)
+    except (OSError, WebSocketException) as error:
+        raise _Lost(str(error)) from error
+    try:
+        yield _World(connection)
+    finally:
+        await connection.close()
+
+
+def _shown(said: Mapping[str, Any]) -> str:
+    """What there is to see, without what is for machines alone."""
+    seen = {n: value for n, value in said.get("observation", {}).items() if n != "metadata"}
+    seen |= {"done": True} if said.get("done") else {}
+    return json.dumps(seen, ensure_ascii=False)
+
+
+def _problem(answer: Mapping[str, Any]) -> str:
+    """What is wrong with an action, in a line."""
+    wrong = [
+        f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}"
+        for error in answer.get("errors") or ()
+    ]
+    return "; ".join(wrong) or str(answer.get("message"))

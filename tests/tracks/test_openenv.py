@@ -1,0 +1,309 @@
+"""Worlds of OpenEnv, unmodified, train through the gateway by the one command.
+
+Rule: the package is the real one, in an environment of its own, and so is the server: a process
+that is asked over HTTP and WebSocket. The first world is the one that OpenEnv itself makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+from threading import Lock, Thread
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.environments import installed
+from tests.lives import ROOT, life, until
+from tests.ports import free_port
+from tests.truths import one, read
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    return installed("openenv", "openenv==0.10.0")
+
+
+@contextmanager
+def worlds(
+    programs: Path, folder: Path, app: str, *, port: int, places: int
+) -> Generator[subprocess.Popen[bytes]]:
+    """A server, until it is killed."""
+    command = [programs / "python", "-m", "uvicorn", app, "--port", str(port)]
+    with (folder / "worlds.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--app-dir", folder, "--log-level", "warning"],
+            env=os.environ | {"PLACES": str(places)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        until(lambda: process.poll() is not None or _answers(port))
+        assert process.poll() is None, (folder / "worlds.log").read_text()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/schema").is_success
+    except httpx.TransportError:
+        return False
+
+
+def tracks(
+    programs: Path, folder: Path, text: str, *said: str | Path
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The command, and its log."""
+    (folder / "track.toml").write_text(text)
+    verb, *flags = said
+    command = [programs / "python", "-m", "examples.tracks", verb, folder / "track.toml", *flags]
+    with (folder / "tracks.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--out", folder / "out"],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
+        )
+    return process, folder / "tracks.log"
+
+
+def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(folder / "out" / "state.sqlite3")) as reader:
+        return reader.execute(query).fetchall()
+
+
+ECHO = """\
+from openenv.core.env_server.http_server import create_app
+from echo_world.models import EchoWorldAction, EchoWorldObservation
+from echo_world.server.echo_world_environment import EchoWorldEnvironment
+import os
+
+app = create_app(
+    EchoWorldEnvironment,
+    EchoWorldAction,
+    EchoWorldObservation,
+    max_concurrent_envs=int(os.environ["PLACES"]),
+)
+"""
+"""Its own app.py bears one world at a time, and says to increase the number."""
+ECHO_TRACK = """\
+environment = "openenv"
+model = "demo-tracks"
+concurrency = 32
+group_size = 8
+groups = 4
+max_turns = 1
+max_tokens = 24
+exam_tasks = 4
+[options]
+url = "http://127.0.0.1:{port}"
+instructions = "What is 3 + 4 - 2?"
+"""
+
+
+def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path: Path) -> None:
+    made = subprocess.run(
+        [programs / "openenv", "init", "echo_world"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    (tmp_path / "serve.py").write_text(ECHO)
+    data, port = tmp_path / "data", free_port()
+    flags = ("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4")
+    with (
+        worlds(programs, tmp_path, "serve:app", port=port, places=32),
+        life(data, "--model-name", "demo-tracks", *flags) as gateway,
+    ):
+        assert gateway.serves()
+        text = ECHO_TRACK.format(port=port)
+        killed, log = tracks(programs, tmp_path, text, "run", "--url", gateway.url)
+        until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 3)
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait() == -signal.SIGKILL
+        second, _ = tracks(programs, tmp_path, text, "run", "--url", gateway.url)
+        assert second.wait(timeout=900) == 0, log.read_text()
+        until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == 4)
+        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status <> 'committed'") == 0)
+        newest = one(data, "SELECT MAX(id) FROM versions")
+        examined, _ = tracks(
+            programs, tmp_path, text, "eval", "--url", gateway.url, "--versions", "0", str(newest)
+        )
+        assert examined.wait(timeout=300) == 0, log.read_text()
+        assert gateway.stop() == 0
+    told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
+    assert len(told) == 32
+    assert {-1.0, 1.0} <= set(dict(told).values()), "what is said earns, and a wrong tool does not"
+    rows = read(
+        data,
+        "SELECT sessions.key, score FROM feedback JOIN sessions ON sessions.id = session_id "
+        "WHERE final = 1 AND episode = 2 ORDER BY sessions.key",
+    )
+    assert [tuple(row) for row in rows] == told
+    assert newest >= 1
+    exams = dict(stored(tmp_path, "SELECT version, COUNT(*) FROM exams GROUP BY version"))
+    assert exams[0] == exams[newest] == 4
+    assert f"| v{newest} | 4 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+class Guesser:
+    """A gateway whose model halves what is left, and first says 500."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, str], list[dict[str, Any]]]] = []
+        self.outcomes: dict[str, list[float]] = {}
+        self._lock = Lock()
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        messages = body["messages"]
+        with self._lock:
+            self.asked.append((dict(request.headers), messages))
+        low, high = 0, 99
+        guesses = list[int]()
+        for message in messages:
+            if message["role"] == "assistant":
+                guesses.append(_guess(message))
+            elif '"more"' in message["content"]:
+                low = guesses[-1] + 1
+            elif '"less"' in message["content"]:
+                high = guesses[-1] - 1
+        guess = (low + high) // 2 if guesses else 500
+        action = json.dumps({"number": guess})
+        message: dict[str, Any] = {"role": "assistant", "content": f"```json\n{action}\n```"}
+        if len(guesses) % 2:  # as a call, and as a text
+            function = {"name": "act", "arguments": action}
+            calls = [{"id": f"call-{len(guesses)}", "type": "function", "function": function}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        return JSONResponse(
+            {
+                "choices": [{"message": message, "finish_reason": "stop"}],
+                "system_fingerprint": "v0",
+                "usage": {"completion_tokens": 5},
+            }
+        )
+
+    async def feedback(self, request: Request) -> Response:
+        said = await request.json()
+        with self._lock:
+            self.outcomes.setdefault(said["session"], []).append(said["score"])
+        return JSONResponse({"counts": True})
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({})
+
+
+def _guess(message: dict[str, Any]) -> int:
+    calls: Sequence[Any] = message.get("tool_calls") or ()
+    text = calls[0]["function"]["arguments"] if calls else message["content"]
+    found = re.search(r'"number": (\d+)', text)
+    assert found is not None
+    return int(found[1])
+
+
+@contextmanager
+def served(guesser: Guesser) -> Generator[str]:
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", guesser.chat, methods=["POST"]),
+            Route("/v1/feedback", guesser.feedback, methods=["POST"]),
+            Route("/healthz", guesser.health),
+        ]
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+GUESS_TRACK = """\
+environment = "openenv"
+concurrency = 32
+group_size = 4
+groups = 12
+max_turns = 9
+exam_tasks = 2
+seed = 3
+[options]
+url = "http://127.0.0.1:{port}"
+instructions = "Guess."
+lowest = -0.8
+highest = 1.0
+"""
+
+
+def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
+    programs: Path, tmp_path: Path
+) -> None:
+    """Thirty-two episodes share five worlds, whose server is killed on the way."""
+    port, guesser = free_port(), Guesser()
+    folder = ROOT / "tests" / "tracks" / "worlds"
+    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
+    with served(guesser) as url:
+        with worlds(programs, tmp_path, "guess:app", port=port, places=5) as doomed:
+            text = GUESS_TRACK.format(port=port)
+            playing, log = tracks(programs, tmp_path, text, "run", "--url", url)
+            until(lambda: len(guesser.outcomes) >= 10)
+            doomed.kill()
+            doomed.wait()
+        with worlds(programs, tmp_path, "guess:app", port=port, places=5):
+            assert playing.wait(timeout=300) == 0, log.read_text()
+    assert len(guesser.outcomes) == 48
+    assert all(len(said) == 1 for said in guesser.outcomes.values())
+    scores = dict(stored(tmp_path, "SELECT session, score FROM episodes"))
+    assert {session: said[0] for session, said in guesser.outcomes.items()} == scores
+
+    episodes = [(h, m) for h, m in guesser.asked if h["x-turn-type"] == "episode"]
+    twice = Counter((h["x-session-id"], len(m)) for h, m in episodes)
+    assert max(twice.values()) == 1, "what was answered is not asked again"
+    first = {h["x-group-id"]: m[0]["content"] for h, m in episodes if len(m) == 1}
+    assert len(set(first.values())) == len(first) == 12
+    for group, said in first.items():
+        assert said.startswith("Guess.\n\n{"), "what the world says is JSON"
+        assert json.loads(said.partition("\n\n")[2])["hint"].count("\n") == 1
+        (seed,) = re.findall(r"seed (\d+)", said)
+        tries = _tries(Random(int(seed)).randrange(100))
+        outcome = 2 * (1.0 - 0.1 * (tries - 1) + 0.8) / 1.8 - 1
+        for session, score in scores.items():
+            if session.startswith(f"{group}-"):
+                assert score == pytest.approx(outcome)
+    wrong = [m[2]["content"] for _, m in episodes if len(m) == 3]
+    assert all(re.match("error: number: .*less than 100", said) for said in wrong), wrong[0]
+    exams = {m[0]["content"] for h, m in guesser.asked if "exam" in h["x-session-id"]}
+    assert len(exams) == 2
+    assert not exams & set(first.values())
+
+
+def _tries(secret: int) -> int:
+    """Guesses that halving takes."""
+    low, high, tries = 0, 99, 1
+    while (guess := (low + high) // 2) != secret:
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+        tries += 1
+    return tries
