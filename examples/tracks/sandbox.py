@@ -29,7 +29,7 @@ HARMLESS = frozenset({"demo", "demo-tracks"})
 COMMAND_S = 10.0
 """A command that takes longer is killed, with all that it started."""
 _SHOWN = 2000
-"""Characters of what a command wrote."""
+"""Characters of what a command wrote: its beginning and its end."""
 _KEPT = 65536
 """Bytes of what a command wrote; what comes after is read and thrown away."""
 _LIMITS = "ulimit -t 10 -f 20480 -v 2097152 2>/dev/null; "
@@ -73,7 +73,8 @@ class Shell:
         if ended.status is None:
             return f"error: it took more than {self.limit_s:g} seconds"
         text = ended.said.decode(errors="replace").strip()
-        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
+        if len(text) > _SHOWN:
+            text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
         if ended.status:
             return f"error: exit status {ended.status}\n{text}".strip()
         return text or "(it wrote nothing)"
