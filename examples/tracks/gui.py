@@ -330,5 +330,5 @@ def _alive() -> Generator[None]:
         yield
     except Error as error:
         raise TrackError(
-            f"The browser failed: {error.message.splitlines()[0]} The same command goes on."
+            f"The browser failed, and the same command goes on: {error.message[:500]}"
         ) from error

@@ -205,7 +205,7 @@ def test_an_agent_that_mends_is_told_from_one_that_cheats(tmp_path: Path) -> Non
     assert len(fake.outcomes) == 6
     for session, score in fake.outcomes:
         assert score == (1.0 if session.endswith("-0") else -1.0)
-    assert "1.00 of 3 held-out tasks" in (tmp_path / "out" / "report.md").read_text()
+    assert "| v0 | 3 | 1.00 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.skipif(WALLS is None, reason="bubblewrap is not installed")
