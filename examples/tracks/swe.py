@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -229,6 +230,7 @@ class Swe:
         return bugs[number % len(bugs)]
 
 
+@cache
 def repositories() -> Sequence[Repository]:
     """Those that are shipped, in the order of their names."""
     return [Repository.read(path) for path in sorted(REPOSITORIES.glob("*.toml"))]

@@ -126,6 +126,7 @@ def test_errands_are_drawn_from_the_seed_and_held_out_ones_are_others() -> None:
         assert (task.before == task.after) == (task.answer is not None)
 
 
+@pytest.mark.slow
 @needs_chromium
 async def test_every_kind_of_errand_is_done_by_the_right_actions_and_by_no_others() -> None:
     async with office() as env:
@@ -249,6 +250,7 @@ max_turns = 10
 """
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_clerk_is_told_from_one_who_forgets_and_a_kill_leaves_no_browser(tmp_path: Path) -> None:
     temporary = tempfile.mkdtemp()  # a short name: the browser's sockets lie there

@@ -208,6 +208,7 @@ def test_an_agent_that_mends_is_told_from_one_that_cheats(tmp_path: Path) -> Non
     assert "| v0 | 3 | 1.00 |" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(WALLS is None, reason="bubblewrap is not installed")
 def test_killed_runner_leaves_no_sandbox_and_goes_on(tmp_path: Path) -> None:
     slow = {"now": True}
