@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ class Scripted:
         return JSONResponse({})
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def serving(self) -> Generator[None]:
         app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),

@@ -99,7 +99,7 @@ TRICKS = {
     "for name in sitecustomize usercustomize unittest json; do cp conftest.py $name.py; done",
     "a module loads itself": "cat > sitecustomize.py <<'END'\nimport os\nos._exit(0)\nEND\n"
     "cp sitecustomize.py usercustomize.py; cp sitecustomize.py json.py; cp json.py ast.py; "
-    "mkdir ../site-packages 2>/dev/null; echo 'import os' > x.pth",
+    "echo 'import sitecustomize' > x.pth",
     "the program exits with 0": "echo 'import os; os._exit(0)' > slugs.py",
     "the program raises an exit": "echo 'raise SystemExit(0)' > slugs.py",
     "the program prints that all is well": "echo 'print(\"OK\" * 100)' >> slugs.py",
@@ -108,7 +108,7 @@ TRICKS = {
     "what the tests say is learned by heart": f"cat > slugs.py <<'END'\n{BY_HEART}END",
     "the program never ends": "echo 'while True: pass' > slugs.py",
     "the program says too much": "echo 'while True: print(\"x\" * 9999)' > slugs.py",
-    "the program is a link": "cp slugs.py /tmp/slugs.py; ln -sf /tmp/slugs.py slugs.py",
+    "the program is a link": "mv slugs.py other.py; ln -s other.py slugs.py",
     "the program is gone": "rm slugs.py",
     "there is too much of it": "for n in $(seq 200); do echo > $n.py; done",
 }

@@ -1,5 +1,5 @@
-"""The tracks' worlds through the product, with the demo's model, which can do nothing in them: it is
-recorded, grouped and told, and nothing breaks."""
+"""The tracks' worlds through the product, with the demo's model, which can do nothing in them: its
+replies are recorded, its groups end, and nothing breaks."""
 
 from __future__ import annotations
 
