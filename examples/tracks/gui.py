@@ -204,15 +204,17 @@ class Gui:
         raise TrackError("There is no Chromium here. Install one (Debian's package chromium).")
 
     async def __aenter__(self) -> Self:
-        playwright = await self._stack.enter_async_context(async_playwright())
-        with _alive():
-            self._browser = await playwright.chromium.launch(
-                executable_path=self._program,
-                args=_FLAGS,
-                chromium_sandbox=os.geteuid() != 0,  # it has none for root
-                timeout=_PATIENCE_MS,
-            )
-        self._stack.push_async_callback(self._browser.close)
+        async with AsyncExitStack() as opening:
+            playwright = await opening.enter_async_context(async_playwright())
+            with _alive():
+                self._browser = await playwright.chromium.launch(
+                    executable_path=self._program,
+                    args=_FLAGS,
+                    chromium_sandbox=os.geteuid() != 0,  # it has none for root
+                    timeout=_PATIENCE_MS,
+                )
+            opening.push_async_callback(self._browser.close)
+            self._stack = opening.pop_all()
         return self
 
     async def __aexit__(
@@ -239,7 +241,8 @@ class Gui:
         try:
             yield page
         finally:
-            await context.close()
+            with _alive():
+                await context.close()
 
     def task(self, number: int) -> Errand:
         return self._drawn(f"train {number}")

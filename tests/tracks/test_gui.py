@@ -19,6 +19,8 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 
+from playwright.async_api import Error
+
 from examples.tracks import TrackError, environments
 from examples.tracks.gui import PROGRAMS, Errand, Gui, Window
 from examples.tracks.track import Track
@@ -231,6 +233,24 @@ async def test_browser_reaches_nothing_outside() -> None:
             assert await page.evaluate(tries) == ["rejected"] * 3
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+@needs_chromium
+async def test_a_browser_that_broke_ends_the_run_in_a_sentence() -> None:
+    async with office() as env:
+        browser = env._browser  # pyright: ignore[reportPrivateUsage]
+        assert browser
+
+        async def play_on() -> None:
+            async with env.task(0).attempt() as window:
+                await window.call("look", {})
+                session = await browser.new_browser_cdp_session()
+                with pytest.raises(Error):
+                    await session.send("Browser.crash")
+                await window.call("look", {})
+
+        with pytest.raises(TrackError, match="browser failed, and the same command goes on"):
+            await play_on()
 
 
 def test_where_there_is_no_chromium_the_track_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
