@@ -8,10 +8,12 @@
     swe.py             bugs in little repositories
     gui.py             errands in a web page
     client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
+    episode.py         what one try asks, written down so that it is asked once
     state.py           what has happened, on disk, so that a run that was killed goes on
     runner.py          episodes in groups, side by side; exams of fixed versions
     report.py          what came out
     with_verifiers.py  task sets and harnesses of verifiers, in an environment of their own
+    with_openenv.py    worlds of OpenEnv, whose server is running
 
 Rule: nothing here imports the product. Whatever it does, docs/agents.md tells for any language.
 """

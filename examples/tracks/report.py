@@ -24,8 +24,9 @@ def write(track: Track, state: State, folder: Path) -> Path:
 
 
 def lines(track: Track, state: State) -> list[str]:
-    ((episodes, replies),) = state.rows(
-        "SELECT (SELECT COUNT(*) FROM episodes WHERE reported), (SELECT COUNT(*) FROM replies)"
+    ((episodes, broken, replies),) = state.rows(
+        "SELECT COUNT(*), COUNT(*) - COUNT(score), (SELECT COUNT(*) FROM replies) "
+        "FROM episodes WHERE reported"
     )
     first, last = state.fact("first version"), state.fact("last version")
     told = [f"# {track.environment}, {track.model}", ""]
@@ -33,6 +34,7 @@ def lines(track: Track, state: State) -> list[str]:
         told += [
             f"{state.groups()} tasks, {track.group_size} tries each: {episodes} episodes, "
             f"{replies} replies. Versions v{first} to v{last or '?'}.",
+            *([f"{broken} episodes broke, and have no outcome."] if broken else []),
             "",
         ]
     if exams := state.rows(

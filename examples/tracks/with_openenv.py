@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +33,25 @@ from examples.tracks.episode import Episode
 from examples.tracks.track import Track
 
 STEP_S = 300.0
-"""A world that says nothing for so long is begun anew."""
+"""A world that says nothing for so long is lost."""
+_WORLDS = 5
+"""That an episode may lose; then it has broken."""
 _PAUSE_S = 1.0
+"""Between two knocks at a server that has no room or is away."""
 _LARGEST = 1 << 20
 """Of tasks: held-out ones have other seeds. Seeds stay below 2 ** 31, for numpy's sake."""
-_LATER = frozenset({"CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"})
+_BROKEN = frozenset({"FACTORY_ERROR", "SESSION_ERROR"})
 """Errors of OpenEnv's that are not about the action."""
+_LISTING = frozenset({"Action", "CallToolAction", "ListToolsAction"})
+"""Titles of schemas that say nothing but that there are tools."""
 
 
 class _Lost(Exception):
-    """The world is gone, or there is no place for one now."""
+    """The world is gone."""
+
+
+class _Full(_Lost):
+    """There is no place for one now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class OpenEnv:
     max_turns: int
     action: Mapping[str, Any]
     """Its schema."""
+    lists: bool
+    """The world has tools (MCP), and lists them when it is asked; an action calls one."""
 
     @classmethod
     def of(cls, track: Track) -> OpenEnv:
@@ -89,13 +100,13 @@ class OpenEnv:
             first=track.seed * _LARGEST % (1 << 30),
             max_turns=track.max_turns,
             action=action,
+            lists=found.json()["action"].get("title") in _LISTING,
         )
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         about = "Acts in the world; what happens then is returned."
-        act = {"name": "act", "description": about, "parameters": self.action}
-        return ({"type": "function", "function": act},)
+        return (_tool("act", about, self.action),)
 
     def task(self, number: int) -> Seed:
         return Seed(self, (self.first + number) % (1 << 30))
@@ -136,56 +147,78 @@ class Seed:
         return f"seed {self.seed}"
 
     async def play(self, episode: Episode) -> float | None:
+        for _ in range(_WORLDS):
+            world, said = await self._world()
+            try:
+                return self.of.outcome(await self._through(world, said, episode))
+            except _Lost:
+                episode.rewind()
+            finally:
+                await world.close()
+        return None
+
+    async def _world(self) -> tuple[_World, dict[str, Any]]:
+        """A world of its own, and what it says first; waits until there is one."""
         deadline = time.monotonic() + GIVE_UP_S
         while True:
+            world = None
             try:
-                return self.of.outcome(await self._through(episode))
+                world = await _World.of(self.of)
+                return world, await world.ask("reset", {**self.of.reset, "seed": self.seed})
+            except _Full:  # others play, for as long as they like
+                deadline = time.monotonic() + GIVE_UP_S
             except _Lost as error:
                 if time.monotonic() > deadline:
-                    raise TrackError(
-                        f"The worlds at {self.of.address} are away: {error}"
-                    ) from error
-            await asyncio.sleep(_PAUSE_S)
-            episode.rewind()
-
-    async def _through(self, episode: Episode) -> float:
-        """From a new world to its end, or to the last turn; the sum of its rewards."""
-        async with _world(self.of) as world:
-            try:
-                said = await world.ask("reset", {**self.of.reset, "seed": self.seed})
+                    why = f"{self.of.address} has no world for us any more: {error}"
+                    raise TrackError(why) from error
             except ValueError as error:
                 raise TrackError(f"{self.of.address} takes no reset: {error}") from error
-            first = "\n\n".join(filter(None, (self.of.instructions, _shown(said))))
-            messages: list[Mapping[str, Any]] = [{"role": "user", "content": first}]
-            total = 0.0
+            if world is not None:
+                await world.close()
+            await asyncio.sleep(_PAUSE_S)
 
-            async def act(name: str, arguments: Mapping[str, Any]) -> str:
-                nonlocal said, total
-                if name != "act":
-                    return f"error: there is no tool {name}, but act"
-                if said.get("done"):
-                    return "error: it is over"
-                try:
-                    said = await world.ask("step", arguments)
-                except ValueError as error:
-                    return f"error: {error}"
-                total += said.get("reward") or 0.0
-                return _shown(said)
+    async def _through(self, world: _World, said: dict[str, Any], episode: Episode) -> float:
+        """To the world's end, or to the last turn; the sum of its rewards."""
+        tools = self.of.tools
+        if self.of.lists:
+            try:
+                listed = (await world.ask("step", {"type": "list_tools"}))["observation"]["tools"]
+                tools = [_tool(t["name"], t["description"], t["input_schema"]) for t in listed]
+            except (ValueError, KeyError, TypeError) as error:
+                raise TrackError(f"{self.of.address} lists no tools: {error}") from error
+        first = "\n\n".join(filter(None, (self.of.instructions, _shown(said))))
+        messages: list[Mapping[str, Any]] = [{"role": "user", "content": first}]
+        total = 0.0
 
-            for _ in range(self.of.max_turns):
-                if said.get("done"):
-                    break
-                reply = await episode.reply(messages, self.of.tools)
-                messages.append(reply.message)
-                for call in reply.calls:
-                    messages.append(await result(call, act))
-                if not reply.calls:
-                    action = self.of.action_in(reply.text)
-                    answer = "error: an action is a call of the tool act, or a JSON object"
-                    if action is not None:
-                        answer = await act("act", action)
-                    messages.append({"role": "user", "content": answer})
-            return total
+        async def act(name: str, arguments: Mapping[str, Any]) -> str:
+            nonlocal said, total
+            if self.of.lists:
+                arguments = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+            elif name != "act":
+                return f"error: there is no tool {name}, but act"
+            if said.get("done"):
+                return "error: it is over"
+            try:
+                said = await world.ask("step", arguments)
+            except ValueError as error:
+                return f"error: {error}"
+            total += said.get("reward") or 0.0
+            return _shown(said)
+
+        for _ in range(self.of.max_turns):
+            if said.get("done"):
+                break
+            reply = await episode.reply(messages, tools)
+            messages.append(reply.message)
+            for call in reply.calls:
+                messages.append(await result(call, act))
+            if not reply.calls:
+                action = None if self.of.lists else self.of.action_in(reply.text)
+                answer = "error: an action is a call of a tool"
+                if action is not None:
+                    answer = await act("act", action)
+                messages.append({"role": "user", "content": answer})
+        return total
 
 
 class _World:
@@ -193,6 +226,15 @@ class _World:
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
+        self.close = connection.close
+
+    @classmethod
+    async def of(cls, of: OpenEnv) -> _World:
+        url = f"{'wss' if of.secure else 'ws'}://{of.address}/ws"
+        try:
+            return cls(await connect(url, max_size=None, proxy=None))
+        except (OSError, WebSocketException) as error:
+            raise _Lost(str(error)) from error
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Raises:
@@ -208,23 +250,16 @@ class _World:
             raise _Lost(str(error) or type(error).__name__) from error
         if what != "error":
             return answer
-        if answer.get("code") in _LATER:
+        if answer.get("code") == "CAPACITY_REACHED":
+            raise _Full
+        if answer.get("code") in _BROKEN:
             raise _Lost(str(answer.get("message")))
         raise ValueError(_problem(answer))
 
 
-@asynccontextmanager
-async def _world(of: OpenEnv) -> AsyncGenerator[_World]:
-    """A world of its own, until the end."""
-    url = f"{'wss' if of.secure else 'ws'}://{of.address}/ws"
-    try:
-        connection = await connect(url, max_size=None, proxy=None)
-    except (OSError, WebSocketException) as error:
-        raise _Lost(str(error)) from error
-    try:
-        yield _World(connection)
-    finally:
-        await connection.close()
+def _tool(name: str, about: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = {"name": name, "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _shown(said: Mapping[str, Any]) -> str:

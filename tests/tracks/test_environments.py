@@ -74,6 +74,17 @@ def test_a_file_that_is_no_track_is_refused_in_a_sentence(
 def test_an_environment_that_is_not_there_is_named() -> None:
     with pytest.raises(TrackError, match=r"no environment 'chess'.*tool-call, terminal"):
         environments.environment(Track(environment="chess"))
+    with pytest.raises(TrackError, match=r"needs verifiers, which is not installed here"):
+        environments.environment(Track(environment="verifiers"))
+
+
+def test_options_that_are_none_or_are_missing_are_named() -> None:
+    track = Track(environment="openenv", options=(("url", "http://x"), ("reset", {})))
+    assert environments.options(track, url=..., reset={}, low=0.0)["low"] == 0.0
+    with pytest.raises(TrackError, match="reset is no option of openenv; there are url"):
+        environments.options(track, url=...)
+    with pytest.raises(TrackError, match="does not say places"):
+        environments.options(track, url=..., reset={}, places=...)
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ from starlette.routing import Route
 
 from examples.tracks import TrackError, report
 from examples.tracks.__main__ import main
-from examples.tracks.client import Gateway, Place, Reply
+from examples.tracks.client import Answer, Gateway, Place, Reply
 from examples.tracks.environments import environment
+from examples.tracks.episode import Episode, Seen
 from examples.tracks.runner import Run
 from examples.tracks.state import opened
 from examples.tracks.track import Track
@@ -67,7 +68,7 @@ class FakeGateway:
         self.asked.append((dict(request.headers), body))
         if self.refusals and (refusal := self.refusals.pop(0)) is not None:
             return refusal
-        last = body["messages"][-1]
+        last = {"role": "", "content": "", **body["messages"][-1]}
         message: dict[str, Any] = {"role": "assistant", "content": f"It is {last['content']}."}
         if last["role"] == "user":
             found = re.search(r"What is (.*)\?", last["content"])
@@ -97,6 +98,7 @@ class FakeGateway:
         app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/messages", self.chat, methods=["POST"]),
                 Route("/v1/feedback", self.feedback, methods=["POST"]),
                 Route("/healthz", self.health),
             ]
@@ -210,6 +212,71 @@ async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later
     ]
     first = [b for b in fake.of("episode") if len(b["messages"]) == 1]
     assert len(first) == 2, "what was answered is not asked again"
+
+
+class Breaks:
+    """A program of somebody else: it says hello, and every other one breaks."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"number {number}"
+
+    async def play(self, episode: Episode) -> float | None:
+        reply = await episode.reply([{"role": "user", "content": f"Hello, {self.name}"}])
+        episode.rewind()
+        again = await episode.reply([{"role": "user", "content": f"Hello, {self.name}"}])
+        assert again == reply, "it is not asked again"
+        if episode.trains and episode.place.session.endswith("-1"):
+            return None
+        return 0.25 if episode.version is None else -0.5
+
+
+class Programs:
+    tools = ()
+
+    def task(self, number: int) -> Breaks:
+        return Breaks(number)
+
+    held_out = task
+
+
+async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_path: Path) -> None:
+    fake, said = FakeGateway(), list[str]()
+    with opened(tmp_path) as state:
+        state.begin(TRACK)
+        await Run(TRACK, Programs(), fake.gateway(), state, said.append).train()
+        told = report.lines(TRACK, state)
+    assert [told["score"] for _, told in fake.outcomes] == [0.25] * 3
+    assert len(fake.of("episode")) == 6
+    assert sum("it broke, and has no outcome" in line for line in said) == 3
+    assert "3 episodes broke, and have no outcome." in told
+    assert "| v0 | 2 | 0.00 |" in told
+    await play(fake, tmp_path)
+    assert len(fake.outcomes) == 3, "it is over"
+
+
+async def test_what_was_answered_is_given_again_in_its_order_until_something_else_is_asked(
+    tmp_path: Path,
+) -> None:
+    fake = FakeGateway()
+    with opened(tmp_path) as state:
+        for asked in ((1, 2), (1, 2, 3), (1, 4, 2)):
+            episode = Episode(fake.gateway(), state, Place("s", "t", "g"), Seen())
+            for number in asked:
+                said = await episode.ask("messages", {"number": number, "messages": [{}]})
+                assert said.status == 200
+    # The second asks for 3 alone; the third for 4, and for 2 again, which comes after another.
+    assert [body["number"] for body in fake.of("episode")] == [1, 2, 3, 4, 2]
+
+
+def test_a_version_and_tokens_are_read_from_any_dialect() -> None:
+    stream = (
+        'data: {"system_fingerprint":"v7","choices":[{"delta":{"content":"\\"v9\\""}}]}\n\n'
+        'data: {"system_fingerprint":"v7","usage":{"completion_tokens":12}}\n\ndata: [DONE]\n\n'
+    )
+    answer = Answer(200, "text/event-stream", stream)
+    assert (answer.version, answer.tokens) == (7, 12)
+    answer = Answer(200, "application/json", '{"usage": {"input_tokens": 3, "output_tokens": 4}}')
+    assert (answer.version, answer.tokens) == (None, 4)
 
 
 async def test_a_reply_that_never_ends_its_calls_has_failed(tmp_path: Path) -> None:

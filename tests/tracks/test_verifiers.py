@@ -9,7 +9,8 @@ import os
 import signal
 import sqlite3
 import subprocess
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,27 @@ harness = "{harness}"
 """
 
 
+@contextmanager
 def track(
     request: pytest.FixtureRequest, folder: Path, harness: str, url: str, model: str = "demo"
-) -> subprocess.Popen[bytes]:
+) -> Generator[subprocess.Popen[bytes]]:
     (folder / "track.toml").write_text(TRACK.format(harness=harness, model=model))
     programs = request.config.getoption("verifiers").absolute() / "bin"
     paths = (str(ROOT), str(ROOT / "tests" / "tracks" / "tasksets"))
     command = [programs / "python", "-m", "examples.tracks", "run", folder / "track.toml"]
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--url", url, "--out", folder / "out"],
             env=os.environ
             | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)},
             stdout=log,
             stderr=log,
         )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -68,12 +75,13 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     data = tmp_path / "data"
     with life(data, *FLAGS) as gateway:
         assert gateway.serves()
-        killed = track(request, tmp_path, harness, gateway.url)
-        until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 2)
-        killed.send_signal(signal.SIGKILL)
-        assert killed.wait() == -signal.SIGKILL
-        second = track(request, tmp_path, harness, gateway.url)
-        assert second.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
+        with track(request, tmp_path, harness, gateway.url) as killed:
+            until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE kind = 'main'") >= 3)
+            killed.send_signal(signal.SIGKILL)
+            assert killed.wait() == -signal.SIGKILL
+        answered = stored(tmp_path, "SELECT session, COUNT(*) FROM replies GROUP BY session")
+        with track(request, tmp_path, harness, gateway.url) as second:
+            assert second.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
         until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
         assert gateway.stop() == 0
@@ -95,6 +103,13 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     replies = dict(stored(tmp_path, "SELECT session, COUNT(*) FROM replies GROUP BY session"))
     assert trained
     assert all(row["n"] <= replies[row["key"]] for row in trained), "each reply once"
+    turns = read(
+        data,
+        "SELECT sessions.key, COUNT(*) AS n FROM turns JOIN sessions ON sessions.id = session_id "
+        "WHERE kind = 'main' GROUP BY session_id",
+    )
+    asked = {row["key"]: row["n"] for row in turns}
+    assert all(asked[session] == n for session, n in answered), "nobody is asked again"
     exams = stored(tmp_path, "SELECT version, COUNT(*) FROM exams GROUP BY version")
     assert [tries for _, tries in exams] == [2, 2]
     report = (tmp_path / "out" / "report.md").read_text()
@@ -105,6 +120,6 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
 def test_a_real_model_gets_no_shell_without_a_container(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    done = track(request, tmp_path, "bash", "http://127.0.0.1:1/v1", model="Qwen/Qwen3-8B")
-    assert done.wait(timeout=300) == 1
+    with track(request, tmp_path, "bash", "http://127.0.0.1:1/v1", "Qwen/Qwen3-8B") as refused:
+        assert refused.wait(timeout=300) == 1
     assert "say runtime = 'docker'" in (tmp_path / "log").read_text()

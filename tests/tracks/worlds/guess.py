@@ -9,8 +9,11 @@ import os
 from random import Random
 from typing import Any
 
+from fastmcp import FastMCP
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
@@ -42,4 +45,42 @@ class Number(Environment):
         return self._state
 
 
+class Tooled(MCPEnvironment):
+    """The same, with a tool."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._number = Number()
+        tools = FastMCP("guess")
+
+        @tools.tool
+        def guess(number: int) -> str:
+            """Guesses a number."""
+            self._told = self._number.step(Guess(number=number))
+            return self._told.hint
+
+        super().__init__(tools)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Told:
+        return self._number.reset(seed, episode_id)
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **_: Any) -> Any:
+        self._told = Told(hint="")
+        seen = await super().step_async(action, timeout_s)
+        if isinstance(seen, CallToolObservation):
+            seen.done, seen.reward = self._told.done, self._told.reward
+        return seen
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **_: Any) -> Told:
+        raise ValueError("call a tool")
+
+    @property
+    def state(self) -> State:
+        return self._number.state
+
+
+tooled = create_app(
+    Tooled, CallToolAction, CallToolObservation, max_concurrent_envs=int(os.environ["PLACES"])
+)
 app = create_app(Number, Guess, Told, max_concurrent_envs=int(os.environ["PLACES"]))
