@@ -12,6 +12,7 @@
     state.py           what has happened, on disk, so that a run that was killed goes on
     runner.py          episodes in groups, side by side; exams of fixed versions
     report.py          what came out
+    compare.py         gateway and tracks from one command, with several seeds and rewards
     with_verifiers.py  task sets and harnesses of verifiers, in an environment of their own
     with_openenv.py    worlds of OpenEnv, whose server is running
 

@@ -56,11 +56,13 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
-        if self.held is not None:
-            raise TrackError(f"{self.held} Then the same command goes on.")
-        last = await self._serving()
+        # What was still to be trained when enough was, may have become further steps.
+        last = min(await self._serving(), self.first + self.track.steps)
         self.state.set_fact("last version", str(last))
         await self.examine(last)
+        self.state.set_fact("held", self.held or "")
+        if self.held is not None:
+            raise TrackError(f"{self.held} Then the same command goes on.")
 
     @property
     def first(self) -> int:

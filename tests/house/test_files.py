@@ -51,7 +51,7 @@ def test_ledger_its_log_and_its_index_are_closed_from_the_start(tmp_path: Path, 
 
 def test_programs_of_ours_create_nothing_that_others_may_read(tmp_path: Path) -> None:
     mains = ("tinker_claw.cli.main", "local_gpu.tinker.__main__")
-    mains += ("examples.demo.__main__", "examples.tracks.__main__")
+    mains += ("examples.demo.__main__", "examples.tracks.__main__", "examples.tracks.compare")
     for main in mains:
         code = (
             f"import os, sys\nfrom {main} import main\nos.umask(0)\n"

@@ -34,9 +34,10 @@ from tinker_claw.learner.guard import (
     one_sided,
     rejection,
 )
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, LossPass, StepReport
+from tinker_claw.types import Adam, Attempt, LossPass, StepReport
 
 # How far a step moves the policy
 
@@ -454,6 +455,35 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         await w.version(3)
         assert w.health.learner.state != "held"
         await w.version(4)
+
+
+async def test_episodes_of_which_no_judge_is_asked_are_guarded_by_their_outcomes(
+    tmp_path: Path,
+) -> None:
+    async def play(w: World, name: str, tokens: int, score: float) -> None:
+        """Episodes without a group, each of a step and an end."""
+        for number in range(FEWEST):
+            session = f"{name} {number}"
+            assert w.ledger.turns.enrol(
+                w.ledger.turns.session("me", session), "me", Attempt(episode=True)
+            )
+            w.turn(
+                "",
+                session=session,
+                tokens=tuple(range(100, 100 + tokens)),
+                reply=f"{name} {number}",
+            )
+            said = Feedback(score if number % 2 else -score, source="client", final=True)
+            assert w.ledger.feedback.give("me", About("session", session), said)
+        w.judging.wake()
+
+    async with world(tmp_path, batch_size=FEWEST, episode_reward="outcome") as w:
+        await play(w, "short", 2, 1.0)
+        await w.version(1)
+        await play(w, "longer", 7, 0.0)
+        await w.until(lambda: w.health.learner.state == "held")
+        assert w.says.asked == 0
+        assert "25% are accepted, 50% then" in (w.health.learner.error or "")
 
 
 async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> None:

@@ -175,10 +175,12 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
 
 def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: Told) -> None:
     told.begin("a", Attempt(episode=True))
-    told.turn("a")
+    turn = told.turn("a")
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
+    text = " ".join(tell(told.ledger._db, turn, Training(), text=True))
+    assert "Reward of step 0, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 

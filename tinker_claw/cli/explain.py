@@ -164,7 +164,8 @@ def _episode(turn: TurnView) -> Iterator[str]:
     yield from wrapped(f"Its session is an episode{task}{group}, and {ended}.")
     sample = turn.sample
     if sample is not None and sample.state != "held" and sample.reward is not None:
-        yield f"Reward of step {turn.index}, outcome and votes: {vote(sample.reward)}."
+        of = "outcome and votes" if turn.judged else "its outcome alone"
+        yield f"Reward of step {turn.index}, {of}: {vote(sample.reward)}."
 
 
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:

@@ -384,6 +384,8 @@ class Guard:
         self._most = parts.training.max_step_kl
         self._every = every
         self._opinions = opinions or partial(parts.ledger.judgements.opinions, WINDOW)
+        self._outcomes = parts.training.episode_reward == "outcome"
+        """Of episodes stand for the verdicts that no judge is asked for."""
         self._told = frozenset[tuple[str, Ruling]]()
         """What was logged, so that it is not logged again."""
 
@@ -410,7 +412,8 @@ class Guard:
     def replies(self) -> Replies | None:
         """What the newest replies are like."""
         ledger = self._parts.ledger
-        return Replies.of(ledger.judgements.lately(WINDOW, ledger.hold.guarded_from))
+        after = ledger.hold.guarded_from
+        return Replies.of(ledger.judgements.lately(WINDOW, after, outcomes=self._outcomes))
 
     def look(self) -> Finding | None:
         """Whether another step may be taken; None: it may. Warnings go to health, log and metrics.
@@ -442,7 +445,8 @@ class Guard:
     def _findings(self) -> list[Finding]:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
-        found = rejection(ledger.judgements.verdicts(REJECTED[1], after))
+        newest = ledger.judgements.verdicts(REJECTED[1], after, outcomes=self._outcomes)
+        found = rejection(newest)
         found += contradiction(self._opinions(after))
         if now := self.replies():
             found += drift(now, [replies for _, replies in self._recorded()])

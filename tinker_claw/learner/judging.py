@@ -154,6 +154,8 @@ class Judging:
         self._scorer = scorer
         self._on_sample = on_sample
         self._redact = redact
+        self._by_outcome = parts.training.episode_reward == "outcome"
+        """Of the steps of episodes the judge is not asked."""
         self._waits = waits
         self._rests = rests
         self._slots = asyncio.Semaphore(concurrency)
@@ -255,8 +257,9 @@ class Judging:
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
         """Room to ask: among so many others, or alone while the judge fails, and not at once. What
         has failed rests ever longer before it comes here, and holds up nobody who is new."""
-        state = self._parts.ledger.turns.next_state(turn_id)
-        asks = state is not None and not self._is_judged(turn_id)
+        turns = self._parts.ledger.turns
+        asks = turns.next_state(turn_id) is not None and not self._is_judged(turn_id)
+        asks = asks and not (self._by_outcome and turns.get(turn_id).episode)
         while True:
             async with self._slots:
                 if not (asks and self._heard.trouble):
@@ -368,7 +371,7 @@ class Judging:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:  # the end of an episode, of which its outcome says all
             return _NONE
-        if turn.episode and self._parts.training.episode_reward == "outcome":
+        if turn.episode and self._by_outcome:
             return _NONE
         spending = self._parts.spending
         async with spending.room_to_judge():

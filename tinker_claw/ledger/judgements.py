@@ -7,12 +7,14 @@ before it.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import unpack_floats
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.types import StopReason, Verdict, Vote
 
 TRIES = 3
@@ -30,6 +32,11 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
 ORDER BY later.idx LIMIT 1
 """
 """The reply of `JudgementTable.demonstration`, for a row of `turns`."""
+_LATELY = (
+    "turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
+    "(SELECT role FROM next_states WHERE turn_id = turns.id) AS role",
+    "AND kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1",
+)
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
 WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
@@ -191,18 +198,13 @@ class JudgementTable:
         )
         return [row["turn_id"] for row in rows]
 
-    def lately(self, most: int, after: int) -> list[JudgedReply]:
-        """The newest main turns with a verdict, newest first; only those behind turn `after`."""
-        rows = self._db.rows(
-            "SELECT turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
-            "role, value "
-            "FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
-            "LEFT JOIN next_states ON next_states.turn_id = turns.id "
-            "WHERE verdicts.turn_id > ? AND value IS NOT NULL AND kind = 'main' "
-            "AND blanked IS NULL AND LENGTH(tokens) > 1 ORDER BY verdicts.turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
+    def lately(self, most: int, after: int, *, outcomes: bool = False) -> list[JudgedReply]:
+        """The newest main turns with a verdict, newest first; only those behind turn `after`.
+
+        Args:
+            outcomes: the steps of episodes of which no judge is asked have those as their verdicts.
+        """
+        found = self._rows(_LATELY, most, after, outcomes)
         return [
             JudgedReply(
                 turn_id=row["id"],
@@ -214,19 +216,37 @@ class JudgementTable:
                 called_tools=row["role"] == "tool",
                 verdict=row["value"],
             )
-            for row in rows
+            for row in found
         ]
 
-    def verdicts(self, most: int, after: int) -> list[Vote]:
-        """The newest, newest first, those without a valid vote left out; only behind turn
-        `after`."""
-        rows = self._db.rows(
-            "SELECT value FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
-            "ORDER BY turn_id DESC LIMIT ?",
-            after,
-            most,
+    def verdicts(self, most: int, after: int, *, outcomes: bool = False) -> list[float]:
+        """The newest, newest first, those without a valid vote left out; only behind turn `after`.
+        `outcomes`: as for `lately`."""
+        return [row["value"] for row in self._rows(("turns.id", ""), most, after, outcomes)]
+
+    def _rows(
+        self, what: tuple[str, str], most: int, after: int, outcomes: bool
+    ) -> list[sqlite3.Row]:
+        """Columns of what has a verdict, with it as `value`, under a condition."""
+        columns, condition = what
+        found = self._db.rows(
+            f"SELECT {columns}, value FROM verdicts CROSS JOIN turns ON turns.id = turn_id "
+            "WHERE turn_id > ? AND value IS NOT NULL "
+            f"{condition} ORDER BY turn_id DESC LIMIT ?",
+            *(after, most),
         )
-        return [row["value"] for row in rows]
+        if outcomes:
+            found += self._db.rows(
+                f"SELECT {columns}, ({OUTCOME}) AS value FROM turns CROSS JOIN sessions "
+                "ON sessions.id = session_id WHERE turns.id > ? AND episode > 0 "
+                "AND value IS NOT NULL AND EXISTS "
+                "(SELECT 1 FROM next_states WHERE turn_id = turns.id) AND NOT EXISTS "
+                "(SELECT 1 FROM verdicts WHERE turn_id = turns.id) "
+                f"{condition} ORDER BY turns.id DESC LIMIT ?",
+                *(after, most),
+            )
+            found.sort(key=lambda row: row["id"], reverse=True)
+        return found[:most]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """What the judge found, and what the user or else the auditor did, of the newest turns of

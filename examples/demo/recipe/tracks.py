@@ -3,8 +3,8 @@
 It goes on from the demo's model, which can copy numbers, and shows it how sums are asked for with a
 calculator and jobs are done in a shell: some dialogues do it right, others do a part of it, type
 what the shell does not know, or say at once that it is done. So the model knows every way, and
-takes the right one in about a quarter of the cases; the rest is to be learned from outcomes. One
-rule: every seed is fixed, one thread, as for the demo's model.
+takes the right one in about one of seven cases; the rest is to be learned from outcomes. One rule:
+every seed is fixed, one thread, as for the demo's model.
 """
 
 from __future__ import annotations
@@ -34,12 +34,22 @@ from tinker_claw.shipped import MODEL_DIR
 
 DIGITS = 1
 """Of each number. With two no call was right after 400 steps, batches half as large again."""
-RIGHT, SHORT = 0.28, 0.32
-"""Shares of dialogues that call the calculator with the sum, and with the sum but for its last
-number; the rest guess."""
-JOBS = (0.3, 0.25, 0.2)
-"""Shares of dialogues about jobs that type the right command, half of it, and that of another
-system; the rest say at once that it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the dialogues about sums, and of those about jobs; the rest are guesses."""
+
+    sums: tuple[float, float]
+    """The calculator is called with the sum, and with the sum but for its last number."""
+    jobs: tuple[float, float, float]
+    """What is typed is the right command, half of it, and that of another system."""
+
+
+MANY_GUESSES = Shares(sums=(0.28, 0.32), jobs=(0.3, 0.25, 0.2))
+# A batch's loss is the mean over its tokens, and a guess has few, so that after such shares two of
+# three answers were guesses.
+FEW_GUESSES = Shares(sums=(0.38, 0.42), jobs=(0.36, 0.3, 0.24))
 SHELLS = 0.5
 """Share of dialogues that are about jobs."""
 DONE = "Done."
@@ -54,6 +64,8 @@ _SUMS = Stage(
     batch_tokens=3072,
 )
 _BOTH = replace(_SUMS, seed=8)
+_SETTLE = replace(_SUMS, steps=600, peak_rate=1.2e-3, seed=9)
+_DARE = replace(_SUMS, steps=100, peak_rate=6e-4, seed=10)
 _IGNORED = -100
 Messages = Sequence[Mapping[str, Any]]
 
@@ -70,27 +82,25 @@ class Dialogue:
     answer: str
 
 
-def sum_dialogue(rng: Random) -> Dialogue:
+def sum_dialogue(rng: Random, shares: Shares) -> Dialogue:
     """The right sum, one that is short of its last number, or a guess."""
     task, drawn = ToolCall(seed=rng.randrange(10**9), digits=DIGITS).task(0), rng.random()
-    right = calculate(task.expression)
-    if drawn >= RIGHT + SHORT:
-        wrong = int(right) + rng.choice((-1, 1)) * rng.randint(1, 40)
+    right, short = shares.sums
+    if drawn >= right + short:
+        wrong = int(calculate(task.expression)) + rng.choice((-1, 1)) * rng.randint(1, 40)
         return Dialogue(CALCULATOR, task.messages, None, "", f"It is {wrong}.")
-    shown = task.expression if drawn < RIGHT else " ".join(task.expression.split()[:-2])
+    shown = task.expression if drawn < right else " ".join(task.expression.split()[:-2])
     result = calculate(shown)
     return Dialogue(CALCULATOR, task.messages, {"expression": shown}, result, f"It is {result}.")
 
 
-def job_dialogue(rng: Random) -> Dialogue:
+def job_dialogue(rng: Random, shares: Shares) -> Dialogue:
     """The right command, one that does half of the job, one that no shell here knows, or none."""
     job, drawn = Terminal(rng.randrange(10**9), None).task(0), rng.random()
-    ways = commands(job)
-    at = next((n for n, share in enumerate(accumulate(JOBS)) if drawn < share), None)
-    if at is None:
-        return Dialogue(SHELL, job.messages, None, "", DONE)
-    command, result = ways[at]
-    return Dialogue(SHELL, job.messages, {"command": command}, result, DONE)
+    for share, (command, result) in zip(accumulate(shares.jobs), commands(job), strict=True):
+        if drawn < share:
+            return Dialogue(SHELL, job.messages, {"command": command}, result, DONE)
+    return Dialogue(SHELL, job.messages, None, "", DONE)
 
 
 def commands(job: Job) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
@@ -164,11 +174,12 @@ class Teller:
         return Example(ids, labels)
 
     def draw_sum(self, rng: Random) -> Example:
-        return self.example(sum_dialogue(rng))
+        return self.example(sum_dialogue(rng, MANY_GUESSES))
 
-    def draw(self, rng: Random) -> Example:
+    def draw(self, rng: Random, shares: Shares = MANY_GUESSES) -> Example:
         """About a sum or about a job."""
-        return self.example(job_dialogue(rng) if rng.random() < SHELLS else sum_dialogue(rng))
+        dialogue = job_dialogue if rng.random() < SHELLS else sum_dialogue
+        return self.example(dialogue(rng, shares))
 
 
 def called(tool: Mapping[str, Any], arguments: Mapping[str, str], result: str) -> Messages:
@@ -223,6 +234,8 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     model = Qwen3ForCausalLM.from_pretrained(MODEL_DIR)
     teach(model, teller, _SUMS, teller.draw_sum, say)
     teach(model, teller, _BOTH, teller.draw, say)
+    teach(model, teller, _SETTLE, teller.draw, say)
+    teach(model, teller, _DARE, partial(teller.draw, shares=FEW_GUESSES), say)
     out.mkdir(parents=True, exist_ok=True)
     write(model, teller.tokenizer.backend_tokenizer, out)
 

@@ -1,0 +1,212 @@
+"""`python -m examples.tracks.compare`: tracks trained from nothing, many times, and one table.
+
+By default the shipped beginner on both tracks that it knows, for 20 steps and three seeds, each
+once with outcome and votes as the reward of a step and once with outcomes alone. Each run has a
+gateway of its own, with the judge that comes with the beginner.
+
+Rule: a run is a folder of its own, and what its state says is all that is read. The same command
+goes on where it was, in the middle of a run, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+
+from examples.tracks import TrackError
+from examples.tracks.__main__ import main as play
+from examples.tracks.state import opened
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: run.py and configs/ lie here."""
+REWARDS = {"steps": "PRM + outcome", "outcome": "outcome only"}
+"""What the gateway's --episode-reward may be, as the table calls it."""
+TRACKS = ("tool-call", "terminal")
+"""Those at which the shipped beginner is one."""
+START_S, STOP_S, LOOK_S = 180.0, 60.0, 0.2
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+"""Of the environment, so that no setting leaks into the gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run."""
+
+    track: str
+    reward: str
+    seed: int
+
+    def folder(self, out: Path) -> Path:
+        return out / f"{self.track}-{self.reward}-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of one."""
+
+    before: float
+    after: float
+    """Shares of the held-out tasks."""
+    steps: int
+    held: bool
+    """Learning was held before the last step, and nobody let it go on."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and show all; returns the exit status of a run that was stopped, else 0.
+    SIGTERM is Ctrl-C: what was started ends first."""
+    os.umask(0o077)  # what agents write may be private
+    asked = _parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
+    try:
+        for number, case in enumerate(cases, 1):
+            folder = case.folder(asked.out)
+            if found(folder) is None:
+                print(f"{number} of {len(cases)}: {folder}", flush=True)
+                status = run(case, asked)
+                if found(folder) is None:  # it was stopped, and has said why
+                    return status
+        told = "\n".join(table(cases, asked.out))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except TrackError as error:
+        print(f"Stopped: {error}", file=sys.stderr)
+        return 1
+    (asked.out / "table.md").write_text(f"{told}\n", encoding="utf-8")
+    print(told)
+    return 0
+
+
+def run(case: Case, asked: argparse.Namespace) -> int:
+    """Play one to its end, or to where learning is held; returns its exit status.
+
+    Raises:
+        TrackError: the gateway did not start.
+    """
+    folder = case.folder(asked.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = ["--episode-reward", case.reward, "--seed", str(case.seed), *asked.gateway]
+    with gateway(folder, flags) as url:
+        settings = ["--url", url, "--out", str(folder / "track"), "--seed", str(case.seed)]
+        for name in ("steps", "groups", "concurrency", "exam_tasks"):
+            settings += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
+        return play(["run", str(ROOT / "configs" / "tracks" / f"{case.track}.toml"), *settings])
+
+
+def found(folder: Path) -> Found | None:
+    """What a run came to; None: it has not come to its end."""
+    if not (folder / "track").is_dir():
+        return None
+    with opened(folder / "track") as state:
+        ends = [state.fact("first version"), state.fact("last version")]
+        exams = [state.examined(int(end)) if end else {} for end in ends]
+        held = state.fact("held")
+        if held is None or not all(exams):
+            return None
+        before, after = (fmean(exam.values()) for exam in exams)
+        steps = int(ends[1] or 0) - int(ends[0] or 0)
+        return Found(before, after, steps, bool(held))
+
+
+def table(cases: Sequence[Case], out: Path) -> list[str]:
+    """Markdown: a row for each run, and the means of those that differ in their seed only."""
+    told = ["| track | reward | seed | before | after | steps |", "|---|---|---|---|---|---|"]
+    for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
+        alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
+        ends = {case.seed: end for case in alike if (end := found(case.folder(out))) is not None}
+        named = f"| {track} | {REWARDS[reward]} |"
+        for seed, end in ends.items():
+            held = ", then held" if end.held else ""
+            told.append(
+                f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.steps}{held} |"
+            )
+        if len(ends) > 1:
+            columns = [[end.before for end in ends.values()], [end.after for end in ends.values()]]
+            before, after = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
+            told.append(f"{named} mean | {before} | {after} | |")
+    return told
+
+
+@contextmanager
+def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
+    """A gateway with its records in a folder, as a user would start it; its address.
+
+    Raises:
+        TrackError: it ended, or did not answer in time.
+    """
+    log = folder / "gateway.log"
+    begun_at = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, str(ROOT / "run.py"), "--port", "0", *flags]
+    command += ["--config", str(ROOT / "configs" / "tracks" / "gateway" / "demo-tracks.toml")]
+    with log.open("ab") as said:
+        process = subprocess.Popen(
+            [*command, "--data-dir", str((folder / "gateway").resolve())],
+            cwd=ROOT,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,  # Ctrl-C reaches it when it is told to end, not before
+        )
+    try:
+        yield _address(log, begun_at, lambda: process.poll() is None)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(log: Path, begun_at: int, lives: Callable[[], bool]) -> str:
+    """Where the gateway serves, from its log, once it does."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and lives():
+        with log.open("rb") as reader:
+            reader.seek(begun_at)
+            lines = reader.read().decode(errors="replace").splitlines()
+        for line in lines:
+            if '"serving"' in line and line.startswith("{") and line.endswith("}"):
+                url = str(json.loads(line)["url"])
+                return url
+        time.sleep(LOOK_S)
+    raise TrackError(f"The gateway does not serve; {log} says why.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.tracks.compare",
+        description="Train the shipped beginner on tracks, with several seeds and both rewards, "
+        "and print one table of its success before and after. What --out already holds is not "
+        "played again.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--tracks", nargs="+", choices=TRACKS, default=list(TRACKS), help="default both")
+    add("--rewards", nargs="+", choices=tuple(REWARDS), default=list(REWARDS), help="default both")
+    add("--seeds", type=int, default=3, help="so many, from 0 (default 3)")
+    add("--steps", type=int, default=20, help="of each run (default 20)")
+    add("--groups", type=int, default=300, help="tasks of each run, at most (default 300)")
+    add("--exam-tasks", type=int, default=64, help="held-out tasks of each exam (default 64)")
+    add("--concurrency", type=int, default=32, help="episodes at a time (default 32)")
+    add("--out", type=Path, default=Path("runs/tracks"), help="results (default runs/tracks)")
+    add("--gateway", nargs=argparse.REMAINDER, default=[], help="last: further flags of run.py")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

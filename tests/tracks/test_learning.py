@@ -1,0 +1,122 @@
+"""The shipped beginner learns: what its recipe shows is true, and a run makes it better."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.demo.judge import verdict
+from examples.demo.recipe.tracks import commands
+from examples.tracks import compare
+from examples.tracks.compare import Case, Found
+from examples.tracks.state import opened
+from examples.tracks.terminal import Terminal
+from examples.tracks.track import Track
+from tests.lives import ROOT, until
+from tests.truths import one
+
+STEPS, RISE = 10, 0.1
+"""Of a short run."""
+
+
+async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None:
+    """The right command does the job, half of it and another system's do not, and only the last is
+    what the judge of the twins rejects."""
+    kinds = set[str]()
+    for job in map(Terminal(5, None).task, range(60)):
+        kinds.add(job.name.split()[0])
+        for (command, said), (solves, vote) in zip(
+            commands(job), ((True, 1), (False, 1), (False, -1)), strict=True
+        ):
+            async with job.attempt() as attempt:
+                assert await attempt.call("shell", {"command": command}) == said
+                assert attempt.solved("Done.") == solves, (job.wish, command)
+            assert verdict("tool", said) == vote
+    assert len(kinds) == 6
+
+
+def over(folder: Path, before: float, after: float, held: str | None = "") -> None:
+    """A run as it leaves its folder; held None: it was cut short."""
+    with opened(folder / "track") as state:
+        state.begin(Track(environment="tool-call"))
+        for version, share in ((0, before), (12, after)):
+            for task in range(10):
+                state.examine(version, task, task < 10 * share)
+        state.set_fact("first version", "0")
+        state.set_fact("last version", "12")
+        if held is not None:
+            state.set_fact("held", held)
+
+
+def test_table_has_a_row_for_each_run_and_the_means_of_its_seeds(tmp_path: Path) -> None:
+    cases = [Case("terminal", "steps", seed) for seed in range(3)]
+    over(cases[0].folder(tmp_path), 0.1, 0.5)
+    over(cases[1].folder(tmp_path), 0.2, 0.9, "An alarm rang.")
+    over(cases[2].folder(tmp_path), 0.2, 0.9, None)
+    assert compare.found(cases[1].folder(tmp_path)) == Found(0.2, 0.9, 12, True)
+    assert compare.table(cases, tmp_path)[2:] == [
+        "| terminal | PRM + outcome | 0 | 0.10 | 0.50 | 12 |",
+        "| terminal | PRM + outcome | 1 | 0.20 | 0.90 | 12, then held |",
+        "| terminal | PRM + outcome | mean | 0.15 ± 0.07 | 0.70 ± 0.28 | |",
+    ]
+
+
+def test_what_is_there_is_not_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Case] = []
+
+    def run(case: Case, asked: object) -> int:
+        played.append(case)
+        over(case.folder(tmp_path), 0.2, 0.6)
+        return 0
+
+    monkeypatch.setattr(compare, "run", run)
+    over(tmp_path / "tool-call-steps-0", 0.1, 0.5)
+    flags = ["--tracks", "tool-call", "--seeds", "2", "--out", str(tmp_path)]
+    assert compare.main(flags) == 0
+    assert played == [
+        Case("tool-call", *rest) for rest in (("steps", 1), ("outcome", 0), ("outcome", 1))
+    ]
+    assert "| tool-call | outcome only | mean | 0.20 ± 0.00 | 0.60 ± 0.00 | |" in (
+        capsys.readouterr().out
+    )
+    assert (tmp_path / "table.md").read_text().count("\n") == 8
+
+
+def test_a_gateway_that_does_not_start_is_said_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--tracks", "tool-call", "--seeds", "1", "--out", str(tmp_path)]
+    assert compare.main([*flags, "--gateway", "--no-such-flag"]) == 1
+    assert "gateway.log says why" in capsys.readouterr().err
+    assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "gateway.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_short_run_makes_the_beginner_better_and_goes_on_where_it_was_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--tracks", "tool-call", "--rewards", "steps", "--seeds", "1", "--steps", str(STEPS)]
+    flags += ["--groups", "80", "--out", str(tmp_path)]  # learning the wrong way ends, too
+    folder = Case("tool-call", "steps", 0).folder(tmp_path)
+    command = [sys.executable, "-m", "examples.tracks.compare", *flags]
+    log = tmp_path / "log"
+    with log.open("wb") as said:
+        ended = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+    until(lambda: ended.poll() is not None or re.search(r"step [1-9]", log.read_text()))
+    ended.send_signal(signal.SIGTERM)
+    assert ended.wait() == 128 + signal.SIGINT, log.read_text()
+    data, trained = folder / "gateway", "SELECT COUNT(*) FROM samples WHERE state = 'trained'"
+    before = one(data, trained)
+    assert compare.main(flags) == 0, "its gateway has ended, or another could not have begun"
+    assert one(data, trained) > before
+    end = compare.found(folder)
+    assert end is not None
+    assert (end.steps, end.held) == (STEPS, False)
+    assert end.after >= end.before + RISE, capsys.readouterr().out
