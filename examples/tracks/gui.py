@@ -1,7 +1,7 @@
 """Work in a web page: an office with a list, a form, a shop and mails, in a headless Chromium.
 
 The model sees the page as the browser's accessibility tree, in text, and acts on elements by the
-names that stand there. One browser serves all attempts; each has a context of its own.
+names that stand there. One browser serves all attempts; each has a context for itself.
 
 Rule: the browser reaches nothing outside: the one page comes from this folder, every other request
 is refused, and no name leads to an address. What a model types is text in the page, never code.
@@ -61,11 +61,12 @@ OPENED = 4
 _LONGEST = 200
 """Characters that are typed at once."""
 _SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+_LOADED = re.compile(r"\[ref=((?:f\d+)?)e\d+\]")
 _ACTIVE = "link|button|textbox|checkbox|combobox"
 _NOISE = (
     (re.compile(r" \[(?:cursor=pointer|active)\]|:\n *- /url: .*"), ""),
     (re.compile(rf"^( *- (?!{_ACTIVE})[^\n]*?) \[ref=\w+\]", re.MULTILINE), r"\1"),
-    (re.compile(r"\[ref=(\w+)\]"), r"[\1]"),
+    (re.compile(r"\[ref=(?:f\d+)?(e\d+)\]"), r"[\1]"),
 )
 """What is left out of a tree: what nobody can act on has no name."""
 _WORDS = ("pear", "plum", "kite", "mug", "shell", "stamp", "bead", "key", "box", "lamp", "rope")
@@ -99,12 +100,15 @@ class Errand:
             yield Window(self, page)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Window:
     """An attempt."""
 
     errand: Errand
     page: Page
+    loaded: str = ""
+    """What the browser puts before its names of elements in a page that was loaded again; the model
+    sees names without it, which are the same at every attempt."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         wanted = _NEEDS.get(name)
@@ -150,7 +154,7 @@ class Window:
         element = arguments["element"]
         if not re.fullmatch(r"e\d{1,6}", element):
             return "element must be a name such as e5"
-        found = self.page.locator(f"aria-ref={element}")
+        found = self.page.locator(f"aria-ref={self.loaded}{element}")
         if await found.count() != 1:
             return f"there is no {element} in the page"
         kind = str(await found.evaluate("it => it.tagName + ' ' + it.type"))
@@ -174,6 +178,8 @@ class Window:
     async def _tree(self) -> str:
         await self.page.evaluate(_SETTLED)
         tree = await self.page.locator("body").aria_snapshot(mode="ai")
+        if (found := _LOADED.search(tree)) is not None:
+            self.loaded = found[1]
         for noise, instead in _NOISE:
             tree = noise.sub(instead, tree)
         return tree
@@ -191,6 +197,8 @@ class Gui:
         self._stack = AsyncExitStack()
         self._browser: Browser | None = None
         self._opening = asyncio.Semaphore(OPENED)
+        self._left: list[Page] = []
+        """Pages that no attempt uses."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -227,22 +235,26 @@ class Gui:
 
     @asynccontextmanager
     async def page(self) -> AsyncGenerator[Page]:
-        """A page in a context of its own, which sees this project's page and nothing else."""
-        assert self._browser is not None, "an attempt outside of `async with`"
+        """A page in a context of its own, begun anew, which sees this project's page alone.
+
+        One that an attempt has left serves the next: to begin one costs a process, and what the
+        page knows is gone when it is loaded again, for it keeps nothing.
+        """
         with _alive():
-            async with self._opening:
-                context = await self._browser.new_context(
-                    viewport={"width": 1024, "height": 600}, service_workers="block"
-                )
-                context.set_default_timeout(_PATIENCE_MS)
-                await context.route("**/*", _serve)
-                page = await context.new_page()
-                await page.goto(URL)
-        try:
-            yield page
-        finally:
-            with _alive():
-                await context.close()
+            page = self._left.pop() if self._left else await self._opened()
+            await page.goto(URL)
+        yield page
+        self._left.append(page)
+
+    async def _opened(self) -> Page:
+        assert self._browser is not None, "an attempt outside of `async with`"
+        async with self._opening:
+            context = await self._browser.new_context(
+                viewport={"width": 1024, "height": 600}, service_workers="block"
+            )
+            context.set_default_timeout(_PATIENCE_MS)
+            await context.route("**/*", _serve)
+            return await context.new_page()
 
     def task(self, number: int) -> Errand:
         return self._drawn(f"train {number}")
