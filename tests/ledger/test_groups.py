@@ -163,7 +163,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
-    assert "Reward of step 0, outcome and votes: +1.33." in text
+    assert "Reward of this step, outcome and votes: +1.33." in text
     assert (
         "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
         "the mean +0.83)." in text
@@ -180,7 +180,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.look()
     assert told.queued() == {("a", 0): 0.0}
     text = " ".join(tell(told.ledger._db, turn, Training(), text=True))
-    assert "Reward of step 0, its outcome alone: 0." in text
+    assert "Reward of this step, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 
