@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e '.[local,demo,dev]'
+	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e '.[local,demo,dev,gui]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -5,6 +5,8 @@
     tool_call.py       arithmetic with a calculator
     sandbox.py         where a command runs that a model typed
     terminal.py        small jobs in a shell
+    swe.py             bugs in little repositories
+    gui.py             errands in a web page
     client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
     episode.py         what one try asks, written down so that it is asked once
     state.py           what has happened, on disk, so that a run that was killed goes on

@@ -108,6 +108,8 @@ def environment(track: Track) -> Environment:
 _MADE = {
     "tool-call": ("tool_call", "ToolCall"),
     "terminal": ("terminal", "Terminal"),
+    "swe": ("swe", "Swe"),
+    "gui": ("gui", "Gui"),
     "openenv": ("with_openenv", "OpenEnv"),
     "verifiers": ("with_verifiers", "Verifiers"),
 }

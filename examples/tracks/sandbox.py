@@ -29,12 +29,17 @@ HARMLESS = frozenset({"demo", "demo-tracks"})
 COMMAND_S = 10.0
 """A command that takes longer is killed, with all that it started."""
 _SHOWN = 2000
-"""Characters of what a command wrote."""
+"""Characters of what a command wrote: its beginning and its end."""
 _KEPT = 65536
 """Bytes of what a command wrote; what comes after is read and thrown away."""
 _LIMITS = "ulimit -t 10 -f 20480 -v 2097152 2>/dev/null; "
 """Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process."""
-_PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+_ENVIRONMENT = {
+    "PATH": PROGRAMS,
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",  # a file changed twice in a second would run as it was before
+}
 
 Walls = Sequence[str] | None
 """How bubblewrap is called; None: a plain subprocess."""
@@ -68,7 +73,8 @@ class Shell:
         if ended.status is None:
             return f"error: it took more than {self.limit_s:g} seconds"
         text = ended.said.decode(errors="replace").strip()
-        text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
+        if len(text) > _SHOWN:
+            text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
         if ended.status:
             return f"error: exit status {ended.status}\n{text}".strip()
         return text or "(it wrote nothing)"
@@ -85,7 +91,7 @@ async def run(
         *_around(walls, folder),
         *("/bin/sh", "-c", _LIMITS + command),
         cwd=folder,
-        env={"PATH": _PROGRAMS, "HOME": str(folder), "LANG": "C.UTF-8"},
+        env=_ENVIRONMENT | {"HOME": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -176,8 +182,8 @@ def _sandbox() -> Walls:
         *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/bin", "/bin"),
         *("--ro-bind-try", "/lib", "/lib", "--ro-bind-try", "/lib64", "/lib64"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
-        *("--clearenv", "--setenv", "PATH", _PROGRAMS, "--setenv", "HOME", "/work"),
-        *("--setenv", "LANG", "C.UTF-8"),
+        *("--clearenv", "--setenv", "HOME", "/work"),
+        *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
     )
     tried = subprocess.run([*walls, "/bin/sh", "-c", "true"], capture_output=True, check=False)
     return walls if tried.returncode == 0 else None

@@ -48,7 +48,12 @@ def test_shipped_tracks_are_tracks(file: Path) -> None:
         "verifiers",
     ):  # of third parties, which have their own tests
         return
-    task = environments.environment(track).task(0)
+    try:
+        task = environments.environment(track).task(0)
+    except TrackError as error:
+        if track.environment != "gui":
+            raise
+        pytest.skip(str(error))
     assert not isinstance(task, environments.Program)
     assert task.messages
 

@@ -1,0 +1,265 @@
+"""Little repositories with a bug and tests that fail, to be mended in a shell.
+
+Rule: what a program says of itself is no grade. The cases of the tests, and others that nobody is
+shown, are worked out by the changed program in a fresh sandbox, which holds no test, and what comes
+out is compared outside it. So neither tests that were changed, nor a module that loads itself, nor
+an early exit, nor whatever is printed can pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import stat
+import textwrap
+import tomllib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from examples.tracks import TrackError
+from examples.tracks.sandbox import COMMAND_S, PROGRAMS, SHELL, Shell, Walls, folder, run, walls_for
+from examples.tracks.track import Track
+
+REPOSITORIES = Path(__file__).parent / "repositories"
+TESTS = "test_all.py"
+_RAISES = "raises "
+_LARGEST, _MOST = 1_000_000, 100
+"""Bytes and files of a repository that is graded."""
+_LONGEST = 4000
+"""Characters of a result."""
+_WORK = r"""
+import ast, json, os, sys
+asked = json.load(sys.stdin)
+told = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+sys.path.insert(0, "program")
+results = []
+for case in asked["cases"]:
+    *first, last = ast.parse(case).body
+    names = {}
+    try:
+        exec(asked["imports"], names)
+        exec(compile(ast.Module(first, []), "case", "exec"), names)
+        results.append(repr(eval(compile(ast.Expression(last.value), "case", "eval"), names)))
+    except Exception as error:
+        results.append("raises " + type(error).__name__)
+told.write("\n" + json.dumps(results))
+told.flush()
+os._exit(0)
+"""
+"""Works the cases out, in the sandbox. What the program prints goes nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a test says."""
+
+    code: str
+    """Lines, of which the last has a value."""
+    wanted: str
+    """The value, as Python writes it, or `raises` and the name of an error."""
+
+    def holds(self, result: object) -> bool:
+        if not isinstance(result, str) or len(result) > _LONGEST:
+            return False
+        if self.wanted.startswith(_RAISES) or result.startswith(_RAISES):
+            return result == self.wanted
+        try:
+            return bool(ast.literal_eval(result) == ast.literal_eval(self.wanted))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return False
+
+    def test(self, number: int) -> str:
+        """As a method of a test of unittest."""
+        *first, last = self.code.splitlines()
+        if self.wanted.startswith(_RAISES):
+            lines = [f"with self.assertRaises({self.wanted.removeprefix(_RAISES)}):"]
+            lines += [f"    {line}" for line in self.code.splitlines()]
+        else:
+            lines = [*first, f"self.assertEqual({last}, {self.wanted})"]
+        return f"    def test_{number}(self):\n" + textwrap.indent("\n".join(lines), " " * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A program that is right, and how it goes wrong: a file of `repositories/`."""
+
+    name: str
+    about: str
+    imports: str
+    files: Mapping[str, str]
+    shown: Sequence[Case]
+    """The tests in it."""
+    hidden: Sequence[Case]
+    """Other cases that a right program gets right."""
+    bugs: Sequence[Mapping[str, str]]
+    held_out: bool
+
+    @classmethod
+    def read(cls, path: Path) -> Repository:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            name=path.stem,
+            about=found["about"],
+            imports=found["imports"],
+            files={name: text.lstrip() for name, text in found["files"].items()},
+            shown=[Case(*pair) for pair in found["shown"]],
+            hidden=[Case(*pair) for pair in found["hidden"]],
+            bugs=found["bugs"],
+            held_out=found.get("held_out", False),
+        )
+
+    def tests(self) -> str:
+        methods = "\n\n".join(case.test(number) for number, case in enumerate(self.shown, 1))
+        return (
+            f"import unittest\n\n{self.imports}\n\n\n"
+            f"class Test(unittest.TestCase):\n{methods}\n\n\n"
+            'if __name__ == "__main__":\n    unittest.main()\n'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A task."""
+
+    repository: Repository
+    number: int
+    sandbox: Walls
+    limit_s: float = COMMAND_S
+
+    @property
+    def name(self) -> str:
+        return f"{self.repository.name} {self.number}"
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]:
+        report = self.repository.bugs[self.number]["report"]
+        return (
+            {
+                "role": "user",
+                "content": "There is a bug in the program in this folder. "
+                f"{report} Find and mend it. python3 {TESTS} runs the tests.",
+            },
+        )
+
+    def files(self) -> dict[str, str]:
+        """The repository as the model finds it."""
+        bug = self.repository.bugs[self.number]
+        files = dict(self.repository.files)
+        files[bug["file"]] = files[bug["file"]].replace(bug["right"], bug["wrong"], 1)
+        return {
+            **files,
+            TESTS: self.repository.tests(),
+            "README.md": f"# {self.repository.name}\n\n{self.repository.about}\n",
+        }
+
+    @asynccontextmanager
+    async def attempt(self) -> AsyncGenerator[Checkout]:
+        with folder(self.files()) as path:
+            yield Checkout(path, self.sandbox, self.limit_s, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout(Shell):
+    """An attempt."""
+
+    bug: Bug
+
+    async def solved(self, answer: str) -> bool:
+        program = _program(self.path)
+        if program is None:
+            return False
+        repository = self.bug.repository
+        cases = [*repository.shown, *repository.hidden]
+        asked = {"imports": repository.imports, "cases": [case.code for case in cases]}
+        with folder({"work.py": _WORK}) as fresh:
+            for name, content in program.items():
+                path = fresh / "program" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            ended = await run(
+                self.sandbox,
+                fresh,
+                "exec python3 -I -B work.py 2>/dev/null",
+                told=json.dumps(asked).encode(),
+                limit_s=self.limit_s,
+            )
+        results = _results(ended.said)
+        return len(results) == len(cases) and all(map(Case.holds, cases, results))
+
+
+@dataclass(frozen=True, slots=True)
+class Swe:
+    """Every bug of every repository. Those of some repositories are held out."""
+
+    seed: int
+    sandbox: Walls
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return (SHELL,)
+
+    @classmethod
+    def of(cls, track: Track) -> Swe:
+        if shutil.which("python3", path=PROGRAMS) is None:
+            raise TrackError(f"There is no python3 in {PROGRAMS}. Install the package python3.")
+        return cls(track.seed, walls_for(track.model))
+
+    def task(self, number: int) -> Bug:
+        return self._drawn(number, held_out=False)
+
+    def held_out(self, number: int) -> Bug:
+        return self._drawn(number, held_out=True)
+
+    def _drawn(self, number: int, *, held_out: bool) -> Bug:
+        """All of them, in the order of the seed, again and again."""
+        bugs = [
+            Bug(repository, bug, self.sandbox)
+            for repository in repositories()
+            for bug in range(len(repository.bugs))
+            if repository.held_out == held_out
+        ]
+        Random(f"{self.seed} {held_out}").shuffle(bugs)
+        return bugs[number % len(bugs)]
+
+
+@cache
+def repositories() -> Sequence[Repository]:
+    """Those that are shipped, in the order of their names."""
+    return [Repository.read(path) for path in sorted(REPOSITORIES.glob("*.toml"))]
+
+
+def _program(root: Path) -> dict[str, bytes] | None:
+    """The files of a repository but for its tests; None: they are too large or too many.
+
+    What is no file, such as a link, wherever it leads, is left out.
+    """
+    found: dict[str, bytes] = {}
+    size = 0
+    for where, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = Path(where) / name
+            if name == TESTS or not stat.S_ISREG(path.lstat().st_mode):
+                continue
+            size += path.lstat().st_size
+            if size > _LARGEST or len(found) == _MOST:
+                return None
+            found[str(path.relative_to(root))] = path.read_bytes()
+    return found
+
+
+def _results(said: bytes) -> Sequence[object]:
+    """The last line of what was said, where it is a list."""
+    try:
+        found = json.loads(said.rpartition(b"\n")[2])
+    except (ValueError, RecursionError):
+        return ()
+    return found if isinstance(found, list) else ()

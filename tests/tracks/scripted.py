@@ -1,0 +1,137 @@
+"""A gateway over real HTTP whose model follows a script, and `examples.tracks` as its client.
+
+Rule: what the script says next depends on the conversation alone, so that a try that is taken up
+after a kill goes on as it would have.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.lives import ROOT
+
+Script = Generator[tuple[str, Mapping[str, Any]], str, str]
+"""Yields calls of tools, is sent what they return, and returns the last reply."""
+
+
+@dataclass
+class Scripted:
+    """The gateway."""
+
+    script: Callable[[str, int], Script]
+    """Of a wish, and of which try of the task it is."""
+    outcomes: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    """Sessions and scores, as they were told."""
+    url: str = ""
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        *_, attempt = request.headers["x-session-id"].split("-")
+        if "tools" not in body:  # it only asks which version serves
+            message: Mapping[str, Any] = {"role": "assistant", "content": "Hello."}
+        else:
+            exam = "x-group-id" not in request.headers
+            script = self.script(body["messages"][0]["content"], 0 if exam else int(attempt))
+            try:
+                message = said(script, body["messages"])
+            except (AssertionError, ValueError) as error:  # which ends the run, in these words
+                return JSONResponse({"error": repr(error)}, 400)
+        return JSONResponse(
+            {
+                "choices": [{"message": message, "finish_reason": "stop"}],
+                "system_fingerprint": "v0",
+                "usage": {"completion_tokens": 5},
+            }
+        )
+
+    async def feedback(self, request: Request) -> Response:
+        body = await request.json()
+        self.outcomes.append((body["session"], body["score"]))
+        return JSONResponse({"counts": True, "because": None})
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({})
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/feedback", self.feedback, methods=["POST"]),
+                Route("/healthz", self.health),
+            ]
+        )
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none"))
+        began = threading.Event()
+        start = server.startup
+
+        async def startup(sockets: Any = None) -> None:
+            await start(sockets)
+            began.set()
+
+        server.startup = startup
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert began.wait(60)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}/v1"
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def said(script: Script, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The next reply of a conversation."""
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    try:
+        call = next(script)
+        for result in results:
+            call = script.send(result)
+    except StopIteration as end:
+        return {"role": "assistant", "content": end.value}
+    function = {"name": call[0], "arguments": json.dumps(call[1])}
+    made = {"id": f"call-{len(results)}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [made]}
+
+
+def runner(folder: Path, url: str, track: str, environment: Mapping[str, str]) -> Any:
+    """`python -m examples.tracks run`, in a process of its own."""
+    (folder / "track.toml").write_text(track)
+    command = [sys.executable, "-m", "examples.tracks", "run", str(folder / "track.toml")]
+    with (folder / "runner.log").open("ab") as log:
+        return subprocess.Popen(
+            [*command, "--url", url, "--out", str(folder / "out")],
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def naming(text: str) -> list[str]:
+    """The command lines of all processes in which a text stands."""
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has ended
+        if text in line:
+            found.append(line)
+    return found
