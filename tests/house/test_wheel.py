@@ -26,8 +26,8 @@ def test_whatever_is_shipped_is_put_where_it_is_looked_for() -> None:
     for path, target in packed.items():
         assert target == f"tinker_claw/shipped/{path}"
         assert shipped.shipped(path) == ROOT / path
-    files = (shipped.PRICES, shipped.DEMO_JUDGE, shipped.MODEL_DIR)
-    assert {str(file.relative_to(ROOT)) for file in files} == set(packed)
+    files = (shipped.PRICES, shipped.CANARIES, shipped.DEMO_CANARIES, shipped.DEMO_JUDGE)
+    assert {str(file.relative_to(ROOT)) for file in (*files, shipped.MODEL_DIR)} == set(packed)
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ async def world(
     ahead_s: float = 0.0,
     **training: Any,
 ) -> AsyncGenerator[World]:
-    cfg = Training(**({"batch_size": 4, "max_step_kl": 0} | training))
+    cfg = Training(**({"batch_size": 4, "max_step_kl": 0, "gate": "off"} | training))
     ledger = Ledger(path)
     trainer = trainer or FakeTrainer()
     policy = PolicyHolder(await restore(ledger, trainer))

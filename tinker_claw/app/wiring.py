@@ -33,6 +33,7 @@ from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
+from tinker_claw.learner.gate import Gate, canaries
 from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -47,7 +48,7 @@ from tinker_claw.methods.base import Signal, require, student_topk
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import DEMO_JUDGE
+from tinker_claw.shipped import CANARIES, DEMO_CANARIES, DEMO_JUDGE
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
@@ -108,6 +109,7 @@ async def wire(
         parts,
         learning_rate=learning_rate(settings, model.weights),
         guard=Guard(parts, every=measured_every(settings)),
+        gate=_gate(settings, parts, renderer),
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
@@ -162,6 +164,14 @@ async def _parts(
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
     )
+
+
+def _gate(settings: Settings, parts: LoopParts, renderer: Renderer) -> Gate | None:
+    if settings.training.gate == "off":
+        return None
+    shipped = DEMO_CANARIES if settings.run.model_name == DEMO else CANARIES
+    asked = canaries(settings.training.canaries or shipped, renderer)
+    return Gate(parts, asked, renderer.stop_tokens)
 
 
 async def _judging(

@@ -33,6 +33,14 @@ UNACCEPTED = 0.5
 that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 MEASURED_EVERY = 4
 """Where a service bills it, of so many steps one is measured (`learner.guard`)."""
+GATE_TURNS = 12
+"""Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
+GATE_TOKENS = 150_000
+"""Of the prompts that it asks a version, at most."""
+GATE_REPLY = 256
+"""Tokens of a fresh reply to it, at most."""
+_CANARIES = Usage(prefill=3_000, sampled=500)
+"""All of a file such as configs/canaries.toml."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -146,6 +154,7 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     again = habits.stale + (1 if cfg.kl_beta > 0 else 0)
     again += 1 / measured_every(settings) if cfg.max_step_kl > 0 else 0
     train += _times(_score(length), batch * again)
+    train += _gate(length) if cfg.gate != "off" else Usage()
     judge = _times(habits.judge, judged)
     teacher = _times(habits.teacher, batch * habits.hinted)
     serve = _times(habits.serve, judged)
@@ -162,6 +171,13 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
         step_usd=price.usd(judge + teacher + train),
         words=_words(settings, price, habits, judged),
     )
+
+
+def _gate(length: int) -> Usage:
+    """Of asking a version, once there are enough beginnings of sessions: a right reply is scored,
+    and a fresh one sampled."""
+    turns = min(GATE_TURNS, GATE_TOKENS // max(1, 2 * length))
+    return _CANARIES + _times(Usage(prefill=2 * length, sampled=1 + GATE_REPLY), turns)
 
 
 def measured_every(settings: Settings) -> int:

@@ -217,16 +217,17 @@ class JudgementTable:
             for row in rows
         ]
 
-    def verdicts(self, most: int, after: int) -> list[Vote]:
-        """The newest, newest first, those without a valid vote left out; only behind turn
-        `after`."""
+    def verdicts(self, most: int, after: int) -> list[tuple[Vote, bool]]:
+        """The newest, each with whether there is a hint, newest first, those without a valid vote
+        left out; only behind turn `after`."""
         rows = self._db.rows(
-            "SELECT value FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
+            "SELECT value, EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = verdicts.turn_id) AS "
+            "hinted FROM verdicts WHERE turn_id > ? AND value IS NOT NULL "
             "ORDER BY turn_id DESC LIMIT ?",
             after,
             most,
         )
-        return [row["value"] for row in rows]
+        return [(row["value"], bool(row["hinted"])) for row in rows]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """What the judge found, and what the user or else the auditor did, of the newest turns of

@@ -50,6 +50,19 @@ class Line:
         return at in self.live
 
 
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What the gate noted of a version; see `learner.gate`."""
+
+    version: int
+    said: Mapping[str, Any]
+    """What it has lost, or why it was not asked."""
+    after: Mapping[str, Any]
+    """Its answers, by question."""
+    before: Mapping[str, Any]
+    """Those of the version before it, where no step had asked that one."""
+
+
 def read_line(rows: Rows) -> Line:
     """The line as it is now."""
     parents = {row[0]: row[1] for row in rows.rows("SELECT id, parent FROM versions")}
@@ -375,14 +388,34 @@ class StepTable:
         )
         return [(row["parent"], json.loads(row["found"])) for row in rows]
 
-    def void_lately(self, because: str) -> int:
-        """How many steps from the newest version on are void for a reason that begins so."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
-            "AND parent = (SELECT MAX(id) FROM versions)",
+    def gated(self, version: int, most: int) -> list[Gated]:
+        """What the gate asked of this version and of those that it goes on from, the newest first,
+        as far as their steps asked anything."""
+        rows = self._db.rows(
+            "WITH RECURSIVE line (id, n) AS (VALUES (?1, 1) UNION ALL "
+            "SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL "
+            "AND n < ?2) SELECT version, json_extract(metrics, '$.gate') AS said, "
+            "json_extract(metrics, '$.answers') AS answers FROM line "
+            "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
+            "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
+            *(version, most),
+        )
+        found = list[Gated]()
+        for row in rows:
+            answers = json.loads(row["answers"] or "{}")
+            both = (answers.get("after", {}), answers.get("before", {}))
+            found.append(Gated(row["version"], json.loads(row["said"]), *both))
+        return found
+
+    def void_lately(self, because: str) -> list[str]:
+        """Why steps from the newest version on are void, of those reasons that begin so."""
+        rows = self._db.rows(
+            "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
+            "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             len(because),
             because,
         )
+        return [row["error"] for row in rows]
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """How many steps with exactly these samples failed, outages left out."""
