@@ -19,6 +19,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.learner.diagnostics import step_rule
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import rewards_of
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -129,6 +130,22 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
     advantages = reward_parts(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
+
+
+def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
+    for key in "ab":
+        told.begin(key, in_group())
+        if key == "a":
+            told.turn(key)  # its client hung up, and asked again
+        told.judge(told.turn(key), (1,) if key == "a" else (-1,))
+        told.turn(key)
+        told.end(key, 0.5)
+    assert told.look().queued == 2, "the second step's rewards agree, so nothing is learned there"
+    first, second = told.ledger.samples.oldest(99)
+    assert first.bucket == second.bucket
+    assert reward_parts([first, second], Training()) == pytest.approx([1.0, -1.0])
+    step = told.ledger.steps.begin(0, [first.id, second.id])
+    assert [row.bucket for row in rewards_of(told.ledger._db, step)] == [first.bucket] * 2
 
 
 def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:

@@ -289,6 +289,7 @@ class Versions:
         self._trainer = trainer
         self._open = LRUCache[int, Sampler](MOST_OPEN)
         self._opening = asyncio.Lock()
+        self._closing = set[asyncio.Task[None]]()
 
     async def open(self, version_id: int) -> Sampler:
         """The sampler of a version.
@@ -297,7 +298,6 @@ class Versions:
             KeyError: there is no such version.
             BackendError: its weights cannot be opened.
         """
-        unused: Sampler | None = None
         async with self._opening:
             if version_id not in self._open:
                 version = self._ledger.steps.version(version_id)
@@ -306,13 +306,12 @@ class Versions:
                 sampler = await self._trainer.open(version.sampler_ref)
                 if len(self._open) == MOST_OPEN:
                     _, unused = self._open.popitem()
+                    closing = asyncio.create_task(unused.aclose())  # once its last reply has ended
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
                 self._open[version_id] = sampler
-            sampler = self._open[version_id]
-        if unused is not None:
-            await unused.aclose()  # when its last reply has ended; others open theirs meanwhile
-        return sampler
+            return self._open[version_id]
 
     async def aclose(self) -> None:
-        for sampler in self._open.values():
-            await sampler.aclose()
+        await asyncio.gather(*self._closing, *(sampler.aclose() for sampler in self._open.values()))
         self._open.clear()
