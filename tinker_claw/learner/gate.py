@@ -233,8 +233,8 @@ FIGURES = (
         "canaries",
         lambda before, after: _fall(after.likely, before.likely),
         (_CANARY,),
-        step=0.2,
-        window=0.8,
+        step=0.15,
+        window=0.4,
         told="right replies to canaries are {lost:.2f} nats less likely",
     ),
     Figure(
