@@ -221,7 +221,7 @@ async def test_what_measuring_bills_is_in_the_estimate_and_in_the_steps_bill(
         whole_batch(w)
         await w.version(1)
         settings = Settings(
-            run=Run(method="binary", backend="local"), training=Training(batch_size=4)
+            run=Run(method="binary", backend="local"), training=Training(batch_size=4, gate="off")
         )
         habits = replace(
             assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.0

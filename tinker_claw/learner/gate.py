@@ -360,7 +360,7 @@ class Asked:
     """Why nothing could be asked; None: it was, or nothing is to be."""
     answers: Answers | None = None
     before: Answers | None = None
-    """Of the version that serves, where they were asked only now."""
+    """Of the version that serves, where no step has noted them."""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -424,27 +424,29 @@ class Gate:
         questions = self._questions()
         if not questions:
             return Asked()
-        known = self._known()
+        serving = self._parts.policy.newest
+        stored, known = self._stored(), self._known()
         try:
             async with asyncio.timeout(self._seconds):
                 answers = await self._all(questions, candidate)
                 unknown = [q for q in questions if q.key not in known and q.key in answers]
-                before = await self._all(unknown, self._parts.policy.newest.sampler)
+                known |= await self._all(unknown, serving.sampler)
         except OutageError:
             raise
         except (BackendError, TimeoutError) as error:
             why = str(error) or f"it took longer than {self._seconds:g} s"
             log.warning("gate.unasked", error=why)
             return Asked(unasked=why)
-        self._answered = self._parts.policy.newest.version.id, known | before
-        told = lost(answers, known | before)
-        if past := best(self._past()):
+        self._answered = serving.version.id, known
+        told = lost(answers, known)
+        if past := best([known, *self._past()]):
             over = lost(answers, past, over=True)
             told += [f"in all over the last {LOOK_BACK} versions {one}" for one in over]
         if told and self._parts.training.gate == "on":
             raise RefusedError(f"{REFUSED}: {'; '.join(told)}")
         if told:
             log.warning("gate.would_refuse", told=told)
+        before = {key: answer for key, answer in known.items() if key not in stored}
         return Asked(tuple(told), None, answers, before)
 
     def findings(self) -> list[Finding]:
@@ -498,13 +500,17 @@ class Gate:
             found.append(question)
         return found
 
-    def _known(self) -> dict[str, Answer]:
-        """What the version that serves has answered."""
+    def _stored(self) -> dict[str, Answer]:
+        """What the version that serves has answered, as its step noted it."""
         newest = self._parts.policy.newest.version.id
-        if self._answered[0] == newest:
-            return self._answered[1]
         gated = self._parts.ledger.steps.gated(newest, 1)
         return next((_read(one.after) for one in gated if one.version == newest), {})
+
+    def _known(self) -> dict[str, Answer]:
+        """The same, with what it was asked since."""
+        version, answers = self._answered
+        since = answers if version == self._parts.policy.newest.version.id else {}
+        return self._stored() | since
 
     def _past(self) -> Sequence[Answers]:
         gated = self._parts.ledger.steps.gated(self._parts.policy.newest.version.id, LOOK_BACK)

@@ -202,16 +202,21 @@ class Learner:
                 return False
             if (batch := self._batch()) is None:
                 return False
-            if finding := self._guard.look(self._gate.findings() if self._gate else ()):
-                self._parts.ledger.hold.because(finding.told, finding.ruling.name)
-                log.warning("learning.held", alarm=finding.alarm, because=finding.told)
-            else:
+            if not self._is_ruled_out():
                 await self._take(batch)
         except (OutageError, LedgerError) as error:
             outage = as_outage(error)
             self._parts.health.backend.seen("learning", outage)
             await self.recovery.after(outage)
         return True
+
+    def _is_ruled_out(self) -> bool:
+        """Whether no further step is taken; then that is written down, with its reason."""
+        found = self._guard.look(self._gate.findings() if self._gate else ())
+        if found is not None:
+            self._parts.ledger.hold.because(found.told, found.ruling.name)
+            log.warning("learning.held", alarm=found.alarm, because=found.told)
+        return found is not None
 
     def _batch(self) -> list[Sample] | None:
         """What the next step takes; None while there is no batch."""
@@ -291,6 +296,7 @@ class Learner:
         for sample in batch:
             samples.quarantine(sample.id)
         self._parts.telemetry.sample("quarantined", count=len(batch))
+        self._is_ruled_out()  # the user is told now, and not when there is another batch
 
     def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
         """Nobody came between since there were so many holds, and all samples are queued.
