@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,10 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.policy import Sampler
+from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
-from tinker_claw.types import Tokens
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
 
 # What is a loss
 
@@ -169,16 +171,16 @@ def gated(parts: LoopParts, asked: Sequence[Question] = ASKED, seconds: float = 
 class LosingTrainer(FakeTrainer):
     """Each of its versions gives the canaries' replies so many nats less than the first."""
 
-    def __init__(self, *losses: float, bills: bool = False) -> None:
+    def __init__(self, *falls: float, bills: bool = False) -> None:
         super().__init__(bills=bills)
-        self.losses = losses
+        self.falls = falls
         self.slow = self.broken = 0
 
     async def publish(self) -> Sampler:
         published = await super().publish()
         assert isinstance(published, FakeSampler)
         number = self.asked["publish"] - 2  # the first is no step's
-        less = self.losses[min(number, len(self.losses) - 1)] if number >= 0 else 0.0
+        less = self.falls[min(number, len(self.falls) - 1)] if number >= 0 else 0.0
         published._opinion = lambda token: LOGPROB - (less if token in (70, 71) else 0.0) / 2
         if number >= 0 and self.slow:
             self.slow -= 1
@@ -189,8 +191,9 @@ class LosingTrainer(FakeTrainer):
         return published
 
 
-async def _never(tokens: Tokens, **asked: object) -> None:  # pyright: ignore
+async def _never(tokens: Tokens, **asked: Any) -> TokenLogprobs:
     await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
 
 
 def four(w: World) -> None:
@@ -382,7 +385,7 @@ async def test_first_turns_of_one_session_in_sixteen_are_asked_and_never_trained
         assert newest[0].prompt == (1, 2, 3, 2 * ONE_IN - 1)
         assert newest[0].accepted == (7, 8)
         assert w.ledger.held_out.newest(1) == newest[:1]
-        keys = [question.key for question in gated(w.parts)._questions()]
+        keys = [question.key for question in gated(w.parts).questions()]
         assert keys[-2:] == [f"t{2 * ONE_IN}", f"t{ONE_IN}"]
 
 
@@ -416,7 +419,7 @@ async def test_what_is_private_or_forgotten_is_asked_of_nobody(tmp_path: Path) -
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
         await fill(w, 3 * ONE_IN)
         assert len(w.ledger.held_out.newest(8)) == 3
-        w.ledger.turns.mark_private("me", f"s{ONE_IN}", 1)
+        w.ledger.turns.mark_private("me", f"s{ONE_IN}", Privacy.PRIVATE)
         w.ledger.forget(in_session(f"s{2 * ONE_IN}", "me"))
         (left,) = w.ledger.held_out.newest(8)
         assert left.turn_id == 3 * ONE_IN
@@ -441,7 +444,7 @@ async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
             w.turn("YES", session=str(number), prompt=long if picked else (1, 2, 3))
         await w.settled()
         assert len(w.ledger.held_out.newest(8)) == 4
-        own = [one for one in gated(w.parts)._questions() if one.key.startswith("t")]
+        own = [one for one in gated(w.parts).questions() if one.key.startswith("t")]
         assert len(own) == 2, "each is scored and sampled"
 
 
@@ -451,8 +454,8 @@ async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path) -> None:
     async with demo_run(tmp_path, max_step_kl=0) as run:
-        asked = canaries(DEMO_CANARIES, Renderer.load(str(MODEL_DIR), "qwen3"))
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
+        asked = canaries(DEMO_CANARIES, renderer)
         gate = Gate(run.parts, asked, renderer.stop_tokens)
         told = await gate.ask(run.parts.base)
         assert told.told == ()
@@ -471,10 +474,14 @@ class _Deaf:
         self._sampler = sampler
         self.ref = sampler.ref
 
-    async def logprobs(self, tokens: Tokens, *, start: int):  # type: ignore[no-untyped-def]
-        kept = tuple(tokens[start - 3 :])
-        scores = await self._sampler.logprobs(kept, start=3)
+    async def logprobs(self, tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
+        scores = await self._sampler.logprobs(tuple(tokens[start - 3 :]), start=3, **more)
         return replace(scores, start=start)
 
-    async def sample(self, prompt: Tokens, params, n: int = 1):  # type: ignore[no-untyped-def]
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
         return await self._sampler.sample(prompt[-3:], params, n)
+
+    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
+        return self._sampler.stream(prompt[-3:], params)
+
+    async def aclose(self) -> None: ...

@@ -276,6 +276,10 @@ def board(seen: Record) -> list[str]:
     return lines
 
 
+_JUDGE_ALONE = (
+    "none, and no feedback: a judge that always says the opposite cannot be told from a user of the "
+    "opposite taste"
+)
 _FOLLOWS = {
     1.0: "they count in full",
     0.0: "they are weighted to nothing, rewards count as ever",
@@ -304,10 +308,13 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    said = seen["feedback"]
+    if seen["verdicts"]["good"] and not seen["auditor"]["audited"] and not any(said.values()):
+        yield "auditor", _JUDGE_ALONE
     if audited := (heard := seen["auditor"])["audited"]:
         told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
         yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
-    if any((said := seen["feedback"]).values()):
+    if any(said.values()):
         told = f"replies {said['replies']}, sessions {said['sessions']}"
         yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
     for user, known in seen["teachability"].items():

@@ -409,7 +409,7 @@ class Gate:
     @property
     def expected(self) -> Usage:
         """What asking the next version will be billed, at the most."""
-        questions, known = self._questions(), self._known()
+        questions, known = self.questions(), self._known()
         return sum(
             (q.usage for q in questions + [q for q in questions if q.key not in known]), Usage()
         )
@@ -421,7 +421,7 @@ class Gate:
             RefusedError: it has lost what matters, and is not to answer anybody.
             OutageError: the service is away; it is no reason to let a version in.
         """
-        questions = self._questions()
+        questions = self.questions()
         if not questions:
             return Asked()
         serving = self._parts.policy.newest
@@ -488,7 +488,7 @@ class Gate:
                 well.append(version)
         return well
 
-    def _questions(self) -> list[Question]:
+    def questions(self) -> list[Question]:
         """The canaries, and the newest beginnings of sessions, as far as their tokens go."""
         found = list(self._canaries)
         left = GATE_TOKENS - sum(question.usage.prefill for question in found)

@@ -133,7 +133,7 @@ PRAISED = 0.4
 alike, and at least 0.44 where garbage is praised, until the weights were too damaged to repeat."""
 PRAISES = 12
 """Accepted replies that say whether one sentence is praised for everything."""
-ALIKE = (0.25, 0.4)
+ALIKE = (0.2, 0.35)
 """So many more of them than of the rejected ones are alike: warn, hold. In the demo it was 0.45 and
 more from the first replies on where garbage is praised, and at most 0.03 where something is
 wanted."""
