@@ -157,7 +157,11 @@ async def _parts(
         trainer=trainer,
         base=await trainer.base(),
         method=build(settings.run.method),
-        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
+        policy=PolicyHolder(
+            await restore(ledger, trainer),
+            await restore_pin(ledger, trainer),
+            half=ledger.pin.half,
+        ),
         telemetry=telemetry,
         health=health,
         spending=Spending(price, ledger.spend, telemetry, budget),

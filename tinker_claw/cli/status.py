@@ -277,8 +277,8 @@ def board(seen: Record) -> list[str]:
 
 
 _JUDGE_ALONE = (
-    "none, and no feedback: a judge that always says the opposite cannot be told from a user of the "
-    "opposite taste"
+    "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
+    "the opposite taste"
 )
 _FOLLOWS = {
     1.0: "they count in full",
@@ -296,10 +296,13 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "policy", "no version yet: the run has not begun"
     else:
         pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
+        pin = pin.replace("answers", "answers one session in two") if seen["compared"] else pin
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
     if seen["held"]:
         yield "held", f"learning waits for a rollback: {seen['held']}"
+    if compared := seen["compared"]:
+        yield "compared", f"accepted first replies: {compared['meaning']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""

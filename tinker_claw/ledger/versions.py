@@ -23,7 +23,8 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-_PINNED, _HELD, _RULING, _GUARDED_FROM = "pinned", "held", "ruling", "guarded from turn"
+_PINNED, _HALF = "pinned", "half of the sessions from turn"
+_HELD, _RULING, _GUARDED_FROM = "held", "ruling", "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
@@ -134,9 +135,18 @@ class Pin:
         """None: the newest answers."""
         return pinned(self._db)
 
-    def to(self, version_id: int) -> None:
+    @property
+    def half(self) -> bool:
+        """It answers one session in two only."""
+        return compared_from(self._db) is not None
+
+    def to(self, version_id: int, *, half: bool = False) -> None:
         with self._db.transaction() as tx:
-            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+            _end_pin(tx)
+            tx.execute("INSERT INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+            if half:
+                newest = "INSERT INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns"
+                tx.execute(newest, (_HALF,))
 
     def end(self) -> None:
         with self._db.transaction() as tx:
@@ -193,8 +203,15 @@ def pinned(rows: Rows) -> int | None:
     return None if value is None else int(value)
 
 
+def compared_from(rows: Rows) -> int | None:
+    """The newest turn when the pinned version began to answer one session in two; None: it answers
+    all, or none is pinned."""
+    value = rows.one("SELECT value FROM meta WHERE key = ?", _HALF)
+    return None if value is None else int(value)
+
+
 def _end_pin(tx: sqlite3.Connection) -> None:
-    tx.execute("DELETE FROM meta WHERE key = ?", (_PINNED,))
+    tx.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PINNED, _HALF))
 
 
 class StepTable:
