@@ -51,7 +51,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
     ),
     "measured": ("tinker_claw.learner.guard:Guard.admit",),
-    "asking": ("tinker_claw.learner.gate:ask",),
+    "asking": ("tinker_claw.learner.gate:_score",),
     "asked": ("tinker_claw.learner.gate:Gate.ask",),
     "committing": ("tinker_claw.ledger.versions:_insert_version",),
     "committed": ("tinker_claw.ledger.versions:StepTable.commit",),

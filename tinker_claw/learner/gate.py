@@ -23,6 +23,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -46,7 +47,15 @@ from tinker_claw.learner.scoring import side_by_side
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, PolicyVersion, SamplingParams, StopReason, Tokens, Usage
+from tinker_claw.types import (
+    Completion,
+    Message,
+    PolicyVersion,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    Usage,
+)
 
 # What is asked
 
@@ -159,19 +168,37 @@ _IMPOSSIBLE: Final = -50.0
 """Nats, in place of what is less likely: no figure is infinite."""
 
 
-async def ask(question: Question, sampler: Sampler, stop_tokens: Tokens) -> Answer | None:
-    """What these weights answer; None: the question does not fit them (any more)."""
-    params = SamplingParams(max_tokens=question.longest, stop_tokens=tuple(stop_tokens), seed=_SEED)
-    try:
-        scored = await side_by_side([_score(question, r, sampler) for r in question.replies])
-        (fresh,) = await sampler.sample(question.prompt, params)
-    except (AlignmentError, RequestError):
+async def ask(
+    questions: Sequence[Question], sampler: Sampler, stop_tokens: Tokens
+) -> dict[str, Answer]:
+    """What these weights answer, of the questions that fit them. All scores are asked for at once,
+    so that a backend can compute together what it can; fresh replies a few at a time, because the
+    samplers answer users, too."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def fresh(question: Question) -> Completion | None:
+        limit = SamplingParams(question.longest, seed=_SEED, stop_tokens=tuple(stop_tokens))
+        async with slots:
+            with suppress(AlignmentError, RequestError):
+                return (await sampler.sample(question.prompt, limit))[0]
         return None
+
+    wanted = [(question, reply) for question in questions for reply in question.replies]
+    scores = iter(await side_by_side([_score(one, reply, sampler) for one, reply in wanted]))
+    scored = [[next(scores) for _ in question.replies] for question in questions]
+    replies = await side_by_side([fresh(question) for question in questions])
+    return {
+        question.key: _answer(question, [one for one in each if one], reply)
+        for question, each, reply in zip(questions, scored, replies, strict=True)
+        if reply is not None and all(each)
+    }
+
+
+def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Completion) -> Answer:
     likely = _any(list(map(sum, scored))) if scored else None
-    length = fmean(map(len, question.replies)) if scored else 0.0
     return Answer(
         likely=likely,
-        each=None if likely is None else likely / length,
+        each=None if likely is None else likely / fmean(map(len, question.replies)),
         ends=fmean(each[-1] for each in scored) if scored else None,
         tokens=len(fresh.tokens),
         nats=-fmean(fresh.logprobs) if fresh.logprobs else 0.0,
@@ -179,11 +206,15 @@ async def ask(question: Question, sampler: Sampler, stop_tokens: Tokens) -> Answ
     )
 
 
-async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float]:
+async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float] | None:
+    """Of each token of a reply; None: it does not fit the weights (any more)."""
     tokens = (*question.prompt, *reply)
-    scores = await sampler.logprobs(tokens, start=len(question.prompt))
+    try:
+        scores = await sampler.logprobs(tokens, start=len(question.prompt))
+    except (AlignmentError, RequestError):
+        return None
     if len(scores.logprobs) != len(reply) or math.isnan(sum(scores.logprobs)):
-        raise AlignmentError("the scores of a canary do not fit its tokens")
+        return None
     return [max(logprob, _IMPOSSIBLE) for logprob in scores.logprobs]
 
 
@@ -346,8 +377,8 @@ REFUSALS = 2
 _HELD = "the gate refused two versions in a row"
 SECONDS = 120.0
 """So long the questions may take, of each version."""
-_AT_ONCE = 8
-"""The samplers answer users, too."""
+_AT_ONCE = 16
+"""Fresh replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,9 +459,9 @@ class Gate:
         stored, known = self._stored(), self._known()
         try:
             async with asyncio.timeout(self._seconds):
-                answers = await self._all(questions, candidate)
+                answers = await ask(questions, candidate, self._stop_tokens)
                 unknown = [q for q in questions if q.key not in known and q.key in answers]
-                known |= await self._all(unknown, serving.sampler)
+                known |= await ask(unknown, serving.sampler, self._stop_tokens)
         except OutageError:
             raise
         except (BackendError, TimeoutError) as error:
@@ -515,17 +546,6 @@ class Gate:
     def _past(self) -> Sequence[Answers]:
         gated = self._parts.ledger.steps.gated(self._parts.policy.newest.version.id, LOOK_BACK)
         return [_read(one.after) for one in gated] + [_read(one.before) for one in gated]
-
-    async def _all(self, questions: Sequence[Question], sampler: Sampler) -> dict[str, Answer]:
-        """Of those that fit the weights."""
-        slots = asyncio.Semaphore(_AT_ONCE)
-
-        async def one(question: Question) -> Answer | None:
-            async with slots:
-                return await ask(question, sampler, self._stop_tokens)
-
-        answers = await side_by_side([one(question) for question in questions])
-        return {q.key: a for q, a in zip(questions, answers, strict=True) if a is not None}
 
 
 def _read(rows: Mapping[str, Any]) -> dict[str, Answer]:
