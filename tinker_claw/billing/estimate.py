@@ -176,8 +176,12 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
 def _gate(length: int) -> Usage:
     """Of asking a version, once there are enough beginnings of sessions: a right reply is scored,
     and a fresh one sampled."""
-    turns = min(GATE_TURNS, GATE_TOKENS // max(1, 2 * length))
-    return _CANARIES + _times(Usage(prefill=2 * length, sampled=1 + GATE_REPLY), turns)
+    each = Usage(prefill=2 * length, sampled=1 + GATE_REPLY)
+    return _CANARIES + _times(each, _gate_turns(length))
+
+
+def _gate_turns(length: int) -> int:
+    return min(GATE_TURNS, GATE_TOKENS // max(1, 2 * length))
 
 
 def measured_every(settings: Settings) -> int:
@@ -248,12 +252,16 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
         judge = f"{settings.judge.prm_m} votes on each verdict"
         asked = f", and on a hint for at most {habits.unaccepted:.0%} of the turns"
         judge += asked if habits.unaccepted else ""
+    gate = ""
+    if settings.training.gate != "off":
+        turns = _gate_turns(round(habits.prompt_tokens + habits.reply_tokens))
+        gate = f"; the gate asks the canaries and up to {turns} first turns"
     kept = f" (${price.storage:g} per GB and month)" if price.storage is not None else ""
     return (
         f"{settings.training.batch_size} samples from {judged:.0f} judged turns; prompts of "
         f"{habits.prompt_tokens:,.0f} tokens, replies of {habits.reply_tokens:,.0f}; {judge}; "
         f"{habits.hinted:.0%} of the samples taught; {habits.stale:.0%} scored again because an "
-        f"older version sampled them ({basis}). Checkpoints in storage are not counted{kept}."
+        f"older version sampled them ({basis}){gate}. Checkpoints in storage are not counted{kept}."
     )
 
 
