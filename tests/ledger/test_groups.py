@@ -163,7 +163,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
-    assert "Reward of step 0, outcome and votes: +1.33." in text
+    assert "Reward of this step, outcome and votes: +1.33." in text
     assert (
         "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
         "the mean +0.83)." in text
