@@ -51,6 +51,8 @@ POINTS: dict[str, tuple[str, ...]] = {
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
     ),
     "measured": ("tinker_claw.learner.guard:Guard.admit",),
+    "asking": ("tinker_claw.learner.gate:_score",),
+    "asked": ("tinker_claw.learner.gate:Gate.ask",),
     "committing": ("tinker_claw.ledger.versions:_insert_version",),
     "committed": ("tinker_claw.ledger.versions:StepTable.commit",),
     "swapped": ("tinker_claw.policy:PolicyHolder.swap",),

@@ -25,6 +25,7 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
+from tinker_claw.learner.gate import Gate, canaries
 from tinker_claw.learner.guard import WINDOW, Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -38,7 +39,7 @@ from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.shipped import DEMO_CANARIES, MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Message, NextState, SamplingParams
 
@@ -212,7 +213,9 @@ async def demo_run(
                 ]
 
             guard = Guard(parts, opinions=opinions)
-            learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard)
+            asked = canaries(DEMO_CANARIES, renderer)
+            gate = Gate(parts, asked, renderer.stop_tokens) if cfg.gate != "off" else None
+            learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard, gate=gate)
             judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
             scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
             judging = Judging(parts, judge, scorer, learner.wake)

@@ -13,6 +13,7 @@
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
         │   ├── TooFarError       it moved the policy further than one step may
+        │   ├── RefusedError      the gate keeps the version out that it has made
         │   └── WithdrawnError    what it trained on was forgotten meanwhile
         ├── LearningEndedError    a step fails again and again: learning ends until a restart
         │   └── DisagreementError sampler and trainer, again and again, are not of one mind
@@ -109,6 +110,10 @@ class StepError(BackendError):
 
 class TooFarError(StepError):
     """A step would have moved the policy further than one step may: nothing of it is kept."""
+
+
+class RefusedError(StepError):
+    """The gate keeps the version out that a step has made: nothing of it is kept."""
 
 
 class WithdrawnError(StepError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -116,15 +117,22 @@ class Policy:
 class PolicyHolder:
     """Holds the policy that answers. A request reads `current` once and keeps it to its end."""
 
-    def __init__(self, policy: Policy, pinned: Policy | None = None) -> None:
-        """`pinned` answers in place of `policy`, which learning goes on from."""
+    def __init__(self, policy: Policy, pinned: Policy | None = None, *, half: bool = False) -> None:
+        """`pinned` answers in place of `policy`, which learning goes on from; with `half` only one
+        session in two."""
         self._newest = policy
         self._pinned = pinned
+        self._half = half
 
     @property
     def current(self) -> Policy:
-        """Answers."""
-        return self._pinned or self._newest
+        """Answers; where two do, the newer of them."""
+        return self._newest if self._half else self._pinned or self._newest
+
+    def of_session(self, session_id: int) -> Policy:
+        """Answers this session, now and after a restart: which of two does is as good as drawn."""
+        drawn = sha256(str(session_id).encode()).digest()[0] % 2
+        return self._pinned if self._half and self._pinned and drawn else self.current
 
     @property
     def newest(self) -> Policy:
@@ -144,10 +152,13 @@ class PolicyHolder:
         replaced, self._newest = self._newest, policy
         return replaced
 
-    def pin(self, policy: Policy | None) -> Policy | None:
+    def pin(self, policy: Policy | None, *, half: bool = False) -> Policy | None:
         """Let `policy` answer, with a sampler of its own, or the newest again (None).
+
+        Args:
+            half: only one session in two.
 
         Returns the one that was pinned, for its owner to close.
         """
-        replaced, self._pinned = self._pinned, policy
+        replaced, self._pinned, self._half = self._pinned, policy, half
         return replaced

@@ -1,4 +1,5 @@
-"""What is shipped beside the code: two small models, the demo's judge, and the price table.
+"""What is shipped beside the code: two small models, the demo's judge and canaries, the prices, and
+canaries for all other models.
 
 Rule: each lies at one path of the repository. In a wheel the same path stands below
 `tinker_claw/shipped/`, where pyproject.toml puts it; whoever wants a file asks here.
@@ -23,6 +24,8 @@ def shipped(path: str) -> Path:
 
 
 PRICES: Final = shipped("configs/prices.toml")
+CANARIES: Final = shipped("configs/canaries.toml")
+DEMO_CANARIES: Final = shipped("examples/demo/canaries.toml")
 DEMO_JUDGE: Final = shipped("examples/demo/judge.py")
 MODEL_DIR: Final = shipped("examples/demo/model")
 """The demo's model, in Hugging Face layout."""

@@ -154,6 +154,14 @@ def test_killed_anywhere_it_loses_nothing_and_trains_nothing_twice(
     print(torture(tmp_path / "data", ends_of(count, seed=count)))
 
 
+def test_killed_while_the_gate_asks_a_version_it_is_asked_again(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    print(torture(data, [End("asking"), End("asking", passes=40), End("asked"), End("asked", 1)]))
+    noted = "json_extract(metrics, '$.gate.asked')"
+    for status, asked in read(data, f"SELECT status, {noted} FROM steps"):
+        assert (asked is not None) == (status == "committed"), "no version serves unasked"
+
+
 def test_killed_beside_a_service_that_goes_on_it_loses_nothing(tmp_path: Path) -> None:
     """The same through the Tinker wire; at the end the service goes, and it still ends in order."""
     data = tmp_path / "data"

@@ -34,7 +34,9 @@ from tinker_claw.types import Usage
 PRICE = Price(prefill=1.0, cached=0.25, sample=2.0, train=0.5)
 QUESTION = Usage(prefill=100, cached=200, sampled=30)
 BATCH = ("YES", "NO", "YES", "NO, HOW it should be")
-SETTINGS = Settings(run=Run(method="combine"), training=Training(batch_size=4, max_step_kl=0))
+SETTINGS = Settings(
+    run=Run(method="combine"), training=Training(batch_size=4, max_step_kl=0, gate="off")
+)
 
 
 def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
@@ -194,7 +196,7 @@ async def test_stale_samples_and_kl_are_estimated_as_they_are_billed(tmp_path: P
         assert again == Usage(prefill=36, sampled=6, trained=20)
         settings = SETTINGS.model_copy(
             update={
-                "training": Training(batch_size=4, kl_beta=0.1, max_step_kl=0),
+                "training": Training(batch_size=4, kl_beta=0.1, max_step_kl=0, gate="off"),
                 "run": Run(method="binary"),
             }
         )
@@ -268,7 +270,11 @@ def test_first_estimate_says_what_it_assumes() -> None:
     assert told.judge_turn == Usage(prefill=1_650, cached=3_300, sampled=2_250)
     # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
     # all of them by the candidate of every fourth step.
-    assert told.train == Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
+    # The gate has room for six first turns, of which each is scored and answered anew.
+    gate = Usage(prefill=3_000 + 12 * 11_300, sampled=500 + 6 * 257)
+    trained = Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
+    assert told.train == trained + gate
+    assert "the gate asks the canaries and up to 6 first turns" in told.words
     # Every eighth taught turn takes three passes more.
     assert told.teacher == Usage(prefill=round(4.8 * (11_340 + 3 * 11_340 // 8)), sampled=5)
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)

@@ -68,9 +68,9 @@ async def test_the_openai_client_understands_a_refusal(tmp_path: Path, renderer:
     async with gateway(tmp_path, renderer) as world:
         with pytest.raises(openai.BadRequestError) as raised:
             await world.openai.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "x"}], logprobs=True
+                model=MODEL, messages=[{"role": "user", "content": "x"}], logit_bias={"1": 5}
             )
-        assert raised.value.param == "logprobs"
+        assert raised.value.param == "logit_bias"
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ def test_whatever_is_shipped_is_put_where_it_is_looked_for() -> None:
     for path, target in packed.items():
         assert target == f"tinker_claw/shipped/{path}"
         assert shipped.shipped(path) == ROOT / path
-    files = (shipped.PRICES, shipped.DEMO_JUDGE, *shipped.MODELS.values())
-    assert {str(file.relative_to(ROOT)) for file in files} == set(packed)
+    files = (shipped.PRICES, shipped.CANARIES, shipped.DEMO_CANARIES, shipped.DEMO_JUDGE)
+    every = (*files, *shipped.MODELS.values())
+    assert {str(file.relative_to(ROOT)) for file in every} == set(packed)
 
 
 @pytest.mark.slow

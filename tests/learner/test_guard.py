@@ -23,6 +23,7 @@ from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.learner.guard import (
     FEWEST,
     REJECTED,
+    UNTOLD,
     WINDOW,
     Form,
     Guard,
@@ -221,7 +222,7 @@ async def test_what_measuring_bills_is_in_the_estimate_and_in_the_steps_bill(
         whole_batch(w)
         await w.version(1)
         settings = Settings(
-            run=Run(method="binary", backend="local"), training=Training(batch_size=4)
+            run=Run(method="binary", backend="local"), training=Training(batch_size=4, gate="off")
         )
         habits = replace(
             assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.0
@@ -266,7 +267,7 @@ def replies(count: int = WINDOW, *, good: float = 0.2, **form: Any) -> Replies:
     usual = {"tokens": 40.0, "nats": 0.2, "cut": 0.0, "refusals": 0.0}
     usual |= {"questions": 0.1, "tools": 0.3, "alike": 0.05}
     made = Form(count, **(usual | form))
-    return Replies(made, made if good * count >= 8 else None, good, since=1)
+    return Replies(made, made if good * count >= 8 else None, good, praised=0.0, since=1)
 
 
 FIRST = replies()
@@ -401,11 +402,19 @@ def test_figures_of_replies() -> None:
 
 
 def test_rejections_in_a_row_warn_and_then_hold() -> None:
-    warns, holds = REJECTED
-    assert rejection([-1] * (warns - 1)) == []
-    assert [f.ruling for f in rejection([-1] * warns)] == [Ruling.WARN]
-    assert [f.ruling for f in rejection([-1] * holds)] == [Ruling.HOLD]
-    assert rejection([-1] * 30 + [0] + [-1] * 200) == [], "one that was not rejected is enough"
+    for (warns, holds), hinted in ((REJECTED, True), (UNTOLD, False)):
+        no = (-1, hinted)
+        assert rejection([no] * (warns - 1)) == []
+        assert [f.ruling for f in rejection([no] * warns)] == [Ruling.WARN]
+        assert [f.ruling for f in rejection([no] * holds)] == [Ruling.HOLD]
+        row = [no] * (warns - 2)
+        assert rejection([*row, (0, False), *[no] * 200]) == [], "one that was not is enough"
+
+
+def test_rejections_hold_sooner_where_none_of_them_says_what_would_be_better() -> None:
+    silent = [(-1, False)] * UNTOLD[1]
+    assert [f.ruling for f in rejection(silent)] == [Ruling.HOLD]
+    assert [f.ruling for f in rejection([*silent[1:], (-1, True)])] == [Ruling.WARN]
 
 
 def test_verdicts_that_others_contradict_are_not_learned_from() -> None:

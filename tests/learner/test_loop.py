@@ -24,6 +24,7 @@ from tinker_claw.errors import BackendError, JudgeError, OutageError
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner import judging
+from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -196,9 +197,11 @@ async def world(
     rests: Backoff = judging.RESTS,
     endpoint: Endpoint | None = None,
     ahead_s: float = 0.0,
+    gate: Callable[[LoopParts], Gate] | None = None,
+    gate_is: str = "off",
     **training: Any,
 ) -> AsyncGenerator[World]:
-    cfg = Training(**({"batch_size": 4, "max_step_kl": 0} | training))
+    cfg = Training(**({"batch_size": 4, "max_step_kl": 0, "gate": gate_is} | training))
     ledger = Ledger(path)
     trainer = trainer or FakeTrainer()
     policy = PolicyHolder(await restore(ledger, trainer))
@@ -209,6 +212,7 @@ async def world(
     learner = Learner(
         parts,
         learning_rate=1e-3,
+        gate=gate(parts) if gate else None,
         score_fresh=score_fresh,
         step_usd=lambda: 0.25,
         waits=waits,

@@ -92,7 +92,8 @@ def budget_of(usd: float) -> object:
 
     def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
         settings = Settings(
-            run=Run(method="binary", backend="local"), training=Training(batch_size=4)
+            run=Run(method="binary", backend="local"),
+            training=Training(batch_size=4, gate="off"),
         )
         small = assumed(settings, base_judges=False)
         small = replace(small, prompt_tokens=4, reply_tokens=2, stale=0.0)
@@ -232,7 +233,7 @@ class Rules(Guard):
     grave = False
     good: Sequence[int] = (1, 0)
 
-    def look(self) -> Finding | None:
+    def look(self, also: Sequence[Finding] = ()) -> Finding | None:
         return Finding("length", Ruling.ROLL_BACK, GRAVE) if self.grave else None
 
     def well(self) -> list[PolicyVersion]:

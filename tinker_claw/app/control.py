@@ -144,7 +144,7 @@ async def _told(undoing: Rollback, order: dict[str, Any]) -> dict[str, Any]:
 async def _do(undoing: Rollback, order: dict[str, Any]) -> Any:
     match order["do"]:
         case "pin":
-            await undoing.pin(order["version"])
+            await undoing.pin(order["version"], half=bool(order.get("half")))
             return order["version"]
         case "unpin":
             return await undoing.unpin()

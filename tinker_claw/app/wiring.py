@@ -35,6 +35,7 @@ from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
+from tinker_claw.learner.gate import Gate, canaries
 from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -52,7 +53,7 @@ from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import DEMO_JUDGE, MODELS
+from tinker_claw.shipped import CANARIES, DEMO_CANARIES, DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
@@ -113,6 +114,7 @@ async def wire(
         parts,
         learning_rate=learning_rate(settings, model.weights),
         guard=Guard(parts, every=measured_every(settings)),
+        gate=_gate(settings, parts, renderer),
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
@@ -163,13 +165,27 @@ async def _parts(
         trainer=trainer,
         base=await trainer.base(),
         method=build(settings.run.method),
-        policy=PolicyHolder(await restore(ledger, trainer), await restore_pin(ledger, trainer)),
+        policy=PolicyHolder(
+            await restore(ledger, trainer),
+            await restore_pin(ledger, trainer),
+            half=ledger.pin.half,
+        ),
         telemetry=telemetry,
         health=health,
         spending=Spending(price, ledger.spend, telemetry, budget),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
     )
+
+
+def _gate(settings: Settings, parts: LoopParts, renderer: Renderer) -> Gate | None:
+    if settings.training.gate == "off":
+        return None
+    model = settings.run.model_name
+    # The beginner at the tracks has learned nothing else.
+    shipped = {"demo": DEMO_CANARIES, "demo-tracks": None}.get(model, CANARIES)
+    file = settings.training.canaries or shipped
+    return Gate(parts, canaries(file, renderer) if file else [], renderer.stop_tokens)
 
 
 async def _judging(

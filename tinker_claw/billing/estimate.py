@@ -34,6 +34,14 @@ UNACCEPTED = 0.5
 that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 MEASURED_EVERY = 4
 """Where a service bills it, of so many steps one is measured (`learner.guard`)."""
+GATE_TURNS = 12
+"""Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
+GATE_TOKENS = 150_000
+"""Of the prompts that it asks a version, at most."""
+GATE_REPLY = 256
+"""Tokens of a fresh reply to it, at most."""
+_CANARIES = Usage(prefill=3_000, sampled=500)
+"""All of a file such as configs/canaries.toml."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -147,6 +155,7 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     again = habits.stale + (1 if cfg.kl_beta > 0 else 0)
     again += 1 / measured_every(settings) if cfg.max_step_kl > 0 else 0
     train += _times(_score(length), batch * again)
+    train += _gate(length) if cfg.gate != "off" else Usage()
     judge = _times(habits.judge, judged)
     teacher = _times(habits.teacher, batch * habits.hinted)
     serve = _times(habits.serve, judged)
@@ -163,6 +172,17 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
         step_usd=price.usd(judge + teacher + train),
         words=_words(settings, price, habits, judged),
     )
+
+
+def _gate(length: int) -> Usage:
+    """Of asking a version, once there are enough beginnings of sessions: a right reply is scored,
+    and a fresh one sampled."""
+    each = Usage(prefill=2 * length, sampled=1 + GATE_REPLY)
+    return _CANARIES + _times(each, _gate_turns(length))
+
+
+def _gate_turns(length: int) -> int:
+    return min(GATE_TURNS, GATE_TOKENS // max(1, 2 * length))
 
 
 def measured_every(settings: Settings) -> int:
@@ -233,12 +253,16 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
         judge = f"{settings.judge.prm_m} votes on each verdict"
         asked = f", and on a hint for at most {habits.unaccepted:.0%} of the turns"
         judge += asked if habits.unaccepted else ""
+    gate = ""
+    if settings.training.gate != "off":
+        turns = _gate_turns(round(habits.prompt_tokens + habits.reply_tokens))
+        gate = f"; the gate asks the canaries and up to {turns} first turns"
     kept = f" (${price.storage:g} per GB and month)" if price.storage is not None else ""
     return (
         f"{settings.training.batch_size} samples from {judged:.0f} judged turns; prompts of "
         f"{habits.prompt_tokens:,.0f} tokens, replies of {habits.reply_tokens:,.0f}; {judge}; "
         f"{habits.hinted:.0%} of the samples taught; {habits.stale:.0%} scored again because an "
-        f"older version sampled them ({basis}). Checkpoints in storage are not counted{kept}."
+        f"older version sampled them ({basis}){gate}. Checkpoints in storage are not counted{kept}."
     )
 
 

@@ -243,6 +243,10 @@ def board(seen: Record) -> list[str]:
     return lines
 
 
+_JUDGE_ALONE = (
+    "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
+    "the opposite taste"
+)
 _FOLLOWS = {
     1.0: "they count in full",
     0.0: "they are weighted to nothing, rewards count as ever",
@@ -259,10 +263,13 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "policy", "no version yet: the run has not begun"
     else:
         pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
+        pin = pin.replace("answers", "answers one session in two") if seen["compared"] else pin
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
     if seen["held"]:
         yield "held", f"learning waits for a rollback: {seen['held']}"
+    if compared := seen["compared"]:
+        yield "compared", f"accepted first replies: {compared['meaning']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]
     yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
@@ -271,10 +278,13 @@ def _facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    said = seen["feedback"]
+    if seen["verdicts"]["good"] and not seen["auditor"]["audited"] and not any(said.values()):
+        yield "auditor", _JUDGE_ALONE
     if audited := (heard := seen["auditor"])["audited"]:
         told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
         yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
-    if any((said := seen["feedback"]).values()):
+    if any(said.values()):
         told = f"replies {said['replies']}, sessions {said['sessions']}"
         yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
     for user, known in seen["teachability"].items():

@@ -111,19 +111,22 @@ class Pin(_AnswerCommand):
 
     Learning goes on from the newest version, on what the pinned one samples, as long as that is not
     too old for it (--max-staleness steps); after that samples expire. `unpin` ends it, `rollback`
-    too.
+    too. With --half it answers one session in two, and the newest the others: `status` then says
+    whose first replies are accepted more.
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
         description="v3, say; `run.py versions` lists them"
     )
+    half: bool = Field(False, description="one session in two only, to compare it with the newest")
 
     def run(self) -> int:
         with reading(self.ledger) as ledger, ledger.moment():
             pinned: int = named(ledger, self.version)["id"]
-        order = {"do": "pin", "version": pinned}
-        _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned))
-        write([f"v{pinned} {_answers(now)}; learning goes on."])
+        order = {"do": "pin", "version": pinned, "half": self.half}
+        _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned, half=self.half))
+        whom = " one session in two, and the newest the others" if self.half else ""
+        write([f"v{pinned} {_answers(now, whom)}; learning goes on."])
         return 0
 
 
@@ -175,5 +178,6 @@ class Rollback(_AnswerCommand):
         return 0
 
 
-def _answers(now: bool) -> str:
-    return "answers from now on" if now else "will answer when the gateway is started"
+def _answers(now: bool, whom: str = "") -> str:
+    told = (f"answers{whom} from now on", f"will answer{whom} when the gateway is started")
+    return told[0] if now else told[1]

@@ -369,6 +369,17 @@ class Training(Section):
         when="steps are taken again at a smaller rate although they do good (higher), or a step "
         "does harm (lower)",
     )
+    gate: Literal["on", "shadow", "off"] = _setting(
+        "on",
+        "whether a version must answer the canaries, and first turns that are held out, before it "
+        "serves; shadow asks, says what it would refuse, and lets it serve",
+        when="shadow to see first what it would do, off where its questions cost too much",
+    )
+    canaries: Path | None = _setting(
+        None,
+        "file of the canaries; configs/canaries.toml, or the demo's, unless set",
+        when="what your users rely on is to be among them (docs/operating.md)",
+    )
     hint_candidates: int = _setting(
         1,
         "hints scored per turn; the one that fits the reply best teaches",

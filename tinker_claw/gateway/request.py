@@ -205,6 +205,9 @@ async def admit(
             opening = deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
         session_id = deps.index.session(caller.user, identity)
+        if not pinned:
+            answers = deps.policy.of_session(session_id)
+            version, sampler = answers.version.id, answers.sampler
         said = deps.index.said(session_id, said)
         conversation = Conversation.of(said)
         if identity.kind is Kind.MAIN:

@@ -30,6 +30,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
 from tinker_claw.ledger.figures import Share
 from tinker_claw.ledger.judgements import JudgedReply
+from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
@@ -130,8 +131,17 @@ FALLEN = 0.2
 PRAISED = 0.4
 """In some 50 runs of the demo's users who want something at most 0.17 of the accepted replies were
 alike, and at least 0.44 where garbage is praised, until the weights were too damaged to repeat."""
+PRAISES = 12
+"""Accepted replies that say whether one sentence is praised for everything."""
+ALIKE = (0.2, 0.35)
+"""So many more of them than of the rejected ones are alike: warn, hold. In the demo it was 0.45 and
+more from the first replies on where garbage is praised, and at most 0.03 where something is
+wanted."""
 REJECTED = (64, 128)
 """In a row: warn, hold. Who accepts one reply in 20 rejects the next 128 once in 700 times."""
+UNTOLD = (32, 64)
+"""The same where nobody has ever said in them what would be better: who accepts one reply in ten
+rejects the next 64 once in 850 times."""
 FEWEST_OPINIONS = 20
 AGAINST = (0.1, 0.25)
 """Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
@@ -175,6 +185,9 @@ class Replies:
     """Those with a verdict above 0; None: fewer than `FEWEST_ACCEPTED`."""
     good: float
     """Share of them."""
+    praised: float
+    """How many more of the accepted replies than of the rejected ones have the text of a reply to
+    something else, as shares; those that call tools are left out."""
     since: int
     """The oldest one's turn."""
 
@@ -188,6 +201,7 @@ class Replies:
             all=_form(judged),
             accepted=_form(good) if len(good) >= FEWEST_ACCEPTED else None,
             good=len(good) / len(judged),
+            praised=_praised([reply for reply in judged if not reply.called_tools]),
             since=min(reply.turn_id for reply in judged),
         )
 
@@ -199,6 +213,7 @@ class Replies:
             all=Form(**stored["all"]),
             accepted=None if accepted is None else Form(**accepted),
             good=stored["good"],
+            praised=stored["praised"],
             since=stored["since"],
         )
 
@@ -215,6 +230,16 @@ def _form(judged: Sequence[JudgedReply]) -> Form:
         tools=fmean(reply.called_tools for reply in judged),
         alike=fmean(often[reply.text] > 1 for reply in judged),
     )
+
+
+def _praised(judged: Sequence[JudgedReply]) -> float:
+    good = [reply for reply in judged if reply.verdict > 0]
+    rest = [reply for reply in judged if reply.verdict <= 0]
+    if len(good) < PRAISES:
+        return 0.0
+    often = Counter(text for text, _ in {(reply.text, reply.asked) for reply in judged})
+    alike = [[often[reply.text] > 1 for reply in some] for some in (good, rest)]
+    return fmean(alike[0]) - (fmean(alike[1]) if rest else 0.0)
 
 
 # What is an alarm
@@ -336,14 +361,26 @@ def _ruling(value: float, bounds: Bounds) -> Ruling:
     return max(reached, default=Ruling.PASS)
 
 
-def rejection(verdicts: Sequence[float]) -> list[Finding]:
+def praise(now: Replies) -> list[Finding]:
+    """Whether one sentence is praised for everything, from the first replies on: what grows is told
+    by `drift`."""
+    told = f"of the accepted replies {now.praised:.0%} more than of the rejected ones answer "
+    told += "something else, too"
+    ruling = _ruling(now.praised, (*ALIKE, _NEVER))
+    return [Finding("praise", ruling, told)] if ruling else []
+
+
+def rejection(verdicts: Sequence[Heard]) -> list[Finding]:
     """Whether nothing is accepted any more. `verdicts`: the newest first."""
-    row = next((n for n, verdict in enumerate(verdicts) if verdict >= 0), len(verdicts))
+    row = next((n for n, (verdict, _) in enumerate(verdicts) if verdict >= 0), len(verdicts))
+    untold = next((n for n, (_, hinted) in enumerate(verdicts[:row]) if hinted), row)
     told = f"the last {row} judged replies were all rejected, and that does not say what is wanted"
-    ruling = _ruling(row, (*REJECTED, _NEVER))
+    ruling = max(_ruling(row, (*REJECTED, _NEVER)), _ruling(untold, (*UNTOLD, _NEVER)))
     return [Finding("rejection", ruling, told)] if ruling else []
 
 
+Heard = tuple[float, bool]
+"""A verdict, and whether something said with it what would have been better."""
 Opinion = tuple[float, float]
 """What the judge said of a reply and what somebody else did, each from -1 to 1."""
 Opinions = Callable[[int], Sequence[Opinion]]
@@ -415,12 +452,15 @@ class Guard:
         after = ledger.hold.guarded_from
         return Replies.of(ledger.judgements.lately(WINDOW, after, outcomes=self._outcomes))
 
-    def look(self) -> Finding | None:
+    def look(self, also: Sequence[Finding] = ()) -> Finding | None:
         """Whether another step may be taken; None: it may. Warnings go to health, log and metrics.
 
         A reason to hold is written down, and stands until a rollback.
+
+        Args:
+            also: what the gate has found.
         """
-        found = self._findings()
+        found = [*self._findings(), *also]
         self._show(found)
         worst = max(found, key=lambda one: one.ruling, default=None)
         return worst if worst and worst.ruling >= Ruling.HOLD else None
@@ -445,12 +485,15 @@ class Guard:
     def _findings(self) -> list[Finding]:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
-        newest = ledger.judgements.verdicts(REJECTED[1], after, outcomes=self._outcomes)
-        found = rejection(newest)
+        heard = ledger.judgements.verdicts(REJECTED[1], after, outcomes=self._outcomes)
+        if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
+            heard = [(verdict, True) for verdict, _ in heard]
+        found = rejection(heard)
         found += contradiction(self._opinions(after))
         if now := self.replies():
+            found += praise(now)
             found += drift(now, [replies for _, replies in self._recorded()])
-        if ledger.steps.void_lately(_FAR) >= _FAR_IN_VAIN:
+        if len(ledger.steps.void_lately(_FAR)) >= _FAR_IN_VAIN:
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"
             found.append(Finding("change", Ruling.HOLD, told))
         return found

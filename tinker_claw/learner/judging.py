@@ -30,6 +30,7 @@ from tinker_claw.errors import (
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, Lesson
+from tinker_claw.ledger.held_out import HELD_OUT
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
@@ -352,6 +353,9 @@ class Judging:
         refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
         if reason := refuses(told):
             self._refuse(turn_id, reason)
+            return
+        if self._parts.training.gate != "off" and ledger.held_out.picks(turn_id):
+            self._refuse(turn_id, HELD_OUT)
             return
         teacher, untaught = await self._taught(turn, verdict, told)
         if teacher is None and (reason := refuses(())):

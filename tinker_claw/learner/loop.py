@@ -2,7 +2,8 @@
 
 `Learner.run` waits for a batch (`batch` says of what), `_take` for room in the budget, `_step`
 begins a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish,
-measure, save, commit, swap. What `guard` finds too large a change is taken again at a smaller rate.
+measure, ask, save, commit, swap. What `guard` finds too large a change is taken again at a smaller
+rate; a version that `gate` refuses is none, and its batch is set aside.
 
 Rule: until the commit nothing has happened: the samples are queued, the old policy serves, and a
 restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
@@ -34,11 +35,13 @@ from tinker_claw.errors import (
     EmptyStepError,
     LedgerError,
     OutageError,
+    RefusedError,
     StepError,
     TooFarError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
+from tinker_claw.learner.gate import Asked, Gate
 from tinker_claw.learner.guard import (
     ONE_SIDED,
     RATES,
@@ -76,6 +79,7 @@ class Learner:
         *,
         learning_rate: float,
         guard: Guard | None = None,
+        gate: Gate | None = None,
         score_fresh: bool = False,
         step_usd: Callable[[], float | None] = lambda: None,
         waits: Backoff = WAITS,
@@ -84,6 +88,7 @@ class Learner:
         """
         Args:
             guard: measures every step unless it is given.
+            gate: None asks nothing of a version.
             score_fresh: see `Capabilities`.
             step_usd: what a step would cost with what is known by now; None: no price is.
             waits: between attempts while the service is away.
@@ -95,6 +100,7 @@ class Learner:
         self._observing = Observing(parts, step_usd) if parts.training.observe else None
         self._alarm = Alarm(parts.health)
         self._guard = guard or Guard(parts)
+        self._gate = gate
         self.rolls_back: Callable[[Sequence[PolicyVersion]], Awaitable[None]] | None = None
         """Carries a ruling out: one of these versions answers, the first that can be had."""
         self.stepping = False
@@ -196,16 +202,21 @@ class Learner:
                 return False
             if (batch := self._batch()) is None:
                 return False
-            if finding := self._guard.look():
-                self._parts.ledger.hold.because(finding.told, finding.ruling.name)
-                log.warning("learning.held", alarm=finding.alarm, because=finding.told)
-            else:
+            if not self._is_ruled_out():
                 await self._take(batch)
         except (OutageError, LedgerError) as error:
             outage = as_outage(error)
             self._parts.health.backend.seen("learning", outage)
             await self.recovery.after(outage)
         return True
+
+    def _is_ruled_out(self) -> bool:
+        """Whether no further step is taken; then that is written down, with its reason."""
+        found = self._guard.look(self._gate.findings() if self._gate else ())
+        if found is not None:
+            self._parts.ledger.hold.because(found.told, found.ruling.name)
+            log.warning("learning.held", alarm=found.alarm, because=found.told)
+        return found is not None
 
     def _batch(self) -> list[Sample] | None:
         """What the next step takes; None while there is no batch."""
@@ -253,15 +264,16 @@ class Learner:
         except BackendError as error:  # it is held all the same
             log.warning("state.unsaved", error=str(error))
         if hold.ruling == Ruling.ROLL_BACK.name and self.rolls_back:
-            await self.rolls_back(self._guard.well())
+            by_gate = self._gate if self._gate and self._gate.rules(hold.reason or "") else None
+            await self.rolls_back(by_gate.sound() if by_gate else self._guard.well())
         else:
             hold.is_carried_out()
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch is another one by the time that there is room for it.
 
-        One that goes too far is taken again at a smaller rate; where that does not help either, the
-        samples are set aside.
+        One that goes too far is taken again at a smaller rate. Where that does not help either, and
+        where the gate refuses the version, the samples are set aside.
         """
         if self.recovery.suspect:
             await self.recovery.after(None)
@@ -277,11 +289,14 @@ class Learner:
             step_id, error = failed
             rehearse = partial(self._rehearse, step_id, batch, holds)
             await self.recovery.after_step(batch, step_id, error, rehearse)
+            if isinstance(error, RefusedError):
+                break
             if not isinstance(error, TooFarError):
                 return
         for sample in batch:
             samples.quarantine(sample.id)
         self._parts.telemetry.sample("quarantined", count=len(batch))
+        self._is_ruled_out()  # the user is told now, and not when there is another batch
 
     def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
         """Nobody came between since there were so many holds, and all samples are queued.
@@ -299,9 +314,8 @@ class Learner:
         """Wait until the budget has room for a step over these samples."""
         parts, newest = self._parts, self._parts.policy.newest.version
         measured = self._guard.measures(newest.step + 1)
-        return parts.spending.room_to_step(
-            step_usage(samples, newest.id, parts.method, parts.training, measured=measured)
-        )
+        usage = step_usage(samples, newest.id, parts.method, parts.training, measured=measured)
+        return parts.spending.room_to_step(usage + (self._gate.expected if self._gate else Usage()))
 
     async def _step(self, batch: Sequence[Sample], rate: float) -> tuple[int, ClawError] | None:
         """One step, or a void one, with its failure, after which the same samples are queued."""
@@ -332,6 +346,10 @@ class Learner:
             self._void(step_id, str(error), outage=True)
             log.warning("step.too_far", step_id=step_id, rate=rate, error=str(error))
             return step_id, error
+        except RefusedError as error:
+            self._void(step_id, str(error), outage=True)
+            log.warning("gate.refused", step_id=step_id, error=str(error))
+            return step_id, error
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
             return step_id, error
@@ -350,17 +368,19 @@ class Learner:
         sampler = await parts.trainer.publish()
         try:
             moved, scoring = await self._measure(step_id, step, items, sampler)
+            asked, asking = await self._ask(step_id, sampler)
             save = step % parts.training.save_interval == 0
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
             metrics = step_metrics(items, passes, report, parent.version.step, agreed)
-            metrics |= {"rate": rate, "moved": moved} | parts.spending.figures(usage + scoring)
+            metrics |= {"rate": rate, "moved": moved} | asked.figures
+            metrics |= parts.spending.figures(usage + scoring + asking)
             rule = {"rule": step_rule(parts.method.name, parts.training)}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | rule | as_metrics(self._guard.replies()),
+                metrics=metrics | rule | asked.kept | as_metrics(self._guard.replies()),
             )
         except Exception:  # nobody has been answered by it; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))
@@ -410,6 +430,17 @@ class Learner:
             return None, Usage()
         with self._parts.spending.paying("train", step_id=step_id) as account:
             return await self._guard.admit(items, candidate), account.usage
+
+    async def _ask(self, step_id: int, candidate: Sampler) -> tuple[Asked, Usage]:
+        """What the gate finds of the candidate, and what that cost.
+
+        Raises:
+            RefusedError: it is not to answer anybody.
+        """
+        if self._gate is None:
+            return Asked(), Usage()
+        with self._parts.spending.paying("train", step_id=step_id) as account:
+            return await self._gate.ask(candidate), account.usage
 
     async def _rehearse(
         self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]

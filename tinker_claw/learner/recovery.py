@@ -23,6 +23,7 @@ from tinker_claw.errors import (
     LearningEndedError,
     LedgerError,
     OutageError,
+    RefusedError,
     RequestError,
     StepError,
     TooFarError,
@@ -174,7 +175,7 @@ class Recovery:
                 trainer alone is to blame.
         """
         await self.after(error)
-        if isinstance(error, (OutageError, TooFarError)):
+        if isinstance(error, (OutageError, TooFarError, RefusedError)):
             return
         failures = self._ledger.steps.failures([sample.id for sample in batch])
         if failures < FAILURES_BEFORE_BISECTING:

@@ -40,8 +40,9 @@ class Rollback:
         self._one = asyncio.Lock()
         learner.rolls_back = self.as_ruled
 
-    async def pin(self, version_id: int) -> None:
-        """Answer with this version from now on; learning goes on.
+    async def pin(self, version_id: int, *, half: bool = False) -> None:
+        """Answer with this version from now on, or with `half` one session in two; learning goes
+        on.
 
         Raises:
             UndoError: there is none, or its weights cannot be had.
@@ -49,9 +50,9 @@ class Rollback:
         async with self._one:
             version = self._version(version_id)
             sampler = await self._opened(version)
-            self._ledger.pin.to(version_id)
-            self._answer_with(Policy(version, sampler))
-            log.info("pinned", version=version_id)
+            self._ledger.pin.to(version_id, half=half)
+            self._answer_with(Policy(version, sampler), half=half)
+            log.info("pinned", version=version_id, half=half)
 
     async def unpin(self) -> int:
         """Answer with the newest version again; returns its number."""
@@ -182,8 +183,8 @@ class Rollback:
         except BackendError as error:
             raise UndoError(f"the weights of v{version.id} cannot be had: {error}") from error
 
-    def _answer_with(self, pinned: Policy | None) -> None:
-        replaced = self._policy.pin(pinned)
+    def _answer_with(self, pinned: Policy | None, *, half: bool = False) -> None:
+        replaced = self._policy.pin(pinned, half=half)
         if replaced is not None:
             self._learner.retire(replaced)
 

@@ -262,7 +262,7 @@ async def batch_items(
             reference=await _reference(sample, base, cfg),
         )
 
-    return await _side_by_side([item(sample) for sample in samples])
+    return await side_by_side([item(sample) for sample in samples])
 
 
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
@@ -274,10 +274,10 @@ async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLo
         _fits(scores, len(tokens), 0, f"sample {sample.id}")
         return scores
 
-    return await _side_by_side([score(sample) for sample in samples])
+    return await side_by_side([score(sample) for sample in samples])
 
 
-async def _side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results in order, or the first failure, once all have ended."""
 
     async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:

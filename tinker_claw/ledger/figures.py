@@ -17,7 +17,7 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
 from tinker_claw.ledger.samples import BY_TOOLS
 from tinker_claw.ledger.turns import STEP
-from tinker_claw.ledger.versions import held, pinned, read_line
+from tinker_claw.ledger.versions import compared_from, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import StopReason
 
@@ -125,6 +125,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "policy_version": newest["id"] if newest else None,
         # The version that answers whatever is learned; None: the newest does.
         "pinned": pinned(rows),
+        # Where it answers one session in two: whose first replies are accepted more.
+        "compared": read_compared(rows),
         # Why learning waits until a rollback says from where to go on; None: it does not.
         "held": held(rows),
         # Optimizer steps that the newest version is away from the base.
@@ -306,6 +308,47 @@ def groups(
     if len(gathered) > 1 and gathered[-1].of < max(FEWEST, least / 2):
         gathered[-2:] = [_together(gathered[-2:])]
     return (*([_together(before)] if before else []), *gathered)
+
+
+# Two versions that answer one session in two each
+
+
+def read_compared(rows: Rows) -> Record | None:
+    """First replies since then, one a session and drawn, so that they can be compared; None: one
+    version answers all."""
+    since, pin = compared_from(rows), pinned(rows)
+    if since is None or pin is None:
+        return None
+    arms = {True: Share(pin, pin, 0, 0), False: Share(pin, pin, 0, 0)}
+    for row in rows.rows(
+        "SELECT policy_version = ?1 AS pinned, MIN(policy_version) AS first, "
+        "MAX(policy_version) AS last, COUNT(*) AS sessions, SUM(value >= 0) AS good "
+        "FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
+        "AND idx = 0 AND turns.id > ?2 AND value IS NOT NULL GROUP BY 1",
+        *(pin, since),
+    ):
+        arms[bool(row["pinned"])] = Share(row["first"], row["last"], row["good"], row["sessions"])
+    return {
+        "meaning": against(arms[False], arms[True]),
+        "by_versions": [arm.record for arm in arms.values() if arm.of],
+    }
+
+
+def against(newer: Share, pinned: Share) -> str:
+    """What a comparison says. The interval of the difference is Newcombe's hybrid score interval
+    (1998, Stat. Med. 17:873-890, method 10), of 95 %."""
+    if not newer.of or not pinned.of:
+        return "no verdicts of both yet"
+    gain = newer.value - pinned.value
+    (low, high), (low_of, high_of) = newer.interval, pinned.interval
+    least = gain - math.hypot(newer.value - low, high_of - pinned.value)
+    most = gain + math.hypot(high - newer.value, pinned.value - low_of)
+    told = f"{newer}, {pinned}: {gain:+.0%} ({least:+.0%} to {most:+.0%})"
+    if least > 0:
+        return f"learning helps: {told}"
+    if most < 0:
+        return f"learning does harm: {told}"
+    return f"not enough sessions to tell: {told}"
 
 
 def _together(some: Sequence[Share]) -> Share:

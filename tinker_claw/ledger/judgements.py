@@ -219,10 +219,18 @@ class JudgementTable:
             for row in found
         ]
 
-    def verdicts(self, most: int, after: int, *, outcomes: bool = False) -> list[float]:
+    def verdicts(
+        self, most: int, after: int, *, outcomes: bool = False
+    ) -> list[tuple[float, bool]]:
         """The newest, newest first, those without a valid vote left out; only behind turn `after`.
+        With each whether there is a hint, or no user who could have given one.
         `outcomes`: as for `lately`."""
-        return [row["value"] for row in self._rows(("turns.id", ""), most, after, outcomes)]
+        told = (
+            "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) OR NOT EXISTS "
+            "(SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') AS told"
+        )
+        found = self._rows((f"turns.id, {told}", ""), most, after, outcomes)
+        return [(row["value"], bool(row["told"])) for row in found]
 
     def _rows(
         self, what: tuple[str, str], most: int, after: int, outcomes: bool

@@ -15,6 +15,7 @@ from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
+from tinker_claw.ledger.held_out import HeldOutTable
 from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.prune import (
     Forgetting,
@@ -45,6 +46,7 @@ class Ledger:
         self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)
+        self.held_out = HeldOutTable(self._db, self.turns)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)

@@ -23,7 +23,8 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-_PINNED, _HELD, _RULING, _GUARDED_FROM = "pinned", "held", "ruling", "guarded from turn"
+_PINNED, _HALF = "pinned", "half of the sessions from turn"
+_HELD, _RULING, _GUARDED_FROM = "held", "ruling", "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
@@ -48,6 +49,19 @@ class Line:
         while at in self.lost:
             at = self.parents[at]
         return at in self.live
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What the gate noted of a version; see `learner.gate`."""
+
+    version: int
+    said: Mapping[str, Any]
+    """What it has lost, or why it was not asked."""
+    after: Mapping[str, Any]
+    """Its answers, by question."""
+    before: Mapping[str, Any]
+    """Those of the version before it, where no step had asked that one."""
 
 
 def read_line(rows: Rows) -> Line:
@@ -121,9 +135,18 @@ class Pin:
         """None: the newest answers."""
         return pinned(self._db)
 
-    def to(self, version_id: int) -> None:
+    @property
+    def half(self) -> bool:
+        """It answers one session in two only."""
+        return compared_from(self._db) is not None
+
+    def to(self, version_id: int, *, half: bool = False) -> None:
         with self._db.transaction() as tx:
-            tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+            _end_pin(tx)
+            tx.execute("INSERT INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
+            if half:
+                newest = "INSERT INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns"
+                tx.execute(newest, (_HALF,))
 
     def end(self) -> None:
         with self._db.transaction() as tx:
@@ -180,8 +203,15 @@ def pinned(rows: Rows) -> int | None:
     return None if value is None else int(value)
 
 
+def compared_from(rows: Rows) -> int | None:
+    """The newest turn when the pinned version began to answer one session in two; None: it answers
+    all, or none is pinned."""
+    value = rows.one("SELECT value FROM meta WHERE key = ?", _HALF)
+    return None if value is None else int(value)
+
+
 def _end_pin(tx: sqlite3.Connection) -> None:
-    tx.execute("DELETE FROM meta WHERE key = ?", (_PINNED,))
+    tx.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PINNED, _HALF))
 
 
 class StepTable:
@@ -375,14 +405,34 @@ class StepTable:
         )
         return [(row["parent"], json.loads(row["found"])) for row in rows]
 
-    def void_lately(self, because: str) -> int:
-        """How many steps from the newest version on are void for a reason that begins so."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
-            "AND parent = (SELECT MAX(id) FROM versions)",
+    def gated(self, version: int, most: int) -> list[Gated]:
+        """What the gate asked of this version and of those that it goes on from, the newest first,
+        as far as their steps asked anything."""
+        rows = self._db.rows(
+            "WITH RECURSIVE line (id, n) AS (VALUES (?1, 1) UNION ALL "
+            "SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL "
+            "AND n < ?2) SELECT version, json_extract(metrics, '$.gate') AS said, "
+            "json_extract(metrics, '$.answers') AS answers FROM line "
+            "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
+            "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
+            *(version, most),
+        )
+        found = list[Gated]()
+        for row in rows:
+            answers = json.loads(row["answers"] or "{}")
+            both = (answers.get("after", {}), answers.get("before", {}))
+            found.append(Gated(row["version"], json.loads(row["said"]), *both))
+        return found
+
+    def void_lately(self, because: str) -> list[str]:
+        """Why steps from the newest version on are void, of those reasons that begin so."""
+        rows = self._db.rows(
+            "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
+            "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             len(because),
             because,
         )
+        return [row["error"] for row in rows]
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """How many steps with exactly these samples failed, outages left out."""

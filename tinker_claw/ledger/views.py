@@ -434,9 +434,11 @@ _FIELDS: Mapping[Table, str] = {
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
     "votes": json.loads,
-    "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k != "rule"},
+    "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k not in _LONG},
 }
 """Fields that SQLite knows only as numbers and texts."""
+_LONG = ("rule", "answers")
+"""Metrics that are for programs."""
 _TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
     "LEFT JOIN groups ON groups.id = group_id "

@@ -1,0 +1,487 @@
+"""The gate: what a version may lose before it answers anybody, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from examples.demo.recipe.grammar import THINGS
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.learner.test_loop import World, world
+from tests.learner.test_rollback import undoing
+from tests.scripted_users import demo_run
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS, assumed, estimate
+from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Settings, Training
+from tinker_claw.errors import ConfigError, RefusedError
+from tinker_claw.learner.gate import (
+    FEWEST,
+    LOOK_BACK,
+    Answer,
+    Gate,
+    Question,
+    canaries,
+    is_no_chance,
+    lost,
+)
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN
+from tinker_claw.ledger.prune import in_session
+from tinker_claw.policy import Sampler
+from tinker_claw.privacy.marker import Privacy
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+
+# What is a loss
+
+WELL = Answer(likely=-1.0, each=-0.1, ends=-0.01, tokens=20, nats=0.2, cut=False)
+KEYS = [f"c{n}" for n in range(12)]
+
+
+def some(change: Callable[[int], Answer], keys: Sequence[str] = KEYS) -> dict[str, Answer]:
+    return {key: change(n) for n, key in enumerate(keys)}
+
+
+@pytest.mark.parametrize(
+    ("worse", "told"),
+    [
+        (replace(WELL, likely=-1.2), "canaries are 0.20 nats less likely"),
+        (replace(WELL, ends=-0.2), "end 0.19 nats less surely"),
+        (replace(WELL, tokens=40), "times as long"),
+        (replace(WELL, tokens=5), "times shorter"),
+        (replace(WELL, nats=0.6), "0.40 nats a token less decided"),
+        (replace(WELL, cut=True), "100% more of the replies do not end"),
+    ],
+)
+def test_what_a_version_loses_is_told_and_the_other_way_round_is_no_loss(
+    worse: Answer, told: str
+) -> None:
+    before, after = some(lambda n: WELL), some(lambda n: worse)
+    (found,) = lost(after, before)
+    assert told in found
+    assert found.endswith("(12 questions)")
+    back = lost(before, after)
+    assert not any(told in one for one in back)
+
+
+def test_replies_to_the_user_are_measured_for_each_token_and_never_in_all() -> None:
+    own = [f"t{n}" for n in range(12)]
+    before = some(lambda n: WELL, own)
+    after = some(lambda n: replace(WELL, likely=-9.0, each=-0.3), own)
+    (found,) = lost(after, before)
+    assert "0.20 nats a token less likely" in found
+    assert lost(after, before, over=True) == [], "whoever changes their mind accepts other replies"
+    assert lost(some(lambda n: replace(WELL, likely=-1.5)), some(lambda n: WELL), over=True)
+
+
+def test_loss_that_may_be_chance_is_none() -> None:
+    before = some(lambda n: WELL)
+    one_alone = some(lambda n: replace(WELL, likely=-6.0) if n == 0 else WELL)
+    assert lost(one_alone, before) == [], "0.42 in the mean, all of it by one question of twelve"
+    few = dict(list(some(lambda n: replace(WELL, likely=-9.0)).items())[: FEWEST - 1])
+    assert lost(few, before) == []
+    assert lost(some(lambda n: replace(WELL, likely=None)), before) == []
+
+
+def test_chance_alone_seems_a_loss_about_as_often_as_it_says() -> None:
+    rng = Random(3)
+    fired = sum(is_no_chance([rng.gauss(0, 1) for _ in range(30)]) for _ in range(300))
+    assert fired <= 15, "of 300; 1 in 100 is meant, and a bootstrap over 30 is a little bolder"
+    assert is_no_chance([0.5 + rng.gauss(0, 0.5) for _ in range(30)])
+
+
+def test_answers_are_read_as_they_were_written() -> None:
+    odd = Answer(likely=None, each=None, ends=None, tokens=3, nats=0.123456789, cut=True)
+    for answer in (WELL, odd):
+        again = Answer.read(json.loads(json.dumps(answer.row)))
+        assert again == replace(answer, nats=round(answer.nats, 5))
+
+
+# What is asked
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer.load(str(MODEL_DIR), "qwen3")
+
+
+@pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
+def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Renderer) -> None:
+    found = canaries(file, renderer)
+    assert len({one.key for one in found}) == len(found) >= 2 * FEWEST
+    for one in found:
+        assert all(reply[-1] == renderer.stop_tokens[0] for reply in one.replies)
+        assert one.longest <= GATE_REPLY
+    assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
+
+
+def test_demos_canaries_know_both_styles_and_ask_again() -> None:
+    asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
+    homework = [one for one in asked if "homework" in one["messages"][0]]
+    assert {len(one["messages"]) for one in homework} == {1, 3}
+    for one in homework:
+        assert any("**" in reply for reply in one["replies"])
+        assert any("**" not in reply for reply in one["replies"])
+        assert any(thing in one["messages"][0] for thing in THINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("canary = 3", "canary: "),
+        ("[[canary]]\nmessages = ['a']", "canary.0.replies: Field required"),
+        ("[[canary]]\nmessages = []\nreplies = ['b']", "canary.0.messages"),
+        ("[[canary]]\nmessages = ['a']\nreplies = ['b']\nweight = 2", "canary.0.weight"),
+        ("[[canary", "is not valid TOML"),
+    ],
+)
+def test_wrong_file_is_named_with_what_is_wrong(
+    text: str, says: str, tmp_path: Path, renderer: Renderer
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"--canaries .*mine.toml.*{says}"):
+        canaries(file, renderer)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        canaries(tmp_path / "none.toml", renderer)
+    file.write_text("# none")
+    assert canaries(file, renderer) == []
+
+
+# In a run
+
+ASKED = tuple(Question(f"c{n}", (1, 2, n + 3), ((70, 71, 9),)) for n in range(12))
+END = (9,)
+
+
+def gated(parts: LoopParts, asked: Sequence[Question] = ASKED, seconds: float = 60) -> Gate:
+    return Gate(parts, asked, END, seconds=seconds)
+
+
+class LosingTrainer(FakeTrainer):
+    """Each of its versions gives the canaries' replies so many nats less than the first."""
+
+    def __init__(self, *falls: float, bills: bool = False) -> None:
+        super().__init__(bills=bills)
+        self.falls = falls
+        self.slow = self.broken = 0
+
+    async def publish(self) -> Sampler:
+        published = await super().publish()
+        assert isinstance(published, FakeSampler)
+        number = self.asked["publish"] - 2  # the first is no step's
+        less = self.falls[min(number, len(self.falls) - 1)] if number >= 0 else 0.0
+        published._opinion = lambda token: LOGPROB - (less if token in (70, 71) else 0.0) / 2
+        if number >= 0 and self.slow:
+            self.slow -= 1
+            published.logprobs = _never  # type: ignore[method-assign]
+        if number >= 0 and self.broken:
+            self.broken -= 1
+            published.fail_logprobs = 1000
+        return published
+
+
+async def _never(tokens: Tokens, **asked: Any) -> TokenLogprobs:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+def four(w: World) -> None:
+    for number in range(4):  # of sessions that are none of those held out
+        w.turn("YES" if number % 2 else "NO", session=f"s{number}")
+
+
+def errors(w: World) -> list[str | None]:
+    return [row["error"] for row in w.ledger._db.rows("SELECT error FROM steps ORDER BY id")]
+
+
+async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_aside(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, trainer=LosingTrainer(1.0, 0.0), gate=gated, gate_is="on") as w:
+        first = w.policy.current
+        four(w)
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        assert w.policy.current is first
+        (said,) = errors(w)
+        assert said is not None
+        assert said.startswith("the gate refused the version: right replies to canaries are 1.00")
+        assert w.trainer.weights == 0, "the state before is loaded"
+        await w.until(lambda: w.health.guard.state == "warns")
+        assert "its batch is set aside" in (w.health.guard.error or "")
+        assert b'tinker_claw_guard{alarm="gate"} 1.0' in w.telemetry.exposition()
+        assert b'tinker_claw_steps_total{status="void"} 1.0' in w.telemetry.exposition()
+        four(w)
+        await w.version(1)
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert line["gate"] == {"asked": 12, "lost": []}
+        stored = w.ledger.steps.gated(1, 1)[0]
+        assert (len(stored.after), len(stored.before)) == (12, 12)
+        assert gated(w.parts).findings() == []
+
+
+async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_path: Path) -> None:
+    trainer = LosingTrainer(0.0, 1.0)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        undoing(w)
+        four(w)
+        await w.version(1)
+        four(w)
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        undoing(w)
+        four(w)
+        await w.until(lambda: w.health.learner.state == "held")
+        assert "gate refused two versions in a row" in (w.health.learner.error or "")
+        assert w.policy.current.version.id == 1, "it lost nothing, and serves on"
+        await w.until(lambda: w.ledger.hold.ruling is None)
+        four(w)
+        await w.settled()
+        assert w.health.learner.state == "held"
+        assert (await undoing(w).roll_back(1)).id == 2
+        await w.until(lambda: w.ledger.hold.reason is None)
+
+
+async def test_small_losses_that_add_up_are_refused_and_rolled_back(tmp_path: Path) -> None:
+    """A tenth of a nat each time: no step of them is an alarm."""
+    trainer = LosingTrainer(0.1, 0.2, 0.3, 0.39, 0.49)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        undoing(w)
+        for number in range(4):
+            four(w)
+            await w.version(number + 1)
+        four(w)
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        assert f"in all over the last {LOOK_BACK} versions" in (errors(w)[-1] or "")
+        four(w)
+        await w.until(lambda: w.health.learner.state == "held")
+        await w.until(lambda: w.policy.current.version.parent == 2)
+        assert w.trainer.weights == 2, "the last that has lost no more than half of it"
+
+
+async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=LosingTrainer(1.0), gate=gated, gate_is="shadow") as w:
+        four(w)
+        await w.version(1)
+        assert w.ledger.samples.counts()["trained"] == 4
+        (found,) = gated(w.parts).findings()
+        assert found.told.startswith("v1 would not have passed the gate: right replies to canaries")
+        four(w)
+        await w.version(2)
+        first, second = (json.loads(line)["gate"] for line in w.metrics.read_text().splitlines())
+        assert "1.00 nats less likely" in first["lost"][0]
+        assert [one[:6] for one in second["lost"]] == ["in all"], "since v1 nothing more"
+
+
+async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path) -> None:
+    trainer = LosingTrainer(1.0, 1.0, 1.0)
+    trainer.slow = 1
+
+    def hasty(parts: LoopParts) -> Gate:
+        return gated(parts, seconds=0.05)
+
+    async with world(tmp_path, trainer=trainer, gate=hasty, gate_is="on") as w:
+        four(w)
+        await w.version(1)
+        (found,) = hasty(w.parts).findings()
+        told = "v1 answers although the gate could not ask it: it took longer than 0.05 s"
+        assert found.told == told
+        trainer.broken = 1
+        four(w)
+        await w.version(2)
+        (found,) = hasty(w.parts).findings()
+        assert "scoring fails, as told" in found.told
+
+
+async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
+    trainer = LosingTrainer(0.0)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        sampler = w.policy.current.sampler
+        assert isinstance(sampler, FakeSampler)
+        sampler.away = 3  # the one that serves is asked, too, as no step has asked it
+        four(w)
+        await w.version(1)
+        said = errors(w)
+        assert said[0] == "the service is away, as told"
+        assert said[-1] is None
+        assert w.ledger.samples.counts()["trained"] == 4, "of the same samples"
+
+
+async def test_nothing_to_ask_is_no_gate(tmp_path: Path) -> None:
+    async with world(tmp_path, gate=lambda parts: gated(parts, ()), gate_is="on") as w:
+        four(w)
+        await w.version(1)
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert "gate" not in line
+
+
+async def test_what_asking_bills_is_foreseen_and_charged_to_the_step(tmp_path: Path) -> None:
+    price = Price(1.0, 0.5, 2.0, 4.0)
+    trainer = LosingTrainer(0.0, bills=True)
+    async with world(
+        tmp_path,
+        trainer=trainer,
+        gate=gated,
+        gate_is="on",
+        method="binary",
+        spending=lambda ledger, telemetry: Spending(price, ledger.spend, telemetry),
+    ) as w:
+        foreseen = gated(w.parts).expected
+        four(w)
+        await w.version(1)
+        billed = w.ledger.spend.of_step(1).usage
+        each = Question("c", (1, 2, 3), ((70, 71, 9),)).usage
+        assert (foreseen.prefill, foreseen.sampled) == (24 * each.prefill, 24 * each.sampled)
+        assert billed.prefill == foreseen.prefill, "of both versions, as nobody has asked the first"
+        assert billed.sampled <= foreseen.sampled
+        four(w)
+        await w.version(2)
+        assert w.ledger.spend.of_step(2).usage.prefill == foreseen.prefill // 2
+
+
+def test_estimate_has_the_gate_and_bounds_it() -> None:
+    price = Price(1.0, 0.5, 2.0, 4.0)
+    on, off = (
+        estimate(cfg, price, assumed(cfg, base_judges=True)).train
+        for cfg in (Settings(training=Training(gate=mode)) for mode in ("on", "off"))  # type: ignore[arg-type]
+    )
+    assert 0 < on.prefill - off.prefill <= GATE_TOKENS + 5_000
+    assert on.trained == off.trained
+
+
+# What is held out
+
+
+async def fill(w: World, sessions: int) -> None:
+    """So many sessions of one turn each, of which the first is number 1."""
+    for number in range(sessions):
+        w.turn("YES", session=f"s{number + 1}", prompt=(1, 2, 3, number))
+    await w.settled()
+
+
+def refused(w: World) -> list[str | None]:
+    rows = w.ledger._db.rows("SELECT untrained_because AS b FROM turns ORDER BY id")
+    return [row["b"] for row in rows]
+
+
+async def test_first_turns_of_one_session_in_sixteen_are_asked_and_never_trained(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        await fill(w, 2 * ONE_IN)
+        assert [n for n, why in enumerate(refused(w), 1) if why] == [ONE_IN, 2 * ONE_IN]
+        newest = w.ledger.held_out.newest(8)
+        assert [one.turn_id for one in newest] == [2 * ONE_IN, ONE_IN], "the newest first"
+        assert newest[0].prompt == (1, 2, 3, 2 * ONE_IN - 1)
+        assert newest[0].accepted == (7, 8)
+        assert w.ledger.held_out.newest(1) == newest[:1]
+        keys = [question.key for question in gated(w.parts).questions()]
+        assert keys[-2:] == [f"t{2 * ONE_IN}", f"t{ONE_IN}"]
+
+
+async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        await fill(w, ONE_IN - 1)
+        for said, tokens in (("NO", (5, 6)), ("YES", (7, 9)), ("NO", (3, 4)), ("YES", (2, 1))):
+            w.turn(said, session="the one", tokens=tokens)
+            await w.settled()
+        assert refused(w)[ONE_IN - 1 :] == [HELD_OUT, HELD_OUT, None, None]
+        (one,) = w.ledger.held_out.newest(8)
+        assert (one.turn_id, one.accepted) == (ONE_IN, (7, 9))
+    async with world(tmp_path / "never", batch_size=500, gate_is="on") as w:
+        await fill(w, ONE_IN - 1)
+        for _ in range(FIRST + 2):
+            w.turn("NO", session="never content")
+            await w.settled()
+        assert refused(w)[ONE_IN - 1 :] == [HELD_OUT] * FIRST + [None] * 2, "never more than a few"
+        (one,) = w.ledger.held_out.newest(8)
+        assert one.accepted is None
+
+
+async def test_nothing_is_held_out_without_a_gate(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500) as w:
+        await fill(w, ONE_IN)
+        assert set(refused(w)) == {None}
+        assert w.ledger.held_out.newest(8) == []
+
+
+async def test_what_is_private_or_forgotten_is_asked_of_nobody(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        await fill(w, 3 * ONE_IN)
+        assert len(w.ledger.held_out.newest(8)) == 3
+        w.ledger.turns.mark_private("me", f"s{ONE_IN}", Privacy.PRIVATE)
+        w.ledger.forget(in_session(f"s{2 * ONE_IN}", "me"))
+        (left,) = w.ledger.held_out.newest(8)
+        assert left.turn_id == 3 * ONE_IN
+        w.ledger.begin_to_forget(in_session(f"s{3 * ONE_IN}", "me"))
+        assert w.ledger.held_out.newest(8) == [], "from the moment that it is asked for"
+
+
+async def test_users_take_turns_in_what_is_asked(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        for number in range(4 * ONE_IN):
+            w.turn("YES", user="few" if number < 2 * ONE_IN else "many", session=str(number))
+        await w.settled()
+        asked = [one.turn_id // ONE_IN for one in w.ledger.held_out.newest(3)]
+        assert asked == [4, 2, 3]
+
+
+async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        long = tuple(range(1, 1 + GATE_TOKENS // 5))
+        for number in range(4 * ONE_IN):
+            picked = (number + 1) % ONE_IN == 0
+            w.turn("YES", session=str(number), prompt=long if picked else (1, 2, 3))
+        await w.settled()
+        assert len(w.ledger.held_out.newest(8)) == 4
+        own = [one for one in gated(w.parts).questions() if one.key.startswith("t")]
+        assert len(own) == 2, "each is scored and sampled"
+
+
+# On the demo's model
+
+
+@pytest.mark.slow
+async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path) -> None:
+    async with demo_run(tmp_path, max_step_kl=0) as run:
+        renderer = Renderer.load(str(MODEL_DIR), "qwen3")
+        asked = canaries(DEMO_CANARIES, renderer)
+        gate = Gate(run.parts, asked, renderer.stop_tokens)
+        told = await gate.ask(run.parts.base)
+        assert told.told == ()
+        assert told.answers is not None
+        assert len(told.answers) == len(asked)
+        worst = max(-(one.ends or 0.0) for one in told.answers.values())
+        assert worst < 0.1, "a right reply ends with the stop token that was put behind it"
+        with pytest.raises(RefusedError, match="less likely"):
+            await gate.ask(_Deaf(run.parts.base))
+
+
+class _Deaf:
+    """Weights that hear only the end of what is said."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.ref = sampler.ref
+
+    async def logprobs(self, tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
+        scores = await self._sampler.logprobs(tuple(tokens[start - 3 :]), start=3, **more)
+        return replace(scores, start=start)
+
+    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+        return await self._sampler.sample(prompt[-3:], params, n)
+
+    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
+        return self._sampler.stream(prompt[-3:], params)
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,552 @@
+"""Asks every new version a few fixed questions before it answers anybody, and keeps it out where
+it has lost something.
+
+The questions are canaries, which the user may edit, and the beginnings of the user's own sessions
+that no step has trained (`ledger.held_out`). Of every question it is scored how likely the right
+replies are and how surely they end, and one fresh reply is looked at. Each figure is compared with
+that of the version that serves, question by question: what it has lost must matter, and must not be
+chance, by resampling the questions. Small losses in a row pass that, so the canaries are compared
+with the best version of the last sixteen, too; of replies to the user, `guard` does the same.
+
+A version that is refused never was: its step is void, its batch is set aside, and the one before
+goes on serving. Where two batches in a row end so, learning is held.
+
+Rule: figures go in and findings come out, both pure; `Gate` asks, and what was answered stands in
+the ledger, so that a restart forgets nothing. A gate that cannot ask keeps nobody out, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS, GATE_TURNS
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    ConfigError,
+    OutageError,
+    RefusedError,
+    RequestError,
+)
+from tinker_claw.learner.guard import Finding, Ruling
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.scoring import side_by_side
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.telemetry import log
+from tinker_claw.types import (
+    Completion,
+    Message,
+    PolicyVersion,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    Usage,
+)
+
+# What is asked
+
+_CANARY, _OWN = "c", "t"
+"""How keys begin: of a canary, and of a turn of a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and what is right to reply."""
+
+    key: str
+    """The same question has the same one, and another has another."""
+    prompt: Tokens
+    replies: tuple[Tokens, ...]
+    """With their stop token; () where nothing is known to be right."""
+
+    @property
+    def usage(self) -> Usage:
+        """What asking it once is billed, at the most."""
+        lengths = [len(self.prompt) + len(reply) for reply in self.replies]
+        sampled = len(self.replies) + self.longest
+        return Usage(prefill=sum(lengths) + len(self.prompt), sampled=sampled)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a fresh reply: twice those of the right ones, so that growth shows."""
+        return min(GATE_REPLY, 2 * max(map(len, self.replies), default=GATE_REPLY))
+
+
+class _Canary(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    messages: list[str] = Field(min_length=1)
+    replies: list[str] = Field(min_length=1)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    canary: list[_Canary] = []
+
+
+def canaries(path: Path, renderer: Renderer) -> list[Question]:
+    """The questions of a file; docs/operating.md has its form.
+
+    Raises:
+        ConfigError: it cannot be read, or an entry is none.
+    """
+    try:
+        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"--canaries {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--canaries {path} is not valid TOML: {error}") from error
+    except ValidationError as error:
+        wrong = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(f"--canaries {path}: {where}: {wrong['msg']}") from error
+    return [_canary(canary, renderer) for canary in found.canary]
+
+
+def _canary(canary: _Canary, renderer: Renderer) -> Question:
+    said: list[Message] = [
+        {"role": "assistant" if n % 2 else "user", "content": text}
+        for n, text in enumerate(canary.messages)
+    ]
+    prompt = tuple(renderer.prompt(said).tokens)
+    replies = tuple(
+        renderer.hint_tokens(text, "{hint}") + renderer.stop_tokens[:1] for text in canary.replies
+    )
+    digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
+    return Question(f"{_CANARY}{digest[:12]}", prompt, replies)
+
+
+# What a version answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one version to one question, in numbers."""
+
+    likely: float | None
+    """log of the probability that it gives one of the right replies; None: none is known."""
+    each: float | None
+    """The same for each token of them."""
+    ends: float | None
+    """logprob of the stop token behind a right reply, in the mean."""
+    tokens: int
+    """Of a fresh reply."""
+    nats: float
+    """-logprob of a token of it, in the mean: how undecided the version is."""
+    cut: bool
+    """No stop token came."""
+
+    @property
+    def row(self) -> list[float | None]:
+        """For JSON."""
+        floats = (self.likely, self.each, self.ends, self.nats)
+        return [*(None if x is None else round(x, 5) for x in floats), self.tokens, int(self.cut)]
+
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> Answer:
+        return cls(*row[:3], nats=float(row[3]), tokens=int(row[4]), cut=bool(row[5]))
+
+
+Answers = Mapping[str, Answer]
+"""By question."""
+_IMPOSSIBLE: Final = -50.0
+"""Nats, in place of what is less likely: no figure is infinite."""
+
+
+async def ask(
+    questions: Sequence[Question], sampler: Sampler, stop_tokens: Tokens
+) -> dict[str, Answer]:
+    """What these weights answer, of the questions that fit them. All scores are asked for at once,
+    so that a backend can compute together what it can; fresh replies a few at a time, because the
+    samplers answer users, too."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def fresh(question: Question) -> Completion | None:
+        limit = SamplingParams(question.longest, seed=_SEED, stop_tokens=tuple(stop_tokens))
+        async with slots:
+            with suppress(AlignmentError, RequestError):
+                return (await sampler.sample(question.prompt, limit))[0]
+        return None
+
+    wanted = [(question, reply) for question in questions for reply in question.replies]
+    scores = iter(await side_by_side([_score(one, reply, sampler) for one, reply in wanted]))
+    scored = [[next(scores) for _ in question.replies] for question in questions]
+    replies = await side_by_side([fresh(question) for question in questions])
+    return {
+        question.key: _answer(question, [one for one in each if one], reply)
+        for question, each, reply in zip(questions, scored, replies, strict=True)
+        if reply is not None and all(each)
+    }
+
+
+def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Completion) -> Answer:
+    likely = _any(list(map(sum, scored))) if scored else None
+    return Answer(
+        likely=likely,
+        each=None if likely is None else likely / fmean(map(len, question.replies)),
+        ends=fmean(each[-1] for each in scored) if scored else None,
+        tokens=len(fresh.tokens),
+        nats=-fmean(fresh.logprobs) if fresh.logprobs else 0.0,
+        cut=fresh.stop_reason is not StopReason.STOP,
+    )
+
+
+async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float] | None:
+    """Of each token of a reply; None: it does not fit the weights (any more)."""
+    tokens = (*question.prompt, *reply)
+    try:
+        scores = await sampler.logprobs(tokens, start=len(question.prompt))
+    except (AlignmentError, RequestError):
+        return None
+    if len(scores.logprobs) != len(reply) or math.isnan(sum(scores.logprobs)):
+        return None
+    return [max(logprob, _IMPOSSIBLE) for logprob in scores.logprobs]
+
+
+def _any(logs: Sequence[float]) -> float:
+    """log of the sum of probabilities, which are given as logs."""
+    most = max(logs)
+    return most + math.log(sum(math.exp(one - most) for one in logs))
+
+
+# What it has lost
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Something that a version can lose, and how much of it matters."""
+
+    name: str
+    loss: Callable[[Answer, Answer], float | None]
+    """From an answer to another, the larger the worse; None: it cannot be told."""
+    of: tuple[str, ...]
+    """Which questions, by how their keys begin."""
+    step: float
+    """So much matters from one version to the next."""
+    window: float
+    """And in all, over the last versions."""
+    told: str
+    """With {lost}."""
+
+
+_MOST = 5.0
+"""Nats that one question can lose: one that has become impossible does not speak for all."""
+
+
+def _fall(after: float | None, before: float | None) -> float | None:
+    if after is None or before is None:
+        return None
+    return max(-_MOST, min(_MOST, before - after))
+
+
+def _longer(before: Answer, after: Answer) -> float:
+    return math.log((after.tokens + 1) / (before.tokens + 1))
+
+
+_NEVER = math.inf
+FIGURES = (
+    Figure(
+        "canaries",
+        lambda before, after: _fall(after.likely, before.likely),
+        (_CANARY,),
+        step=0.15,
+        window=0.4,
+        told="right replies to canaries are {lost:.2f} nats less likely",
+    ),
+    Figure(
+        "accepted",
+        lambda before, after: _fall(after.each, before.each),
+        (_OWN,),
+        step=0.1,
+        window=_NEVER,  # whoever changes their mind accepts other replies
+        told="replies that were accepted are {lost:.2f} nats a token less likely",
+    ),
+    Figure(
+        "stop",
+        lambda before, after: _fall(after.ends, before.ends),
+        (_CANARY, _OWN),
+        step=0.1,
+        window=_NEVER,
+        told="right replies end {lost:.2f} nats less surely",
+    ),
+    Figure(
+        "length",
+        _longer,
+        (_CANARY, _OWN),
+        step=math.log(1.5),
+        window=_NEVER,
+        told="replies are e^{lost:.2f} times as long",
+    ),
+    Figure(
+        "brevity",
+        lambda before, after: -_longer(before, after),
+        (_CANARY, _OWN),
+        step=math.log(1.5),
+        window=_NEVER,
+        told="replies are e^{lost:.2f} times shorter",
+    ),
+    Figure(
+        "entropy",
+        lambda before, after: after.nats - before.nats,
+        (_CANARY, _OWN),
+        step=0.3,
+        window=_NEVER,
+        told="the policy is {lost:.2f} nats a token less decided",
+    ),
+    Figure(
+        "cut",
+        lambda before, after: float(after.cut) - float(before.cut),
+        (_CANARY, _OWN),
+        step=0.2,
+        window=_NEVER,
+        told="{lost:.0%} more of the replies do not end",
+    ),
+)
+FEWEST = 6
+"""Questions below which nothing is said."""
+LOOK_BACK = 16
+"""Versions among which the best is sought that the canaries are compared with."""
+_SEED: Final = 1
+_RESAMPLED = 1000
+_CHANCE = 0.01
+"""How often a loss that is none may seem one, for each figure and step, where it also matters."""
+
+
+def lost(after: Answers, before: Answers, *, over: bool = False) -> list[str]:
+    """What a version has lost, in sentences without their full stops.
+
+    Args:
+        over: not from one version to the next, but in all over some.
+    """
+    found = list[str]()
+    for figure in FIGURES:
+        bound = figure.window if over else figure.step
+        losses = _losses(figure, after, before)
+        if len(losses) >= FEWEST and fmean(losses) > bound and is_no_chance(losses):
+            found.append(figure.told.format(lost=fmean(losses)) + f" ({len(losses)} questions)")
+    return found
+
+
+def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
+    known = [key for key in after if key in before and key.startswith(figure.of)]
+    each = [figure.loss(before[key], after[key]) for key in sorted(known)]
+    return [loss for loss in each if loss is not None]
+
+
+def is_no_chance(losses: Sequence[float]) -> bool:
+    """Whether another draw of as many questions would show a loss, too, in all but one of a hundred
+    cases: the bootstrap's percentile interval (Efron 1979), one-sided, over paired differences."""
+    rng, n = Random(_SEED), len(losses)
+    means = sorted(fmean(rng.choices(losses, k=n)) for _ in range(_RESAMPLED))
+    return means[int(_CHANCE * _RESAMPLED)] > 0
+
+
+def best(versions: Sequence[Answers]) -> Answers | None:
+    """Those of the version to which the right replies to canaries were likeliest."""
+
+    def worth(answers: Answers) -> float:
+        found = [
+            a.likely for k, a in answers.items() if k.startswith(_CANARY) and a.likely is not None
+        ]
+        return fmean(found) if found else -math.inf
+
+    return max(versions, key=worth, default=None)
+
+
+# In a run
+
+REFUSED = "the gate refused the version"
+"""How the reason of a step begins that is void for it."""
+REFUSALS = 2
+"""In a row, each over a batch of its own: learning is held."""
+_HELD = "the gate refused two versions in a row"
+SECONDS = 120.0
+"""So long the questions may take, of each version."""
+_AT_ONCE = 16
+"""Fresh replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of asking a candidate."""
+
+    told: tuple[str, ...] = ()
+    """What it has lost; it is refused for that unless the gate only looks."""
+    unasked: str | None = None
+    """Why nothing could be asked; None: it was, or nothing is to be."""
+    answers: Answers | None = None
+    before: Answers | None = None
+    """Of the version that serves, where no step has noted them."""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For a step's event."""
+        if self.unasked:
+            return {"gate": {"unasked": self.unasked}}
+        if self.answers is None:
+            return {}
+        return {"gate": {"asked": len(self.answers), "lost": list(self.told)}}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """For the ledger's metrics of a step: what later versions are compared with."""
+        kept = {"after": self.answers, "before": self.before}
+        return {
+            "answers": {
+                name: {key: answer.row for key, answer in answers.items()}
+                for name, answers in kept.items()
+                if answers
+            }
+        }
+
+
+class Gate:
+    """Of one run. Nothing but the learner waits for it."""
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        canaries: Sequence[Question],
+        stop_tokens: Tokens,
+        *,
+        seconds: float = SECONDS,
+    ) -> None:
+        """
+        Args:
+            stop_tokens: that end a reply of this model.
+        """
+        self._parts = parts
+        self._canaries = tuple(canaries)
+        self._stop_tokens = tuple(stop_tokens)
+        self._seconds = seconds
+        self._answered: tuple[int, dict[str, Answer]] = (-1, {})
+        """The version that serves, and what it was asked because no step had."""
+
+    @property
+    def expected(self) -> Usage:
+        """What asking the next version will be billed, at the most."""
+        questions, known = self.questions(), self._known()
+        return sum(
+            (q.usage for q in questions + [q for q in questions if q.key not in known]), Usage()
+        )
+
+    async def ask(self, candidate: Sampler) -> Asked:
+        """Let the candidate answer, and the version that serves what it was never asked.
+
+        Raises:
+            RefusedError: it has lost what matters, and is not to answer anybody.
+            OutageError: the service is away; it is no reason to let a version in.
+        """
+        questions = self.questions()
+        if not questions:
+            return Asked()
+        serving = self._parts.policy.newest
+        stored, known = self._stored(), self._known()
+        try:
+            async with asyncio.timeout(self._seconds):
+                answers = await ask(questions, candidate, self._stop_tokens)
+                unknown = [q for q in questions if q.key not in known and q.key in answers]
+                known |= await ask(unknown, serving.sampler, self._stop_tokens)
+        except OutageError:
+            raise
+        except (BackendError, TimeoutError) as error:
+            why = str(error) or f"it took longer than {self._seconds:g} s"
+            log.warning("gate.unasked", error=why)
+            return Asked(unasked=why)
+        self._answered = serving.version.id, known
+        told = lost(answers, known)
+        if past := best([known, *self._past()]):
+            over = lost(answers, past, over=True)
+            told += [f"in all over the last {LOOK_BACK} versions {one}" for one in over]
+        if told and self._parts.training.gate == "on":
+            raise RefusedError(f"{REFUSED}: {'; '.join(told)}")
+        if told:
+            log.warning("gate.would_refuse", told=told)
+        before = {key: answer for key, answer in known.items() if key not in stored}
+        return Asked(tuple(told), None, answers, before)
+
+    def findings(self) -> list[Finding]:
+        """What the gate has to say of the last versions, from the ledger."""
+        steps, newest = self._parts.ledger.steps, self._parts.policy.newest.version.id
+        if errors := steps.void_lately(REFUSED):
+            last = errors[-1].removeprefix(f"{REFUSED}: ")
+            if len(errors) >= REFUSALS:
+                told = f"{_HELD}, over two batches, the last because {last}"
+                return [Finding("gate", Ruling.ROLL_BACK, told)]
+            told = f"{REFUSED} after v{newest} because {last}; its batch is set aside"
+            return [Finding("gate", Ruling.WARN, told)]
+        found = next((one for one in steps.gated(newest, 1) if one.version == newest), None)
+        if found is None:
+            return []
+        told = f"v{newest} would not have passed the gate: {'; '.join(found.said.get('lost', ()))}"
+        if why := found.said.get("unasked"):
+            told = f"v{newest} answers although the gate could not ask it: {why}"
+        elif not found.said.get("lost"):
+            return []
+        return [Finding("gate", Ruling.WARN, told)]
+
+    def rules(self, reason: str) -> bool:
+        """Whether learning is held for this gate's reason."""
+        return reason.startswith(_HELD)
+
+    def sound(self) -> list[PolicyVersion]:
+        """Versions from which to go on, the newest first: those that have lost no more than half of
+        what matters in all. The one that serves is one of them, unless losses have added up."""
+        steps = self._parts.ledger.steps
+        past = steps.gated(self._parts.policy.newest.version.id, LOOK_BACK)
+        most = best(self._past()) or {}
+        (figure,) = (figure for figure in FIGURES if figure.window < _NEVER)
+        well = list[PolicyVersion]()
+        for one in past:
+            losses = _losses(figure, _read(one.after), most)
+            version = steps.version(one.version)
+            if version and (not losses or fmean(losses) <= figure.window / 2):
+                well.append(version)
+        return well
+
+    def questions(self) -> list[Question]:
+        """The canaries, and the newest beginnings of sessions, as far as their tokens go."""
+        found = list(self._canaries)
+        left = GATE_TOKENS - sum(question.usage.prefill for question in found)
+        for one in self._parts.ledger.held_out.newest(GATE_TURNS):
+            replies = () if one.accepted is None else (one.accepted,)
+            question = Question(f"{_OWN}{one.turn_id}", one.prompt, replies)
+            if (left := left - question.usage.prefill) < 0:
+                break
+            found.append(question)
+        return found
+
+    def _stored(self) -> dict[str, Answer]:
+        """What the version that serves has answered, as its step noted it."""
+        newest = self._parts.policy.newest.version.id
+        gated = self._parts.ledger.steps.gated(newest, 1)
+        return next((_read(one.after) for one in gated if one.version == newest), {})
+
+    def _known(self) -> dict[str, Answer]:
+        """The same, with what it was asked since."""
+        version, answers = self._answered
+        since = answers if version == self._parts.policy.newest.version.id else {}
+        return self._stored() | since
+
+    def _past(self) -> Sequence[Answers]:
+        gated = self._parts.ledger.steps.gated(self._parts.policy.newest.version.id, LOOK_BACK)
+        return [_read(one.after) for one in gated] + [_read(one.before) for one in gated]
+
+
+def _read(rows: Mapping[str, Any]) -> dict[str, Answer]:
+    return {key: Answer.read(row) for key, row in rows.items()}

@@ -1,0 +1,79 @@
+"""First turns that no step trains, and that new versions are asked instead.
+
+Rule: of one session in sixteen the beginning is kept back, up to the first reply that its user
+accepted, and never more than a few turns: most of what a user says is for learning, and a session
+that lasts for weeks is lost to it for its beginning only. What was private or is forgotten is asked
+of nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
+from tinker_claw.types import StopReason, Tokens
+
+HELD_OUT = "held out: the gate asks new versions for it (--gate)"
+"""Why such a turn is not trained."""
+ONE_IN = 16
+"""Sessions. It costs a sixteenth of the samples where sessions are short, and less elsewhere."""
+FIRST = 8
+"""Turns of a session, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The beginning of a session."""
+
+    turn_id: int
+    """Its first turn."""
+    prompt: Tokens
+    accepted: Tokens | None
+    """The reply that the user accepted, as it was sampled; None: none of the first."""
+
+
+class HeldOutTable:
+    """Reads only: that a turn is held out is its reason for not being trained."""
+
+    def __init__(self, database: Database, turns: TurnTable) -> None:
+        self._db = database
+        self._turns = turns
+
+    def picks(self, turn_id: int) -> bool:
+        """Whether this turn is to be held out. Episodes are trained whole, or not at all."""
+        return (
+            self._db.row(
+                "SELECT 1 FROM turns JOIN sessions ON sessions.id = session_id "
+                "WHERE turns.id = ? AND session_id % ? = 0 AND episode = 0 AND group_id IS NULL "
+                "AND kind = 'main' AND idx < ? AND NOT EXISTS (SELECT 1 FROM turns AS earlier "
+                "JOIN verdicts ON verdicts.turn_id = earlier.id AND value = 1 "
+                "WHERE earlier.session_id = turns.session_id AND earlier.kind = 'main' "
+                "AND earlier.idx < turns.idx)",
+                *(turn_id, ONE_IN, FIRST),
+            )
+            is not None
+        )
+
+    def newest(self, most: int) -> list[HeldOut]:
+        """So many beginnings, those of every user in turn, the newest first."""
+        usable = f"untrained_because = ?1 AND blanked IS NULL AND NOT {IS_BEING_FORGOTTEN}"
+        found = self._db.rows(
+            "SELECT first, (SELECT turns.id FROM turns JOIN verdicts ON turn_id = turns.id "
+            "WHERE session_id = session AND kind = 'main' AND value = 1 AND stop_reason = ?2 "
+            f"AND LENGTH(tokens) > 1 AND {usable} ORDER BY idx LIMIT 1) AS accepted "
+            "FROM (SELECT turns.id AS first, session_id AS session, ROW_NUMBER() OVER "
+            "(PARTITION BY user ORDER BY turns.id DESC) AS nth FROM turns "
+            "JOIN sessions ON sessions.id = session_id "
+            f"WHERE kind = 'main' AND idx = 0 AND private = 0 AND {usable}) "
+            "ORDER BY nth, first DESC LIMIT ?3",
+            *(HELD_OUT, StopReason.STOP, most),
+        )
+        return [
+            HeldOut(
+                turn_id=row["first"],
+                prompt=self._turns.get(row["first"]).prompt,
+                accepted=row["accepted"] and self._turns.get(row["accepted"]).completion.tokens,
+            )
+            for row in found
+        ]
