@@ -36,6 +36,7 @@ class Request:
     stream: bool = False
     seed: int | None = None
     """Set: sampled at temperature 1 with this seed, so that the reply can be had again."""
+    max_tokens: int = MAX_TOKENS
 
     def headers(self) -> dict[str, str]:
         done = {"X-Session-Done": "1"} if self.last else {}
@@ -46,7 +47,7 @@ class Request:
         return {
             "model": self.model,
             "messages": list(self.messages),
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": self.max_tokens,
             "stream": self.stream,
             **seeded,
         }
