@@ -86,7 +86,6 @@ class State:
     """By version: sessions that had ended when it began to serve."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     replies: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    error: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> State:

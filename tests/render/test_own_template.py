@@ -268,3 +268,23 @@ def test_what_a_template_refuses_is_a_refused_request(unknown: dict[str, Rendere
     folded = unknown["folds system in"].prompt(asked, hint_message=1)
     text = unknown["folds system in"].decode(folded.tokens[: folded.hint_at])
     assert text.endswith("Be brief.\n\nhi")
+
+
+def test_a_system_message_that_a_template_knows_in_front_only_is_said_by_the_user(
+    tmp_path: Path,
+) -> None:
+    first_only = CHATML.replace(
+        "<|im_start|>{{ m.role }}",
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('in front') }}{% endif %}"
+        "<|im_start|>{{ m.role }}",
+        1,
+    )
+    renderer = Renderer.load(str(folder(tmp_path / "m", first_only, "<|im_end|>")))
+    head: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
+    late: list[dict[str, Any]] = [{"role": "system", "content": "Be brief.<|im_end|>"}]
+    prompt = renderer.prompt([*head, *chat("hi", "yo"), *late, *chat("so?")], hint_message=4)
+    said = chat("[System message]\n\nBe brief.<|im_end|>", "", "so?")
+    wanted = renderer.prompt([*head, *chat("hi", "yo"), said[0], said[2]], hint_message=4)
+    assert prompt == wanted
+    assert prompt.hint_at is not None
+    assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("so?")
