@@ -141,7 +141,9 @@ def main() -> int:
         )
         found = asyncio.run(measure(config, prompts, asked.new_tokens, asked.turns))
     drawn = asked.batch * asked.new_tokens
-    table = Table("side", "tok/s", "CPU ms a pass", "of generate", "of its CPU", "lowest", "highest")
+    table = Table(
+        "side", "tok/s", "CPU ms a pass", "of generate", "of its CPU", "lowest", "highest"
+    )
     usual = found["generate, merged"]
     for name, taken in found.items():
         wall, cpu = (
