@@ -1,7 +1,7 @@
 """Eight people with everyday questions, and what they want of a reply.
 
-Rule: whether a reply pleases is decided by its text alone. Who asks what comes from the seed and the
-session's number; the questions of the exam are never asked by a user.
+Rule: whether a reply pleases is decided by its text alone. Who asks what comes from the seed and
+the session's number; the questions of the exam are never asked by a user.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ APPROVALS: Final = (
 
 
 def question(number: int, seed: int) -> Question:
-    """Of a session. The users take turns; each has asked all of their own before one comes twice."""
+    """Of a session. The users take turns; none asks the same twice before all was asked."""
     field = FIELDS[number % len(FIELDS)]
     asked = [(form, thing) for form in field.questions for thing in field.things[:-_HELD_OUT]]
     Random(f"{field.user}-{seed}").shuffle(asked)

@@ -344,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m examples.personalize.real",
-        description="SmolLM2-135M-Instruct learns what eight users want, on a CPU. What --out holds "
-        "is not run again, and a run that was cut short goes on.",
+        description="SmolLM2-135M-Instruct learns what eight users want, on a CPU. What --out "
+        "holds is not run again, and a run that was cut short goes on.",
         allow_abbrev=False,
     )
     add = parser.add_argument

