@@ -51,6 +51,8 @@ class Progress:
     ended: float | None = None
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     """Of the sessions that ended, in that order."""
+    overruled: int = 0
+    """How often learning was held, and went on because the run says so."""
     talked: bool = False
     """All sessions are over; only scores are missing."""
     health: Health | None = None
@@ -79,7 +81,7 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Whether no further session needs to begin."""
-        if self.held:
+        if self.held and not self.overruled:
             return True
         if self.sessions < self.options.sessions:
             return False
