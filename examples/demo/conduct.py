@@ -72,6 +72,8 @@ async def _conduct(
     async def observe() -> None:
         await _observe(cast, progress, scorer)
 
+    for version in _unscored(progress):  # of a run that this one takes up
+        scorer.add(version)
     beside = [group.create_task(_run(watch)) for watch in (observe, *watches)]
     scoring = group.create_task(scorer.run())
     await hold_sessions(
@@ -81,6 +83,7 @@ async def _conduct(
         enough=lambda: progress.enough,
         ended=ended,
         at_once=cast.at_once,
+        first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
     )
     progress.talked = True
     for version in progress.saw(await client.health()):  # since it was last looked at
@@ -91,6 +94,13 @@ async def _conduct(
     await scoring
     for task in beside:
         task.cancel()
+
+
+def _unscored(progress: Progress) -> list[int]:
+    """Versions that were met, are to be scored, and were not."""
+    marked = {moment.version for moment in progress.marks.values()}
+    met = {*filter(progress.options.scores, progress.births), *marked}
+    return sorted(met - progress.scores.keys())
 
 
 async def _run(watch: Watch) -> None:

@@ -62,6 +62,17 @@ def contents(progress: Progress) -> dict[str, Any]:
         "whole": progress.talked and progress.version in progress.scores,
         "learner": progress.health.learner if progress.health else None,
         "error": progress.health.last_error if progress.health else None,
+        "firsts": [o.first for o in sorted(progress.outcomes, key=lambda o: o.number)],
+        "verdicts": dict(progress.figures.verdicts),
+        "hints": progress.figures.hints,
+        "usd": round(progress.figures.usd, 4),
+        "overruled": progress.overruled,
+        "replies": {
+            str(version): progress.scores[version].shown
+            for version in sorted({min(progress.scores), max(progress.scores)})
+        }
+        if progress.scores
+        else {},
         "settings": _settings(progress.options),
         "seconds": round(progress.seconds, 1),
     }

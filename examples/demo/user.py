@@ -213,14 +213,16 @@ async def hold_sessions(
     enough: Callable[[], bool],
     ended: Callable[[Outcome], Awaitable[None]],
     at_once: int = IN_FLIGHT,
+    first: int = 0,
 ) -> None:
     """Hold sessions, six at a time, until there are enough; the ones in flight are finished.
 
     Args:
         talkers: those who talk, in turn, each over a client of their own.
         step: how many optimizer steps were taken, as a session begins.
+        first: number of the first session; none may be used twice.
     """
-    numbers = count()
+    numbers = count(first)
 
     async def hold_one_by_one() -> None:
         while not enough():
