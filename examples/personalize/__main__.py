@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+from rich.console import Console
 
 from examples.demo import DemoError, server
 from examples.demo.user import USERS
@@ -34,6 +35,8 @@ from tinker_claw.methods import METHODS
 
 EXIT_FAILED = 1
 MODEL_ANSWER_S = 300.0
+WIDTH = 150
+"""Of a table, in characters: narrower, and its figures would be cut."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not asked.report_only:
             asyncio.run(_all(experiment, asked, out))
         command = shlex.join(["python", "-m", "examples.personalize", *given])
-        for path in report.write(experiment, out, command):
+        paths = report.write(experiment, out, "" if asked.report_only else command)
+        Console(width=max(WIDTH, Console().width)).print(*report.tables(experiment, out))
+        for path in paths:
             print(path)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -157,7 +157,10 @@ def load(path: Path, **flags: Any) -> Experiment:
         given = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DemoError(f"the experiment {path} cannot be read: {error}") from error
-    given |= {name: value for name, value in flags.items() if value is not None}
+    chosen = {name: value for name, value in flags.items() if value is not None}
+    given |= chosen
+    if chosen.keys() & {"methods", "scenarios"}:  # who chooses among them wants these compared
+        given.setdefault("conditions", [LEARNS])
     folder = path.parent
     known = {one.name for one in fields(Experiment)} - {"name", "together"}
     if unknown := sorted(given.keys() - known):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.markup import escape
+from rich.table import Table
 
 from examples.personalize import figures
 from examples.personalize.experiment import JOINT, LEARNS, TOLD, Experiment
@@ -38,8 +40,8 @@ DIFFERS = (
     "What stands here says what learned and who talked; the tiny experiment's model has under a "
     "million parameters, knows the wanted style, and its users and judge are rules.",
     "The paper's sessions follow one another; here several are in flight, numbered as they start.",
-    "The paper asks for 36 GSM8K problems; here first replies are asked for with fresh questions as "
-    "side turns, of fixed versions, with the same seeds for all.",
+    "The paper asks for 36 GSM8K problems; here fixed versions are asked fresh questions as side "
+    "turns, with the same seeds for all.",
     "Its binary and combine subtract no baseline; here the batch's mean is subtracted.",
 )
 _TICKS = re.compile(r"`+")
@@ -356,7 +358,17 @@ def _chart(experiment: Experiment, found: Sequence[Row], label: str, over: str) 
     }
 
 
-# The two forms
+# The forms
+
+
+def tables(experiment: Experiment, out: Path) -> Iterator[Table]:
+    """The two main ones, for a terminal."""
+    content = contents(experiment, out, "")
+    for head, cells in (("score_head", "scores"), ("other_head", "others")):
+        shown = Table(*content[head])
+        for row in content[cells]:
+            shown.add_row(*map(escape, row))
+        yield shown
 
 
 def page(content: Mapping[str, Any]) -> str:
