@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _demo(options: Options, console: Console) -> None:
     """Run, and present what was reached even where the run was cut short."""
-    _end_on_sigterm()
+    server.end_on_signals()
     launch = server.Launch.of(options)
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
     progress, user = Progress(options), USERS[options.user]
@@ -76,15 +76,6 @@ def _present(progress: Progress, console: Console) -> None:
     )
     for what, path in paths.items():
         console.print(f"{what:>8}  {path}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _end_on_sigterm() -> None:
-    """End as on Ctrl-C when told to end, or when the terminal is closed."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("there is no task to cancel")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 if __name__ == "__main__":

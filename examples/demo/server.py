@@ -15,7 +15,7 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,6 +92,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
         DemoError: it ended or did not answer; also in place of another `DemoError` inside the
             block, where the child's end was the cause of that.
     """
+    await _end_orphan(launch)
     port = _free_port()
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     with launch.log.open("wb") as log:
@@ -104,6 +105,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
             stderr=log,
             start_new_session=True,
         )
+    _pid_file(launch).write_text(str(process.pid))
     url = f"http://127.0.0.1:{port}"
     try:
         async with connected(url, launch.key) as client:
@@ -117,6 +119,46 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
         raise
     finally:
         await _stop(process)
+        _pid_file(launch).unlink(missing_ok=True)
+
+
+def end_on_signals() -> None:
+    """End as on Ctrl-C when told to end, or when the terminal is closed."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("there is no task to cancel")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+def _pid_file(launch: Launch) -> Path:
+    return launch.out / "server.pid"
+
+
+async def _end_orphan(launch: Launch) -> None:
+    """End the child of a run in this folder that was killed, and could not end it."""
+    try:
+        pid = int(_pid_file(launch).read_text())
+    except (OSError, ValueError):
+        return
+    if f"--data-dir={launch.out / 'run'}" not in _command_line(pid):
+        return  # the number is another process's by now
+    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, BREAK_S)):
+        os.kill(pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while _command_line(pid):  # noqa: ASYNC110 - no child of ours
+                    await asyncio.sleep(POLL_S)
+                return
+
+
+def _command_line(pid: int) -> list[str]:
+    """Of a process; empty where there is none, or where it has ended."""
+    try:
+        said = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in said.split(b"\0") if word]
 
 
 async def _answers(server: Server) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = (asked.out or Path("runs") / f"personalize-{experiment.name}").resolve()
         out.mkdir(parents=True, exist_ok=True)
         if not asked.report_only:
-            asyncio.run(_all(experiment, asked, out))
+            with _alone(out):
+                asyncio.run(_all(experiment, asked, out))
         command = shlex.join(["python", "-m", "examples.personalize", *given])
         paths = report.write(experiment, out, "" if asked.report_only else command)
         Console(width=max(WIDTH, Console().width)).print(*report.tables(experiment, out))
@@ -62,14 +64,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(path)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except (DemoError, ConfigError) as error:
         print(f"The experiment stopped: {error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 
 
+@contextmanager
+def _alone(out: Path) -> Generator[None]:
+    """Raises `DemoError` where another process runs an experiment in this folder."""
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DemoError(f"another process runs an experiment in {out}") from error
+        yield
+
+
 async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> None:
     """Every run that is missing, one after another; the report is written anew after each."""
+    server.end_on_signals()
     runs = experiment.runs()
     missing = [run for run in runs if written(out, run) is None]
     if asked.url is not None and len(missing) > 1:
