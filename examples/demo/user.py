@@ -44,8 +44,10 @@ class Reaction(NamedTuple):
 class Talk(Protocol):
     """One session of somebody."""
 
-    opening: str
-    """What they say first."""
+    @property
+    def opening(self) -> str:
+        """What they say first."""
+        ...
 
     async def hears(self, reply: str) -> Reaction: ...
 

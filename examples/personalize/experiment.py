@@ -177,11 +177,15 @@ def load(path: Path, **flags: Any) -> Experiment:
         given["goals"] = tuple(Goal(**goal) for goal in given.pop("goals", ()))
         if controls := given.pop("controls", None):
             given["controls"] = Controls(**controls | {"conditions": tuple(controls["conditions"])})
-        given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-        found = Experiment(name=path.stem, **given)
+        whole: dict[str, Any] = {k: _frozen(v) for k, v in given.items()}
+        found = Experiment(name=path.stem, **whole)
     except TypeError as error:
         raise DemoError(f"the experiment {path}: {error}") from error
     return _checked(found, path)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _checked(found: Experiment, path: Path) -> Experiment:

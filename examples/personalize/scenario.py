@@ -147,15 +147,16 @@ def read(name: str, path: Path) -> Scenario:
         raise DemoError(
             f"the scenario {path}: there is no {unknown[0]}; it may hold {_list(known)}"
         )
-    given = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    whole: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
+        for key, value in given.items()
     }
     try:
         compiled = [(re.compile(one, re.I | re.M), True) for one in given.get("require", ())]
         compiled += [(re.compile(one, re.I | re.M), False) for one in given.get("forbid", ())]
     except re.error as error:
         raise DemoError(f"the scenario {path}: {error.pattern!r} is no pattern: {error}") from error
-    found = Scenario(name, **given, _compiled=tuple(compiled))
+    found = Scenario(name, **whole, _compiled=tuple(compiled))
     _check(found, path)
     return found
 

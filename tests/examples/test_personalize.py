@@ -324,12 +324,13 @@ def ended(
     *,
     firsts: tuple[bool, ...] = (False, True, True, True),
     text: str = "a reply",
+    shares: dict[str, float] | None = None,
     **more: Any,
 ) -> None:
     """A run's report as it could have been."""
     points = [
         {"step": step, "sessions": 9 * step, "score": score, "sums": 1.0, "lists": 0.9}
-        | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step}
+        | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step, **(shares or {})}
         for step, score in scores.items()
     ]
     points.append(points[-1] | {"at_sessions": 36})
@@ -467,7 +468,12 @@ def test_the_report_has_curves_replies_hints_counts_command_and_commit(tmp_path:
     experiment = tiny()
     for run in experiment.runs():
         learned = {0: 0.2, 4: 0.4, 8: 0.86, 16: 0.95}
-        ended(tmp_path, run, {0: 0.9} if run.condition == "told" else learned)
+        ended(
+            tmp_path,
+            run,
+            {0: 0.9} if run.condition == "told" else learned,
+            shares=dict.fromkeys(experiment.cast(run), 0.7),
+        )
     for path in report.write(experiment, tmp_path, "python -m examples.personalize"):
         text = path.read_text()
         for part in ("python -m examples.personalize", "abc", "a reply", "0.95 ± 0.00", "hints"):
