@@ -41,6 +41,9 @@ class Scenario:
     """What is said first; `{question}` stands in it."""
     questions: tuple[Mapping[str, str], ...] = ()
     """Each with its `question` and, where there is one, its `answer`; none: the demo's homework."""
+    exam_questions: tuple[Mapping[str, str], ...] = ()
+    """What every version is asked, where none of it may have been talked about; none: drawn from
+    the questions."""
     work: bool = True
     """The reply has to hold the right equation, or the answer."""
     require: tuple[str, ...] = ()
@@ -91,7 +94,9 @@ class Scenario:
             user = replace(user, opens=partial(_with_rule, opens=user.opens, rule=self.told))
         skills = self._skills if self.skills else demo_skills
         homework = self.user is not None or not self.questions
-        return RuleExam.draw(user, prompts, skills, shows_work if homework else None)
+        drawn = RuleExam.draw(user, prompts, skills, shows_work if homework else None)
+        own = self.exam_questions[:prompts]
+        return replace(drawn, asked=own) if own else drawn
 
     def draw(self, rng: Random) -> Any:
         """What a session is about."""
@@ -138,10 +143,11 @@ def read(name: str, path: Path) -> Scenario:
         given = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DemoError(f"the scenario {path} cannot be read: {error}") from error
-    if isinstance(listed := given.get("questions"), str):
-        given["questions"] = _questions(path.parent / listed)
-    elif listed is not None:
-        given["questions"] = [_question(one) for one in listed]
+    for key in ("questions", "exam_questions"):
+        if isinstance(listed := given.get(key), str):
+            given[key] = _questions(path.parent / listed)
+        elif listed is not None:
+            given[key] = [_question(one) for one in listed]
     known = {one.name for one in fields(Scenario)} - {"name", "_compiled"}
     if unknown := sorted(given.keys() - known):
         raise DemoError(

