@@ -47,8 +47,15 @@ PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role']"
+    " + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>"),
+    "smollm2": (SMOLLM2, "<|im_end|>"),
     "system default": (DEFAULT_SYSTEM, "<|im_end|>"),
     "llama, strips": (LLAMA, "<|eot|>"),
     "mistral, refuses system": (MISTRAL, "</s>"),
@@ -223,6 +230,7 @@ REFUSED = {
     "says it twice": CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}"),
     "says how it begins": CHATML.replace("{{ m.content }}", "{{ m.content[:5] }}"),
     "says nothing": CHATML.replace("{{ m.content }}", ""),
+    "writes it as JSON": CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
     "says how long it is": CHATML.replace("{{ m.content }}", "{{ m.content | length }}"),
 }
 
@@ -236,6 +244,11 @@ def test_a_template_without_a_place_is_refused_by_name(tmp_path: Path, name: str
 
 
 LATE = {
+    "shouts": (CHATML.replace("m.content", "m.content | upper"), "does not show a reply as it is"),
+    "goes backwards": (
+        CHATML.replace("in messages", "in messages | reverse"),
+        "begins a reply otherwise",
+    ),
     "opens no reply": (CHATML.partition("{% if add")[0], "assistant"),
     "thinks in words": (
         "{% if false %}<think>{% endif %}" + CHATML.replace("<|im_", "<|eo_"),
