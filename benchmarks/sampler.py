@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -70,7 +71,7 @@ async def ours(sampler: Sampler, prompts: Prompts, new_tokens: int) -> Taken:
 
 def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], object]:
     """`generate`, drawing at temperature 1, never ending early."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor(prompts)
     options = {
         "do_sample": True,
@@ -79,7 +80,11 @@ def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], obje
         "min_new_tokens": new_tokens,
         "pad_token_id": 0,
     }
-    return lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    def generate() -> object:
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    return generate
 
 
 async def measure(
@@ -141,9 +146,8 @@ def main() -> int:
         )
         found = asyncio.run(measure(config, prompts, asked.new_tokens, asked.turns))
     drawn = asked.batch * asked.new_tokens
-    table = Table(
-        "side", "tok/s", "CPU ms a pass", "of generate", "of its CPU", "lowest", "highest"
-    )
+    heads = ("side", "tok/s", "CPU ms a pass", "times generate", "by CPU", "least", "most")
+    table = Table(*heads)
     usual = found["generate, merged"]
     for name, taken in found.items():
         wall, cpu = (
