@@ -94,7 +94,6 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
 
 def convert(source: Path, folder: Path) -> None:
     """Write the model and its tokenizer; the weights are those of the four bits, in float32."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
@@ -102,7 +101,7 @@ def convert(source: Path, folder: Path) -> None:
         source,
         gguf_file=WEIGHTS,
         quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
+        dtype="float32",
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # nothing is quantised any more
