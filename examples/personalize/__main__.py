@@ -28,6 +28,7 @@ from examples.demo import DemoError, server
 from examples.demo.user import USERS
 from examples.personalize import estimate, report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
+from examples.personalize.openclaw import Agent
 from examples.personalize.played import Model
 from examples.personalize.run import Surroundings, perform, written
 from tinker_claw.errors import ConfigError
@@ -104,7 +105,8 @@ async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> 
         ) as scorer,
     ):
         key = os.environ.get(asked.key) if asked.key else None
-        around = Surroundings(out, _say, player, scorer, asked.url, key)
+        agent = _agent(asked)
+        around = Surroundings(out, _say, player, scorer, asked.url, key, agent)
         for number, run in enumerate(missing, 1):
             _say(f"{number} of {len(missing)}: {run.name}")
             await _one(run, experiment, around)
@@ -119,6 +121,16 @@ async def _one(run: Run, experiment: Experiment, around: Surroundings) -> None:
     except DemoError as error:
         log = around.out / run.name / "server.log"
         raise DemoError(f"{run.name}: {error}\n{server.last_lines(log)}") from error
+
+
+def _agent(asked: argparse.Namespace) -> Agent | None:
+    if asked.openclaw is None:
+        return None
+    if asked.url is None or asked.workspace is None:
+        raise DemoError(
+            "--openclaw needs --url, the gateway that its configuration names, and --workspace"
+        )
+    return Agent(tuple(shlex.split(asked.openclaw)), asked.workspace)
 
 
 @asynccontextmanager
@@ -168,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
     add("--scorer-model")
     add("--scorer-key", metavar="VARIABLE")
+    add("--openclaw", help="command of an OpenClaw, as in 'openclaw agent --local --json'")
+    add("--workspace", type=Path, help="folder of that OpenClaw's files")
     add("--report-only", action="store_true", help="run nothing, and report what is there")
     return parser
 
