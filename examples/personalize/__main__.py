@@ -25,6 +25,7 @@ import httpx
 from rich.console import Console
 
 from examples.demo import DemoError, server
+from examples.demo.options import positive
 from examples.demo.user import USERS
 from examples.personalize import estimate, report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
@@ -159,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("experiment", nargs="?", type=Path, default=TINY, help="a file (default: the tiny one)")
     add("--out", type=Path, help="results (default runs/personalize-<name>); goes on with them")
-    add("--methods", nargs="+", choices=tuple(METHODS))
+    add("--methods", nargs="+", choices=tuple(METHODS), help="how turns become training")
     add(
         "--scenarios",
         nargs="+",
@@ -167,8 +168,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"files, or users of the demo: {', '.join(USERS)}",
     )
     add("--conditions", nargs="+", choices=CONDITIONS, help="which parts (default all)")
-    for name in ("seeds", "steps", "sessions", "questions", "users", "at-once", "max-tokens"):
-        add(f"--{name}", type=int, metavar="N")
+    add("--seeds", type=positive, metavar="N", help="of each kind of run, from 0")
+    add("--steps", type=positive, metavar="N", help="optimizer steps of a run")
+    add("--sessions", type=positive, metavar="N", help="sessions of a run, at least")
+    add("--questions", type=positive, metavar="N", help="fresh first messages for each score")
+    add("--users", type=positive, metavar="N", help="people who talk, with a key each (default 1)")
+    add("--at-once", type=positive, metavar="N", help="sessions at a time")
+    add("--max-tokens", type=positive, metavar="N", help="of a reply")
     add("--config", type=Path, help="the product's settings")
     add("--flags", help="further flags of run.py, in one string")
     add("--model", help="the gateway's name for the model (default: as in the settings)")
