@@ -1,7 +1,8 @@
 """Requests that a web page makes in the user's browser.
 
-Rule: no page may use a server of ours. Any page may try: a browser sends its requests to loopback,
-too, and keeps the answer from the page, but by then the reply is paid for and the turn recorded.
+Rule: no page but our own may use a server of ours. Any page may try: a browser sends its requests
+to loopback, too, and keeps the answer from the page, but by then the reply is paid for and the turn
+recorded.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback
 
 
-def refuse_pages(headers: Mapping[str, str], *, local: bool) -> None:
+def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = None) -> None:
     """Refuse what only a browser sends, and what a page could send without being asked.
 
     Args:
         headers: names in lower case.
         local: bound to loopback, and no key is needed. A page whose name is made to lead here (DNS
             rebinding) is then known by that name; elsewhere it is kept out by the key.
+        own: the origin of our own page, whose requests are none of another's.
 
     Raises:
         RequestError: 403.
     """
-    if "origin" in headers:
+    if "origin" in headers and headers["origin"] != own:
         raise _forbidden("Web pages may not use this server: the request has an Origin header.")
     host = headers.get("host", "")
     if local and not is_loopback(_name(host)):

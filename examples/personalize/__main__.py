@@ -25,9 +25,11 @@ import httpx
 from rich.console import Console
 
 from examples.demo import DemoError, server
+from examples.demo.options import positive
 from examples.demo.user import USERS
 from examples.personalize import estimate, report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
+from examples.personalize.openclaw import Agent
 from examples.personalize.played import Model
 from examples.personalize.run import Surroundings, perform, written
 from tinker_claw.errors import ConfigError
@@ -104,7 +106,8 @@ async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> 
         ) as scorer,
     ):
         key = os.environ.get(asked.key) if asked.key else None
-        around = Surroundings(out, _say, player, scorer, asked.url, key)
+        agent = _agent(asked)
+        around = Surroundings(out, _say, player, scorer, asked.url, key, agent)
         for number, run in enumerate(missing, 1):
             _say(f"{number} of {len(missing)}: {run.name}")
             await _one(run, experiment, around)
@@ -119,6 +122,16 @@ async def _one(run: Run, experiment: Experiment, around: Surroundings) -> None:
     except DemoError as error:
         log = around.out / run.name / "server.log"
         raise DemoError(f"{run.name}: {error}\n{server.last_lines(log)}") from error
+
+
+def _agent(asked: argparse.Namespace) -> Agent | None:
+    if asked.openclaw is None:
+        return None
+    if asked.url is None or asked.workspace is None:
+        raise DemoError(
+            "--openclaw needs --url, the gateway that its configuration names, and --workspace"
+        )
+    return Agent(tuple(shlex.split(asked.openclaw)), asked.workspace)
 
 
 @asynccontextmanager
@@ -147,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("experiment", nargs="?", type=Path, default=TINY, help="a file (default: the tiny one)")
     add("--out", type=Path, help="results (default runs/personalize-<name>); goes on with them")
-    add("--methods", nargs="+", choices=tuple(METHODS))
+    add("--methods", nargs="+", choices=tuple(METHODS), help="how turns become training")
     add(
         "--scenarios",
         nargs="+",
@@ -155,8 +168,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"files, or users of the demo: {', '.join(USERS)}",
     )
     add("--conditions", nargs="+", choices=CONDITIONS, help="which parts (default all)")
-    for name in ("seeds", "steps", "sessions", "questions", "users", "at-once", "max-tokens"):
-        add(f"--{name}", type=int, metavar="N")
+    add("--seeds", type=positive, metavar="N", help="of each kind of run, from 0")
+    add("--steps", type=positive, metavar="N", help="optimizer steps of a run")
+    add("--sessions", type=positive, metavar="N", help="sessions of a run, at least")
+    add("--questions", type=positive, metavar="N", help="fresh first messages for each score")
+    add("--users", type=positive, metavar="N", help="people who talk, with a key each (default 1)")
+    add("--at-once", type=positive, metavar="N", help="sessions at a time")
+    add("--max-tokens", type=positive, metavar="N", help="of a reply")
     add("--config", type=Path, help="the product's settings")
     add("--flags", help="further flags of run.py, in one string")
     add("--model", help="the gateway's name for the model (default: as in the settings)")
@@ -168,6 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
     add("--scorer-model")
     add("--scorer-key", metavar="VARIABLE")
+    add("--openclaw", help="command of an OpenClaw, as in 'openclaw agent --local --json'")
+    add("--workspace", type=Path, help="folder of that OpenClaw's files")
     add("--report-only", action="store_true", help="run nothing, and report what is there")
     return parser
 

@@ -76,6 +76,11 @@ class Row:
         said = [] if self.condition in (LEARNS, JOINT) else [self.condition]
         return " ".join((self.method, self.scenario, *said))
 
+    @property
+    def many(self) -> int:
+        """How many talk to the one policy."""
+        return len(self.among) or 1
+
     def at_step(self, step: int, what: str = "accepted") -> Spread | None:
         return Spread.of([value(point_at(run, step), what, self.among) for run in self.runs])
 

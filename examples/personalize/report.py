@@ -166,13 +166,14 @@ def _scores(row: Row, half: int, steps: int, marks: Sequence[int]) -> list[str]:
     return [
         row.name,
         str(len(row.seeds)),
-        *(_text(row.at_step(step)) for step in (0, half, steps)),
-        *(_text(row.at_sessions(n * max(1, len(row.among)))) for n in marks),
+        *(_text(row.at_step(step * row.many)) for step in (0, half, steps)),
+        *(_text(row.at_sessions(n * row.many)) for n in marks),
         last,
     ]
 
 
 def _others(row: Row, steps: int) -> list[str]:
+    steps *= row.many
     lasts = [figures.point_at(run, steps) for run in row.runs]
     skills = [min(last[name] for name in figures.skills(last, row.among)) for last in lasts]
     verdicts = row.total("verdicts")
@@ -394,7 +395,8 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
         "Goals", ["", "asked", "measured", ""], [list(goal.values()) for goal in content["goals"]]
     )
     yield from _section("First replies accepted", content["score_head"], content["scores"])
-    yield "Means over seeds ± standard deviation."
+    yield "Means over seeds ± standard deviation. Where several talk to one policy, steps and "
+    yield "sessions are for each of them."
     for label, about in content["about"].items():
         if about:
             yield f"*{_cell(label)}*: {_cell(about)}."

@@ -33,6 +33,7 @@ from examples.demo.user import Speaker
 from examples.personalize import judges
 from examples.personalize.experiment import TOLD, Experiment, Run
 from examples.personalize.judges import FLIPPED, SHUFFLED
+from examples.personalize.openclaw import Agent, ThroughOpenClaw
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.scenario import Scenario
 from tinker_claw.app.server import in_background
@@ -58,6 +59,8 @@ class Surroundings:
     """Address of a gateway that runs already; None: each run starts one."""
     key: str | None = None
     """Its key, of an admin."""
+    agent: Agent | None = None
+    """Stands between the users and that gateway; None: they ask it themselves."""
 
 
 def written(out: Path, run: Run) -> dict[str, Any] | None:
@@ -141,7 +144,10 @@ async def _stage(
         for number in range(max(experiment.users, 1)):
             for label, scenario in scenarios.items():
                 key = keys.get(_person(label, number), admin)
-                talkers.append((await client(key), _speaker(scenario, around)))
+                asked = await client(key)
+                if around.agent is not None:
+                    asked = ThroughOpenClaw(asked, around.agent)
+                talkers.append((asked, _speaker(scenario, around)))
         exam = _exam(scenarios, experiment, around, told=run.condition == TOLD)
 
         async def overrule() -> None:

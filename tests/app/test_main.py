@@ -58,7 +58,7 @@ async def test_part_that_ends_on_purpose_stays_ended() -> None:
 
 
 async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, trainer = Ledger(tmp_path), FakeTrainer()
     version = (await restore(ledger, trainer)).version
@@ -71,7 +71,17 @@ async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
     versions = Versions(ledger, trainer)
     opened = [await versions.open(number) for number in range(MOST_OPEN)]
     assert await versions.open(0) is opened[0]
-    await versions.open(MOST_OPEN)
+    busy = FakeSampler.aclose
+    replying = asyncio.Event()
+
+    async def once_it_has_replied(sampler: FakeSampler) -> None:
+        await replying.wait()
+        await busy(sampler)
+
+    monkeypatch.setattr(FakeSampler, "aclose", once_it_has_replied)
+    await asyncio.wait_for(versions.open(MOST_OPEN), 60)  # and waits for no reply of the others
+    replying.set()
+    await asyncio.sleep(0)
     closed = [sampler.closed for sampler in opened if isinstance(sampler, FakeSampler)]
     assert closed == [False, True, False, False]
     with pytest.raises(LookupError):

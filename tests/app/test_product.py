@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,8 @@ from tests.lives import until
 from tests.processes import ROOT, Running, product
 from tests.talk import HELLO, ask, converse, learn, rows
 from tinker_claw.shipped import MODEL_DIR
+
+TRAINED = "SELECT turn_id FROM samples WHERE state = 'trained'"
 
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +58,10 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         learn(running, 1, range(0, 40))
         metrics = httpx.get(running.url.removesuffix("/v1") + "/metrics").text
         assert 'tinker_claw_steps_total{status="committed"} 1.0' in metrics
+        page, turn = running.url.removesuffix("/v1") + "/ui", min(rows(data, TRAINED))[0]
+        assert "v1, 1 steps from the base" in httpx.get(page).text
+        shown = httpx.get(f"{page}/turns/{turn}").text
+        assert re.search(r'class="(up|down)-[123]" title="[-+]', shown), "by its advantages"
         assert running.stop() == 0
     assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
     assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledger.test_ledger import new_turn
+from tinker_claw.ledger import spend
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import NextState, Usage
@@ -67,3 +68,17 @@ def test_means_are_of_what_was_counted_and_none_where_nothing_was(ledger: Ledger
     assert means.judge == Usage(prefill=15)
     assert (means.teacher, means.stale) == (None, None)
     assert (means.unaccepted, means.admitted, means.hinted) == (0.0, 0.5, 0.0)
+
+
+def test_means_are_of_the_newest_turns(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spend, "NEWEST", 2)
+    for number, (value, tokens) in enumerate(((-1, 1000), (1, 10), (1, 10))):
+        served = Bill("serve", Usage(prefill=tokens), None)
+        turn = ledger.turns.add(new_turn(ledger, str(number)), served)
+        ledger.turns.add_next_state(turn, NextState("user", "ok"))
+        ledger.spend.add(Bill("judge", Usage(prefill=tokens), None), turn_id=turn)
+        ledger.judgements.add(turn, value=value, verdict_ballots=(), hint_ballots=(), hints=())
+        ledger.samples.add(turn, value, None)
+    means = ledger.means()
+    assert (means.turns, means.serve, means.judge) == (2, Usage(prefill=10), Usage(prefill=10))
+    assert (means.unaccepted, means.admitted) == (0.0, 1.0)

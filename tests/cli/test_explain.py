@@ -12,7 +12,7 @@ import pytest
 from tests.ledger.test_ledger import COMPLETION
 from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
-from tinker_claw.cli.common import read_run_view
+from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.outcome import outcome

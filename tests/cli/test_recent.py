@@ -15,10 +15,10 @@ import pytest
 from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
 from tinker_claw.cli import doctor
-from tinker_claw.cli.common import read_run_view
 from tinker_claw.cli.doctor import WIDTH
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.errors import LedgerError
+from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger

@@ -11,8 +11,8 @@ from tests.many_turns import fill
 from tests.processes import product
 from tests.stories import run
 from tests.talk import learn, rows
-from tinker_claw.cli.common import read_run_view
-from tinker_claw.cli.status import board, read_overview
+from tinker_claw.cli.status import board
+from tinker_claw.insight import read_overview, read_run_view
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import read_figures
 

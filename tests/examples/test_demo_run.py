@@ -24,7 +24,7 @@ from starlette.requests import Request as Incoming
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from examples.demo import DemoError, compare, judge, report, view
+from examples.demo import DemoError, judge, report, view
 from examples.demo.__main__ import main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import Cast, conduct
@@ -335,6 +335,32 @@ async def test_a_run_scores_versions_by_steps_and_by_sessions(tmp_path: Path) ->
     assert progress.figures.hints == 4
 
 
+async def test_a_run_that_was_cut_goes_on_with_sessions_that_nobody_has_had(tmp_path: Path) -> None:
+    fake = FakeGateway(
+        lambda asked: written(asked.said[0], "nat") if asked.said[0] in PROBLEMS else "Saved.",
+        sessions_per_step=4,
+    )
+    options = Options(out=tmp_path, steps=4, sessions=12, eval_prompts=2)
+    cut = Progress(options)
+    whole = asyncio.create_task(conduct(cast(fake), cut, (idle,)))
+    while cut.sessions < 5:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    whole.cancel()
+    await asyncio.wait([whole])
+    had = {asked.session for asked in fake.asked if asked.headers["x-turn-type"] == "main"}
+    taken = Progress(options)
+    taken.take_up(json.loads(json.dumps(cut.state())))
+    assert taken.outcomes == cut.outcomes
+    assert taken.births == cut.births
+    fake.asked.clear()
+    await conduct(cast(fake), taken, (idle,))
+    new = {asked.session for asked in fake.asked if asked.headers["x-turn-type"] == "main"}
+    assert new
+    assert not new & had
+    assert report.contents(taken)["whole"]
+    assert {point.step for point in taken.curve() if point.at_sessions is None} >= {0, 2, 4}
+
+
 async def test_a_run_ends_with_the_reason_when_learning_has_failed(tmp_path: Path) -> None:
     failed = replace(HEALTH, status="degraded", learner="failed", last_error="disk full")
     fake = FakeGateway(stubborn, health=failed)
@@ -440,30 +466,6 @@ async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) 
     assert not report.contents(progress)["whole"], "cut off while it scored: it is run again"
 
 
-def test_a_comparison_shows_means_and_runs_nothing_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed, score in ((0, 0.5), (1, 0.7)):
-        folder = tmp_path / f"combine-plain-{seed}"
-        folder.mkdir()
-        progress = reached(folder)
-        progress.talked = True
-        progress.scores[8] = replace(progress.scores[8], accepted=score)
-        report.write(progress)
-    flags = ["--user", "plain", "--seeds", "2", "--steps", "8", "--out", str(tmp_path)]
-    assert compare.main(flags) == 0
-    shown = capsys.readouterr().out.replace("│", " ").split()
-    assert shown[shown.index("combine") :][:3] == ["combine", "plain", "2"]
-    for part in ("0.60", "±0.14", "0.75"):  # accepted and its spread; 60 of 80 characters
-        assert part in shown
-
-
-def test_a_run_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
-    report.write(reached(tmp_path))  # a report is written then, too
-    assert compare.contents(tmp_path) is None
-    assert compare.contents(tmp_path / "nothing") is None
-
-
 def test_the_view_shows_samples_verdicts_and_the_last_score(tmp_path: Path) -> None:
     progress = reached(tmp_path)
     progress.figures = figures_from(EXPOSITION)
@@ -520,22 +522,6 @@ def test_the_demo_learns_what_the_user_likes_and_unlearns_nothing(tmp_path: Path
     for name in (report.REPORT, report.PICTURE, "server.log"):
         assert str(tmp_path / name) in shown
     assert processes_that_name(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
-    users = ("never", "garbage")
-    command = [sys.executable, "-m", "examples.demo.compare", "--user", *users]
-    command += ["--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert shown.returncode == 0, shown.stdout
-    for user in users:
-        found = compare.contents(tmp_path / f"combine-{user}-0")
-        assert found is not None
-        first, last = found["curve"][0], found["curve"][-1]
-        assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
-        assert min(last["sums"], last["lists"]) >= 0.95
-        assert f"combine │ {user}" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from examples.demo import DemoError
+from examples.demo.client import Client, Request
 from examples.demo.judge import HINTS_AI, Case
 from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
@@ -33,6 +34,7 @@ from examples.demo.recipe.grammar import Problem
 from examples.personalize import estimate, figures, judges, report
 from examples.personalize.experiment import TINY, Experiment, Goal, Run, load
 from examples.personalize.figures import Row, Spread
+from examples.personalize.openclaw import Agent, ThroughOpenClaw
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.run import Surroundings, Together, perform, written
 from examples.personalize.scenario import Scenario, read
@@ -314,6 +316,44 @@ async def test_one_exam_of_several_people_has_the_mean_and_the_share_of_each() -
     assert score.shares["sums"] == 0.0
 
 
+STAND_IN = """\
+import json, pathlib, sys
+said = sys.argv[sys.argv.index("-m") + 1]
+session = sys.argv[sys.argv.index("--session-id") + 1]
+with open("said.txt", "a") as file:
+    file.write(json.dumps([session, said]) + "\\n")
+print("a line of the log")
+print(json.dumps({"payloads": [{"text": "I have read it."}, {"text": None}]}))
+"""
+
+
+async def test_a_user_talks_through_openclaw_whose_workspace_has_the_homework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "claw.py").write_text(STAND_IN)
+    agent = Agent((sys.executable, "claw.py"), tmp_path)
+    nobody = Client(httpx.AsyncClient(base_url="http://127.0.0.1:9"))
+    client = ThroughOpenClaw(nobody, agent)
+    first = {"role": "user", "content": "3 + 4? $(touch owned); -m x"}
+    reply = {"role": "assistant", "content": "7"}
+    assert await client.ask(Request((first,), "s-1")) == "I have read it."
+    await client.ask(
+        Request((first, reply, {"role": "user", "content": "Save it."}), "s-1", last=True)
+    )
+    (_, opening), (session, saving) = map(
+        json.loads, (tmp_path / "said.txt").read_text().splitlines()
+    )
+    assert (tmp_path / "homework" / "s-1.txt").read_text().strip() == first["content"]
+    assert "homework/s-1.txt" in opening
+    assert (session, saving) == ("s-1", "Save it. (The file is homework/s-1.txt.)")
+    with pytest.raises(DemoError, match="did not answer"):
+        await client.ask(Request((first,), "exam", kind="side"))
+    (tmp_path / "claw.py").write_text("raise SystemExit(3)")
+    with pytest.raises(DemoError, match="status 3"):
+        await client.ask(Request((first,), "s-2"))
+
+
 # What came out
 
 
@@ -561,6 +601,22 @@ async def test_several_people_have_keys_of_their_own_on_one_policy(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
+    users = ("never", "garbage")
+    command = [sys.executable, "-m", "examples.personalize", "--scenarios", *users]
+    command += ["--methods", "combine", "--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    for user in users:
+        found = written(tmp_path, Run("combine", user, "learns", 0))
+        assert found is not None
+        first, last = found["curve"][0], found["curve"][-1]
+        assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
+        assert min(last["sums"], last["lists"]) >= 0.95
+        assert f"combine {user}" in shown.stdout
+
+
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) -> None:
     """Fails where the sign of the advantages is wrong."""
     command = [sys.executable, "-m", "examples.personalize", "--scenarios", "student.toml"]
@@ -570,15 +626,17 @@ def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) 
     folder = tmp_path / "combine-student-0"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as one:
         state = folder / "progress.json"
-        while not (state.is_file() and len(json.loads(state.read_text())["births"]) > 2):
+        before = {"births": [], "scores": {}}
+        while len(before["births"]) < 3 or "0" not in before["scores"]:
             assert one.poll() is None
             time.sleep(0.2)
-        before = json.loads(state.read_text())
+            before = json.loads(state.read_text()) if state.is_file() else before
         os.kill(one.pid, signal.SIGKILL)  # its server lives on
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     found = json.loads((folder / "report.json").read_text())
-    assert found["curve"][0]["score"] == before["scores"]["0"]["accepted"]
+    base_before = before["scores"]["0"]["accepted"]
+    assert found["curve"][0]["score"] == pytest.approx(base_before, abs=1e-4), "not asked again"
     row = figures.rows(load(TINY, methods=["combine"], scenarios=[command[4]], seeds=1), tmp_path)[
         0
     ]

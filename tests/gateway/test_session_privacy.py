@@ -19,11 +19,12 @@ from tests.captures import load
 from tests.fakes import FakeSampler
 from tests.gateways import World, gateway, spell
 from tinker_claw.cli.status import board as lines_of
-from tinker_claw.cli.status import describe, read_overview
+from tinker_claw.cli.status import describe
 from tinker_claw.conversation import history as histories
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.insight import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.privacy.marker import NEAR_MISS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.lives import events_in, until
@@ -54,6 +56,9 @@ def test_the_demo_learns_from_a_wheel_in_a_fresh_environment(tmp_path: Path) -> 
         assert _event(log, "judge.rules")
         running = Running(process, _event(log, "serving")[0]["url"], log)
         learn(running, 1, range(20))
+        page = httpx.get(running.url.removesuffix("/v1") + "/ui")
+        assert page.status_code == 200
+        assert re.search(r"v\d, \d steps from the base", page.text)
         assert running.stop() == 0
     finally:
         process.kill()

@@ -8,7 +8,8 @@ import pytest
 
 from examples.demo.user import USERS
 from tests.scripted_users import NAME, demo_run
-from tinker_claw.cli.status import board, read_overview
+from tinker_claw.cli.status import board
+from tinker_claw.insight import read_overview
 
 STEPS = 12
 """Of 16 turns; within so many it is found out, and mostly within four."""

@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import assumed, estimate
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.errors import UndoError
 from tinker_claw.learner.guard import Finding, Guard, Ruling
+from tinker_claw.ledger.database import Writer, beside
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -195,6 +197,30 @@ async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path
         assert not telling.done()
         trainer.go_on.set()
         assert (await asyncio.wait_for(telling, 60))["parent"] == 0
+
+
+async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_path: Path) -> None:
+    begun, ended = asyncio.Event(), list[bool]()
+    loop = asyncio.get_running_loop()
+
+    def work(_: Writer) -> Iterator[int]:
+        try:
+            while True:
+                loop.call_soon_threadsafe(begun.set)
+                yield 0
+        finally:
+            ended.append(True)
+
+    async with world(tmp_path) as w:
+        undo = undoing(w)
+        undo.forget = lambda _: beside(w.ledger.path, work)  # type: ignore[assignment]
+        order = {"do": "forget session", "session": "s", "user": "me"}
+        async with control(tmp_path, undo):
+            telling = asyncio.create_task(asyncio.to_thread(tell, tmp_path, order, lambda: None))
+            await asyncio.wait_for(begun.wait(), 60)
+        assert ended
+        with pytest.raises(UndoError, match="the gateway ended before it was done"):
+            await telling
 
 
 # What the guard has ruled

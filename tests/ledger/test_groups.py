@@ -19,6 +19,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.learner.diagnostics import step_rule
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import rewards_of
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -131,6 +132,22 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
 
+def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
+    for key in "ab":
+        told.begin(key, in_group())
+        if key == "a":
+            told.turn(key)  # its client hung up, and asked again
+        told.judge(told.turn(key), (1,) if key == "a" else (-1,))
+        told.turn(key)
+        told.end(key, 0.5)
+    assert told.look().queued == 2, "the second step's rewards agree, so nothing is learned there"
+    first, second = told.ledger.samples.oldest(99)
+    assert first.bucket == second.bucket
+    assert reward_parts([first, second], Training()) == pytest.approx([1.0, -1.0])
+    step = told.ledger.steps.begin(0, [first.id, second.id])
+    assert [row.bucket for row in rewards_of(told.ledger._db, step)] == [first.bucket] * 2
+
+
 def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     turns = list[int]()
     for key in "ab":
@@ -146,7 +163,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
-    assert "Reward of step 0, outcome and votes: +1.33." in text
+    assert "Reward of this step, outcome and votes: +1.33." in text
     assert (
         "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
         "the mean +0.83)." in text

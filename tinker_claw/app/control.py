@@ -60,8 +60,11 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
     finally:
         file.unlink(missing_ok=True)
         server.close()
-        for task in asked:
+        left = list(asked)
+        for task in left:
             task.cancel()
+        # One that forgets has a thread on the ledger, which is closed next.
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def tell(

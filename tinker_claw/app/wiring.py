@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Final
 
 from cachetools import LRUCache
 from fastapi import FastAPI
+from starlette.routing import BaseRoute
 
 from tinker_claw.app.server import in_background
 from tinker_claw.backends.local import Arrangement, open_judge
@@ -21,15 +23,15 @@ from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
-from tinker_claw.formats.base import Format
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
 from tinker_claw.gateway.app import create_app
+from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import lineage
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import GatewayDeps
+from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
@@ -44,6 +46,9 @@ from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal, require, student_topk
+from tinker_claw.origin import is_loopback
+from tinker_claw.page.access import Access
+from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
@@ -116,7 +121,8 @@ async def wire(
     stack.push_async_callback(versions.aclose)
     index, formats = ConversationIndex(ledger.turns, IDLE_S), (Chat(), Messages(), Responses())
     privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
-    app = _gateway(common, index, privacy, versions, formats, judging.wake)
+    deps = _deps(common, index, privacy, versions, judging.wake)
+    app = create_app(deps, formats)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
@@ -126,6 +132,8 @@ async def wire(
             spoken.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
+    if settings.gateway.page:
+        app.router.routes.extend(_page(common, deps, rollback))
     return System(app, parts, judging, learner, rollback)
 
 
@@ -223,17 +231,16 @@ def _rule_judge(seed: int) -> FastAPI:
     return rules.create_app(seed)
 
 
-def _gateway(
+def _deps(
     common: _Common,
     index: ConversationIndex,
     privacy: SessionPrivacy,
     versions: Versions,
-    formats: Sequence[Format],
     on_next_state: Callable[[], None],
-) -> FastAPI:
-    """The application, over what it shares with the loop."""
+) -> GatewayDeps:
+    """What the gateway shares with the loop."""
     settings, parts = common.settings, common.parts
-    deps = GatewayDeps(
+    return GatewayDeps(
         settings=settings.gateway,
         served_name=settings.served_name,
         policy=parts.policy,
@@ -254,7 +261,23 @@ def _gateway(
         stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
         users=settings.users,
     )
-    return create_app(deps, formats)
+
+
+def _page(common: _Common, deps: GatewayDeps, rollback: Rollback) -> Sequence[BaseRoute]:
+    settings, cfg = common.settings, deps.settings
+    keys = Keys(cfg.api_key, deps.users)
+    return create_page(
+        PageDeps(
+            ledger=common.parts.ledger.path,
+            training=settings.training,
+            access=Access(keys, cfg.port),
+            local=is_loopback(cfg.host) and not keys.needed,
+            health=deps.health,
+            decode=common.renderer.decode,
+            say=partial(record, deps),
+            undo=rollback,
+        )
+    )
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
@@ -279,6 +302,7 @@ class Versions:
         self._trainer = trainer
         self._open = LRUCache[int, Sampler](MOST_OPEN)
         self._opening = asyncio.Lock()
+        self._closing = set[asyncio.Task[None]]()
 
     async def open(self, version_id: int) -> Sampler:
         """The sampler of a version.
@@ -287,7 +311,6 @@ class Versions:
             KeyError: there is no such version.
             BackendError: its weights cannot be opened.
         """
-        unused: Sampler | None = None
         async with self._opening:
             if version_id not in self._open:
                 version = self._ledger.steps.version(version_id)
@@ -296,13 +319,12 @@ class Versions:
                 sampler = await self._trainer.open(version.sampler_ref)
                 if len(self._open) == MOST_OPEN:
                     _, unused = self._open.popitem()
+                    closing = asyncio.create_task(unused.aclose())  # once its last reply has ended
+                    self._closing.add(closing)
+                    closing.add_done_callback(self._closing.discard)
                 self._open[version_id] = sampler
-            sampler = self._open[version_id]
-        if unused is not None:
-            await unused.aclose()  # when its last reply has ended; others open theirs meanwhile
-        return sampler
+            return self._open[version_id]
 
     async def aclose(self) -> None:
-        for sampler in self._open.values():
-            await sampler.aclose()
+        await asyncio.gather(*self._closing, *(sampler.aclose() for sampler in self._open.values()))
         self._open.clear()

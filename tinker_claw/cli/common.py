@@ -25,13 +25,8 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import DEFAULT_USER, Settings
 from tinker_claw.errors import ConfigError, LedgerError
-from tinker_claw.ledger.database import FILE, Rows, is_locked
+from tinker_claw.ledger.database import FILE, is_locked
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import RunView, read_run, run_of
-from tinker_claw.ledger.views import TurnView
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.base import Evidence
-from tinker_claw.types import NextState, Verdict
 
 # Commands
 
@@ -145,29 +140,6 @@ class LedgerCommand(Command):
             return tell(directory, order, _waits), True
         with closing(Ledger(directory)) as ledger:
             return offline(ledger), False
-
-
-def read_run_view(rows: Rows, batch_size: int) -> RunView:
-    """What the outcomes of a ledger's turns depend on, its method's teacher included.
-
-    Args:
-        batch_size: samples of a step, where none was taken yet.
-    """
-    method = METHODS.get(run_of(rows).get("method", ""))
-
-    def told(turn: TurnView) -> str | None:
-        if method is None or method.teaching is None or not turn.has_hint_place:
-            return None
-        known = Evidence(
-            Verdict(turn.votes, turn.verdict),
-            # Whether there is something to tell, not what it says.
-            ("hint",) * turn.hints,
-            NextState("user" if turn.next_role == "user" else "tool", "said"),
-            "shown" if turn.demonstrated else None,
-        )
-        return method.teaching.what if method.tells(known) else None
-
-    return read_run(rows, batch_size, told)
 
 
 # The gateway that runs

@@ -38,6 +38,7 @@ from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import DEMO, JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
+from tinker_claw.insight import read_run_view
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE, Rows, reading
@@ -478,7 +479,7 @@ def recent(rows: Rows, count: int, batch_size: int, *, reasons: bool = False) ->
     records = read_log(rows, "turns", Filter(), count, batch_size)
     if not records:
         return []
-    turns, run = read_turns(rows, count), common.read_run_view(rows, batch_size)
+    turns, run = read_turns(rows, count), read_run_view(rows, batch_size)
     left_out = {"index"} if len({turn.user for turn in turns}) > 1 else {"index", "user"}
     columns = [column for column in COLUMNS["turns"] if column.name not in left_out]
     lines = table(columns, records, width=WIDTH)

@@ -19,7 +19,6 @@ from tinker_claw.cli.common import (
     LedgerCommand,
     number,
     plural,
-    read_run_view,
     vote,
     wrapped,
     write,
@@ -27,8 +26,9 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
+from tinker_claw.insight import read_run_view, trained_by
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.figures import RewardView, read_step, rewards_of
+from tinker_claw.ledger.figures import RewardView, rewards_of
 from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
@@ -164,7 +164,7 @@ def _episode(turn: TurnView) -> Iterator[str]:
     yield from wrapped(f"Its session is an episode{task}{group}, and {ended}.")
     sample = turn.sample
     if sample is not None and sample.state != "held" and sample.reward is not None:
-        yield f"Reward of step {turn.index}, outcome and votes: {vote(sample.reward)}."
+        yield f"Reward of this step, outcome and votes: {vote(sample.reward)}."
 
 
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:
@@ -193,22 +193,15 @@ def _verdict(value: Vote | None) -> str:
 def _trained(
     rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
 ) -> Iterator[str]:
-    trained_in = turn.trained_in_step
-    if trained_in is None or (step := read_step(rows, trained_in)) is None:
+    if (by := trained_by(rows, turn, run, training)) is None:
         return
-    parent, metrics = step
-    rule = dict(metrics.get("rule") or {})
-    method = METHODS.get(rule.pop("method", run.names.get("method")))
-    if method is None:
-        return
-    cfg = Training(**rule) if rule else training
-    if not rule:
+    if not by.recorded:
         yield "(By today's settings: the step did not record those of its time.)"
-    yield from _by_reward(turn, rewards_of(rows, trained_in), method, cfg)
-    yield from _by_teacher(known.teacher, known.completion, method, cfg)
-    began_with = read_version(rows, parent)
+    yield from _by_reward(turn, rewards_of(rows, by.step), by.method, by.cfg)
+    yield from _by_teacher(known.teacher, known.completion, by.method, by.cfg)
+    began_with = read_version(rows, by.parent)
     age = (began_with.step if began_with else 0) - turn.version_step
-    yield from wrapped(_age(age, metrics, cfg))
+    yield from wrapped(_age(age, by.metrics, by.cfg))
 
 
 def _by_reward(
@@ -265,7 +258,7 @@ def _compared(
     if own.bucket is None:
         of = f"the {len(given)} {what}s of the step had {mean}; --baseline {cfg.baseline}"
     else:
-        of = f"the {len(given)} rewards of step {turn.index} in group {turn.group} had {mean}"
+        of = f"the {len(given)} rewards of step {own.bucket[1]} in group {turn.group} had {mean}"
     if own.tool and (own.reward or 0) > 0 and own.bucket is None:
         of += f"; a tool's success counts {TOOL_SUCCESS:g}"
     if own.cut:

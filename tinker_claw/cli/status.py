@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
@@ -25,7 +25,6 @@ from tinker_claw.cli.common import (
     note,
     plural,
     printable,
-    read_run_view,
     short,
     span,
     table,
@@ -38,19 +37,14 @@ from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.figures import read_figures
-from tinker_claw.ledger.gains import read_gains
+from tinker_claw.insight import read_overview
 from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.views import Record
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.teachability import teachability
 from tinker_claw.privacy.marker import NEAR_MISS
 
 EXIT_WELL = 0
 EXIT_WRONG = 1
 EXIT_UNREACHABLE = 2
-LAST_STEPS = 5
 EVERY_S = 2.0
 """Between two looks of the live view. One takes a fraction of it, also with a long ledger."""
 
@@ -85,33 +79,6 @@ class Status(Command):
             note(told)
         write([*look.said, *([""] if look.said and look.figures else []), *look.figures])
         return look.exit_status
-
-
-def read_overview(directory: Path, batch_size: int) -> Record:
-    """The figures of a data directory.
-
-    Args:
-        batch_size: samples of a step.
-
-    Raises:
-        LedgerError: it holds no ledger, or one that cannot be read.
-    """
-    with reading(directory / FILE) as ledger, ledger.moment():
-        figures = read_figures(ledger, read_run_view(ledger, batch_size), LAST_STEPS)
-        gains = read_gains(ledger)
-    method = METHODS.get(figures["run"].get("method", ""))
-    rewards = method is None or method.reward > 0
-    taught = dict[str, Record]()
-    for user, found in gains.items():
-        known = teachability(found.accepted, found.rejected)
-        weight = known.weight(rewards=rewards)
-        taught[user] = asdict(known)
-        taught[user] |= {"teaches": known.teaches, "weight": weight, "meaning": str(known)}
-    return {
-        **{"data_dir": str(directory), "batch_size": batch_size, **figures},
-        # By user, whether what the teacher is told of their turns teaches.
-        "teachability": taught,
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,32 +21,10 @@ from tinker_claw.cli.common import (
 from tinker_claw.cli.log import WHEN
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
+from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import run_of
-from tinker_claw.ledger.versions import read_versions
 from tinker_claw.ledger.views import Record
-
-
-def read_kept(rows: Rows) -> list[Record]:
-    """All versions of the ledger, oldest first, and what is left of each.
-
-    `state`: learning can go on from it; `sampler`: it can answer. None: the service knows.
-    """
-    records, directory = read_versions(rows), rows.path.parent
-    local = run_of(rows).get("backend") == "local"
-    for one in records:
-        saved = one["state_ref"] is not None
-        there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
-        sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
-        one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
-    return records
-
-
-def usable(one: Record, *, with_state: bool = False) -> bool:
-    """Whether its weights (and its state) are there, as far as one can see."""
-    return one["sampler"] is not False and (one["state"] is not False or not with_state)
-
 
 AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
 """A version's number may be written as it is shown: v3."""

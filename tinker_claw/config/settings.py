@@ -150,6 +150,11 @@ class Gateway(Section):
         ge=1,
         when="replies are cut off (thinking counts, too)",
     )
+    page: bool = _setting(
+        True,
+        "a page at /ui: how it goes, turns, steps and versions",
+        when="nobody shall look at it in a browser (--no-page)",
+    )
     max_concurrent: int = _setting(
         64,
         "replies that are sampled at the same time; others wait",

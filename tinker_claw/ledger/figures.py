@@ -16,6 +16,7 @@ from typing import Any
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
 from tinker_claw.ledger.samples import BY_TOOLS
+from tinker_claw.ledger.turns import STEP
 from tinker_claw.ledger.versions import held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import StopReason
@@ -42,7 +43,7 @@ class RewardView:
 def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
     """Of all samples that a step was begun with."""
     found = rows.rows(
-        f"SELECT turns.id, reward, group_id, idx, {BY_TOOLS} AS tool, "
+        f"SELECT turns.id, reward, group_id, {STEP} AS step, {BY_TOOLS} AS tool, "
         "stop_reason = ? AS cut FROM step_samples JOIN samples ON samples.id = sample_id "
         "JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id "
         "LEFT JOIN next_states ON next_states.turn_id = turns.id "
@@ -53,7 +54,7 @@ def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
         RewardView(
             turn_id=row["id"],
             reward=row["reward"],
-            bucket=None if row["group_id"] is None else (row["group_id"], row["idx"]),
+            bucket=None if row["group_id"] is None else (row["group_id"], row["step"]),
             tool=bool(row["tool"]),
             cut=bool(row["cut"]),
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME
+from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
 
 LIMIT_S = 3600.0
 """After the last that was heard of a group, of any of its sessions: few steps of an agent take
@@ -139,12 +139,13 @@ def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
     """Where all rewards of a step agree none is better than the others: only a teacher teaches."""
     return tx.execute(
         "UPDATE samples SET state = 'expired', expired_because = ? WHERE state = 'queued' "
-        "AND teacher_logprobs IS NULL AND turn_id IN (SELECT turns.id FROM turns "
-        "JOIN sessions ON sessions.id = session_id WHERE group_id = ? AND idx IN ("
-        "SELECT idx FROM sessions JOIN turns ON session_id = sessions.id "
-        "JOIN samples ON turn_id = turns.id WHERE group_id = ? AND state = 'queued' "
-        "GROUP BY idx HAVING COUNT(*) > 1 AND MAX(reward) - MIN(reward) < ?))",
-        (AGREED, group, group, _SAME),
+        "AND teacher_logprobs IS NULL AND turn_id IN (WITH queued AS ("
+        f"SELECT turn_id, reward, {STEP} AS step FROM sessions "
+        "JOIN turns ON session_id = sessions.id JOIN samples ON turn_id = turns.id "
+        "WHERE group_id = ? AND state = 'queued') "
+        "SELECT turn_id FROM queued WHERE step IN (SELECT step FROM queued "
+        "GROUP BY step HAVING COUNT(*) > 1 AND MAX(reward) - MIN(reward) < ?))",
+        (AGREED, group, _SAME),
     ).rowcount
 
 

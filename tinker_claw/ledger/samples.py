@@ -24,7 +24,7 @@ from tinker_claw.ledger.codec import (
 )
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.groups import expire_mates
-from tinker_claw.ledger.turns import OVER, completion_of
+from tinker_claw.ledger.turns import OVER, STEP, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
@@ -202,7 +202,8 @@ class SampleTable:
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.overlap, samples.weight, "
-            f"versions.step AS policy_step, group_id, {BY_TOOLS} AS tool, turns.* {_QUEUED} "
+            f"versions.step AS policy_step, group_id, {STEP} AS step, {BY_TOOLS} AS tool, "
+            f"turns.* {_QUEUED} "
             "LIMIT ?2",
             *(ids, count),
         )
@@ -249,7 +250,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         completion=completion_of(row),
         reward=row["reward"],
         teacher=teacher_of(row),
-        bucket=None if row["group_id"] is None else (row["group_id"], row["idx"]),
+        bucket=None if row["group_id"] is None else (row["group_id"], row["step"]),
         tool=bool(row["tool"]),
     )
 

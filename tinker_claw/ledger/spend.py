@@ -19,7 +19,8 @@ Purpose = Literal["serve", "judge", "teacher", "train"]
 NOTHING = Usage()
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 NEWEST = 200
-"""Turns whose lengths are averaged: an agent's prompts grow and shrink with its set-up."""
+"""Main turns that means rest on: an agent's prompts grow and shrink with its set-up, and a budget
+asks before each judgement, however large the ledger is."""
 _KINDS = ("prefill", "cached", "sampled", "trained")
 
 
@@ -117,10 +118,10 @@ class SpendTable:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means over this ledger; None: nothing to average yet."""
+    """Means over the newest turns of this ledger; None: nothing to average yet."""
 
     turns: int
-    """Main turns that the lengths rest on."""
+    """Main turns that they rest on."""
     prompt_tokens: float | None
     reply_tokens: float | None
     serve: Usage | None
@@ -141,28 +142,32 @@ class Means:
 
 def read_means(database: Database) -> Means:
     lengths = database.row(
-        "SELECT COUNT(*) AS n, AVG(prompt_tokens) AS prompt, AVG(completion_tokens) AS reply FROM "
-        "(SELECT prompt_tokens, completion_tokens FROM turns WHERE kind = 'main' "
-        "ORDER BY id DESC LIMIT ?)",
+        "SELECT COUNT(*) AS n, MIN(id) AS oldest, AVG(prompt_tokens) AS prompt, "
+        "AVG(completion_tokens) AS reply FROM (SELECT id, prompt_tokens, completion_tokens "
+        "FROM turns WHERE kind = 'main' ORDER BY id DESC LIMIT ?)",
         NEWEST,
     )
+    since = None if lengths is None else lengths["oldest"]
     counts = database.row(
-        "SELECT (SELECT COUNT(*) FROM verdicts) AS judged, "
-        "(SELECT COUNT(*) FROM verdicts WHERE value IS NOT 1) AS unaccepted, COUNT(*) AS samples, "
-        "SUM(hint IS NOT NULL) AS hinted, SUM(state = 'trained') AS trained, "
+        "SELECT (SELECT COUNT(*) FROM verdicts WHERE turn_id >= ?1) AS judged, "
+        "(SELECT COUNT(*) FROM verdicts WHERE turn_id >= ?1 AND value IS NOT 1) AS unaccepted, "
+        "COUNT(*) AS samples, SUM(hint IS NOT NULL) AS hinted, SUM(state = 'trained') AS trained, "
         "(SELECT COUNT(*) FROM samples JOIN steps ON steps.id = samples.step_id "
-        "JOIN turns ON turns.id = samples.turn_id WHERE samples.state = 'trained' "
-        "AND turns.policy_version <> steps.parent) AS stale FROM samples"
+        "JOIN turns ON turns.id = samples.turn_id WHERE turn_id >= ?1 "
+        "AND samples.state = 'trained' AND turns.policy_version <> steps.parent) AS stale "
+        "FROM samples WHERE turn_id >= ?1",
+        since,
     )
+    bills = database.one("SELECT MIN(id) FROM spend WHERE turn_id >= ?", since)
     if lengths is None or counts is None:
         raise AssertionError("an aggregate has a row")
     return Means(
         turns=lengths["n"],
         prompt_tokens=lengths["prompt"],
         reply_tokens=lengths["reply"],
-        serve=_per_turn(database, "serve"),
-        judge=_per_turn(database, "judge"),
-        teacher=_per_turn(database, "teacher"),
+        serve=_per_turn(database, "serve", bills),
+        judge=_per_turn(database, "judge", bills),
+        teacher=_per_turn(database, "teacher", bills),
         unaccepted=_share(counts["unaccepted"], counts["judged"]),
         admitted=_share(counts["samples"], counts["judged"]),
         hinted=_share(counts["hinted"], counts["samples"]),
@@ -174,13 +179,14 @@ def _share(part: int | None, whole: int | None) -> float | None:
     return min(1.0, (part or 0) / whole) if whole else None
 
 
-def _per_turn(database: Database, purpose: Purpose) -> Usage | None:
+def _per_turn(database: Database, purpose: Purpose, since: int | None) -> Usage | None:
+    """`since`: the first bill that counts; those of attempts that failed name no turn."""
     sums = ", ".join(f"SUM({name}) AS {name}" for name in _KINDS)
     row = database.row(
         f"SELECT {sums}, (SELECT COUNT(DISTINCT turn_id) FROM spend JOIN turns "
-        "ON turns.id = turn_id WHERE purpose = ?1 AND kind = 'main') AS turns "
-        "FROM spend WHERE purpose = ?1",
-        purpose,
+        "ON turns.id = turn_id WHERE spend.id >= ?2 AND purpose = ?1 AND kind = 'main') AS turns "
+        "FROM spend WHERE id >= ?2 AND purpose = ?1",
+        *(purpose, since),
     )
     if row is None or not row["turns"]:
         return None

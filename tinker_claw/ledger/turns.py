@@ -111,6 +111,12 @@ JUDGEABLE = f"""
 """
 """Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
 episode has no next state, and its outcome is enough."""
+STEP = """
+(SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
+  WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
+"""
+"""Of a row of `turns`, how many replies its episode went on from before it: 0, 1, 2 ... A reply
+that was asked for again, because its client hung up, moves no later step."""
 BEGUN = "forgetting"
 """In the ledger, what is not finished yet."""
 IS_BEING_FORGOTTEN = f"""

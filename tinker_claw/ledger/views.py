@@ -396,6 +396,8 @@ class Filter:
     """Seconds since 1970."""
     after: int = 0
     """Only rows of higher turns."""
+    before: int | None = None
+    """Only rows of lower turns."""
 
 
 _OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
@@ -498,6 +500,8 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
         demand(f"{table}.created_at >= ?", wanted.since)
     if wanted.after:
         demand("turns.id > ?", wanted.after)
+    if wanted.before is not None:
+        demand("turns.id < ?", wanted.before)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
 

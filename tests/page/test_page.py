@@ -1,0 +1,293 @@
+"""The page over a real ledger: who sees what, what forms need, and that texts stay texts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from starlette.applications import Starlette
+
+from tests.ledger.test_ledger import COMPLETION, new_turn
+from tinker_claw.config.settings import Training, User
+from tinker_claw.errors import UndoError
+from tinker_claw.gateway.auth import Keys
+from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.judgements import Ballot
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.page import access, routes
+from tinker_claw.page.charts import Point, curve
+from tinker_claw.types import NextState, StopReason
+
+HOST = "http://127.0.0.1:30000"
+ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
+USERS = (
+    User(name="anna", key=SecretStr(ANNA)),
+    User(name="root", key=SecretStr(ROOT_KEY), role="admin"),
+)
+XSS = (
+    "<script>alert(1)</script>",
+    "</pre><img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "'><iframe srcdoc='<script>alert(1)</script>'>",
+    "javascript:alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "<a hx-get='/ui/logout' hx-trigger='load'>",
+    "</title></script><base href=//evil.example/>",
+    "\u202e<style>*{display:none}</style>",
+)
+
+
+class Undoes:
+    """Takes orders down, in place of what a learner carries out."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, int | None]] = []
+
+    async def pin(self, version: int) -> None:
+        if version == 9:
+            raise UndoError("there is no v9")
+        self.orders.append(("pin", version))
+
+    async def unpin(self) -> int:
+        self.orders.append(("unpin", None))
+        return 0
+
+    async def roll_back(self, version: int) -> None:
+        self.orders.append(("rollback", version))
+
+
+class Page:
+    """A browser at the page of a ledger."""
+
+    def __init__(self, ledger: Ledger, users: tuple[User, ...]) -> None:
+        keys = Keys(None, users)
+        self.ledger, self.undo = ledger, Undoes()
+        deps = routes.PageDeps(
+            ledger=ledger.path,
+            training=Training(),
+            access=access.Access(keys, 30000),
+            local=not keys.needed,
+            health=lambda: {
+                **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0], "guard": "ok"},
+                **{"judge_error": XSS[1], "spending_paused": None, "spent_usd": 0.5},
+                "budget_usd": None,
+            },
+            decode=lambda tokens: "".join(XSS[token % len(XSS)] for token in tokens),
+            say=ledger.feedback.give,
+            undo=cast("Rollback", self.undo),
+        )
+        self.app = Starlette(routes=routes.create_page(deps))
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=HOST)
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.client.get(f"/ui{path}", headers=headers)
+
+    async def post(self, path: str, token: str | None = None, **fields: str) -> httpx.Response:
+        """As the browser sends our own form."""
+        if token is None:
+            shown = await self.get("/login" if path == "/login" else "/turns/1")
+            found = re.search(r'name="token" value="(\w+)"', shown.text)
+            assert found is not None
+            token = found[1]
+        return await self.client.post(
+            f"/ui{path}", data={"token": token, **fields}, headers={"origin": HOST}
+        )
+
+    async def log_in(self, key: str) -> httpx.Response:
+        return await self.post("/login", key=key)
+
+
+@asynccontextmanager
+async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
+    ledger = Ledger(tmp_path)
+    ledger.bind({"model": XSS[0], "method": "binary", "backend": "local"})
+    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    turns = [write(ledger, user, f"{name}{user}") for name in XSS for user in ("anna", "ben")]
+    samples = [ledger.samples.add(turn, 1 - turn % 2 * 2, None) for turn in turns[:4]]
+    step = ledger.steps.begin(0, samples)
+    metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "moved": 1e-3}
+    ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
+    ledger.steps.void(ledger.steps.begin(1, []), XSS[3])
+    opened = Page(ledger, users)
+    try:
+        yield opened
+    finally:
+        await opened.client.aclose()
+        ledger.close()
+
+
+def write(ledger: Ledger, user: str, text: str) -> int:
+    """A turn of which every text is this one, judged."""
+    told: Any = {"kind_reason": text, "request_text": text, "reply_text": text, "call": text}
+    session = ledger.turns.session(user, text)
+    turn = ledger.turns.add(new_turn(ledger, session_id=session, **told))
+    ledger.turns.add_next_state(turn, NextState("user", text))
+    ballots = [Ballot(text, -1)]
+    ledger.judgements.add(
+        turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[text]
+    )
+    assert ledger.feedback.give(user, About("turn", turn), Feedback(-0.5, text))
+    return turn
+
+
+class Tags(HTMLParser):
+    """What a browser would make elements and attributes of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.addresses: set[str] = set()
+        self.scripts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        for name, value in attrs:
+            if name in ("href", "src", "action", "hx-get"):
+                self.addresses.add(value or "")
+        if tag == "script":
+            self.scripts.append(dict(attrs).get("src") or "inline")
+
+
+PATHS = (
+    *("", "/turns", "/turns/1", "/turns/3", "/turns/5", "/steps", "/steps/1", "/steps/2"),
+    *("/versions", "/versions/1/pin", "/versions/0/rollback", "/turns/999", "/steps/999"),
+    *(f"/turns?session={httpx.QueryParams({'s': text})['s']}" for text in ("x", XSS[2])),
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_no_text_becomes_an_element_an_address_or_a_script(tmp_path: Path, path: str) -> None:
+    async with page(tmp_path) as opened:
+        answer = await opened.get(path)
+        assert answer.status_code == (404 if "999" in path else 200)
+        found = Tags()
+        found.feed(answer.text)
+        assert found.scripts == ["/ui/static/htmx-2.0.11.min.js"]
+        assert not found.tags & {"img", "iframe", "style", "base", "object", "embed"}
+        assert not [name for name in found.attributes if name.startswith("on") or name == "style"]
+        assert all(address.startswith(("/ui", "#")) for address in found.addresses)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        up, down = (await opened.get("/turns/2")).text, (await opened.get("/turns/1")).text
+        assert 'class="up-' in up.split("What came next")[0].split("It replied")[1]
+        assert re.search(r'class="down-\d" title="-', down)
+        assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
+        untrained = (await opened.get("/turns/9")).text
+        assert "title=" not in untrained.split("It replied")[1]
+
+
+async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        for path in ("", "/turns", "/turns/1", "/steps", "/versions"):
+            answer = await opened.get(path)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login")
+        assert (await opened.log_in("nobody")).status_code == 401
+        entered = await opened.log_in(ANNA)
+        assert entered.status_code == 303
+        cookie = entered.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert "Path=/ui" in cookie
+        assert ANNA not in cookie
+        mine, theirs, none = [(await opened.get(f"/turns/{n}")) for n in (1, 2, 999)]
+        assert mine.status_code == 200
+        assert (theirs.status_code, theirs.text) == (none.status_code, none.text)
+        for path in ("", "/turns", "/turns?user=ben", "/turns?session=2"):
+            shown = (await opened.get(path)).text
+            assert set(re.findall(r"/ui/turns/(\d*[02468])\"", shown)) == set(), "Ben's"
+            assert "/ui/steps" not in shown
+        for path in ("/steps", "/steps/1", "/versions", "/versions/0/pin"):
+            assert (await opened.get(path)).status_code == 403
+        assert (await opened.post("/versions/0/pin")).status_code == 403
+        assert (await opened.post("/turns/2/feedback", score="1")).status_code == 404
+        assert opened.undo.orders == []
+        assert (await opened.post("/logout")).headers["location"] == "/ui/login"
+        opened.client.cookies.set("tinker-claw-30000", re.findall("=([^;]+)", cookie)[0])
+        assert (await opened.get("/turns/1")).status_code == 303, (
+            "the login is over, not the cookie"
+        )
+
+
+async def test_admin_changes_what_answers_by_our_own_forms_alone(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        await opened.log_in(ROOT_KEY)
+        for what, order in (("pin", 1), ("unpin", None), ("rollback", 1)):
+            assert (await opened.get(f"/versions/1/{what}")).status_code == 200
+            before = len(opened.undo.orders)
+            for token in ("", "0" * 64, "é"):
+                assert (await opened.post(f"/versions/1/{what}", token=token)).status_code == 403
+            assert len(opened.undo.orders) == before
+            assert (await opened.post(f"/versions/1/{what}")).status_code == 303
+            assert opened.undo.orders[-1] == (what, order)
+        refused = await opened.post("/versions/9/pin")
+        assert (refused.status_code, "there is no v9" in refused.text) == (409, True)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:30000"]
+)
+async def test_another_origin_is_refused_whatever_it_carries(tmp_path: Path, origin: str) -> None:
+    async with page(tmp_path) as opened:
+        shown = await opened.get("/turns/1")
+        token = re.findall(r'name="token" value="(\w+)"', shown.text)[0]
+        told = await opened.client.post(
+            "/ui/turns/1/feedback", data={"token": token, "score": "1"}, headers={"origin": origin}
+        )
+        assert told.status_code == 403
+        assert (await opened.get("", origin=origin)).status_code == 403
+        assert (await opened.get("", host="evil.example")).status_code == 403, "a name led here"
+
+
+async def test_thumbs_are_feedback_like_any_other(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        turn = write(opened.ledger, "anna", "new")
+        assert (await opened.post(f"/turns/{turn}/feedback", score="1")).status_code == 303
+        assert opened.ledger.judgements.verdict(turn) is not None
+        assert opened.ledger.judgements.verdict(turn).value == 1  # type: ignore[union-attr]
+        assert 'aria-pressed="true"' in (await opened.get(f"/turns/{turn}")).text
+        for score in ("2", "", "nan"):
+            assert (await opened.post(f"/turns/{turn}/feedback", score=score)).status_code == 400
+
+
+async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        assert (await opened.get("/turns?before=" + "9" * 30)).status_code == 200
+        shown = await opened.get("/turns?verdict=-1&trained=no&kind=main")
+        assert shown.status_code == 200
+        assert "No turns fit" not in shown.text
+
+
+async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        served = await opened.get("/static/htmx-2.0.11.min.js")
+        assert (
+            hashlib.sha256(served.content).hexdigest()
+            == "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"
+        )
+        for name in ("..%2f..%2froutes.py", "htmx-LICENSE", "none"):
+            assert (await opened.get(f"/static/{name}")).status_code == 404
+
+
+def test_curve_draws_numbers_alone() -> None:
+    drawn = curve([Point(1, 0.5, 0.2, 0.9), Point(2, float("nan")), Point(3, 0.75)], low=0, high=1)
+    assert drawn.count("<circle") == 2
+    assert drawn.count('class="interval"') == 1
+    assert "nan" not in drawn
+    assert curve([Point(1, float("inf"))]) == ""
+    assert StopReason.STOP not in curve([Point(1, 3.0)])

@@ -1,0 +1,6 @@
+"""The page at /ui: how the run goes, its turns, steps and versions, in a browser.
+
+`routes.py` has the addresses, `access.py` who may see and do what, `read.py` what is shown,
+`charts.py` the curves. `static/htmx-2.0.11.min.js` is the npm package htmx.org 2.0.11 (0BSD, its
+licence beside it); a test knows its sha256.
+"""

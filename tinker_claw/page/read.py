@@ -1,0 +1,259 @@
+"""What the page shows, read from the ledger file at one moment, in a thread of its own.
+
+Rule: a visitor with a user's key sees this user's turns and nothing else. What a user, a model or a
+tool wrote goes out as it is: the templates escape all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any, Final
+
+from tinker_claw.config.settings import Training
+from tinker_claw.errors import RequestError
+from tinker_claw.insight import advantages, overview, read_kept, read_run_view, trained_by
+from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.outcome import add_outcomes, outcome
+from tinker_claw.ledger.views import (
+    Contents,
+    Filter,
+    Record,
+    TurnView,
+    read,
+    read_contents,
+    read_turn,
+    turns_where,
+)
+from tinker_claw.page.charts import Point, curve
+from tinker_claw.types import Tokens
+
+ROWS: Final = 50
+"""Of a table."""
+STEPS: Final = 300
+"""Newest steps of a curve."""
+LONGEST: Final = 20_000
+"""Characters of a text that are shown, and tokens of a reply."""
+_STRONG: Final = (0.05, 0.3, 1.0)
+"""Advantages from which on a token's colour is light, plain and strong; a reward is of about 1."""
+_CURVES: Final = (
+    ("accepted replies", "of the newest judged ones", ("replies", "good"), 0.0, 1.0),
+    ("mean reward", "of a step's samples", ("reward_mean",), None, None),
+    ("length", "mean tokens of the newest judged replies", ("replies", "all", "tokens"), 0.0, None),
+    ("change", "nats per token by which a step moved the policy", ("moved",), 0.0, None),
+    (
+        "agreement",
+        "sd of sampler against trainer, in nats per token",
+        ("agreement_sd",),
+        0.0,
+        None,
+    ),
+)
+"""Name, what it is, where it stands in a step's metrics, and the ends of its axis."""
+
+Decode = Callable[[Tokens], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    name: str
+    about: str
+    svg: str
+    table: Sequence[tuple[str, str]]
+    """The same for whoever reads no pictures: the newest figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a reply that are a text together."""
+
+    text: str
+    advantage: float
+    shade: str
+    """A class of the style: up-1 to up-3, down-1 to down-3, or none."""
+
+
+def missing(what: str) -> RequestError:
+    """For somebody who asks for what is not there, or not theirs."""
+    said = f"There is no such {what}."
+    return RequestError(said, status=HTTPStatus.NOT_FOUND, code="not_found")
+
+
+def read_overview(rows: Rows, training: Training) -> Record:
+    """How the run goes: the figures of `status`, with curves."""
+    figures = overview(rows, training.batch_size)
+    steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
+    helps = [
+        {"name": name.replace("_", " "), **found, "svg": _shares(found["by_versions"])}
+        for name, found in figures["helps"].items()
+    ]
+    return {**figures, "helps": helps, "curves": list(_curves(steps))}
+
+
+def _shares(groups: Sequence[Record]) -> str:
+    points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
+    return curve(points, low=0.0, high=1.0)
+
+
+def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
+    for name, about, at, low, high in _CURVES:
+        found = [(step["id"], _at(step["metrics"], at)) for step in steps]
+        points = [Point(number, value) for number, value in found if value is not None]
+        if points:
+            table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
+            yield Curve(name, about, curve(points, low=low, high=high), table)
+
+
+def _at(metrics: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    found: Any = metrics
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def read_turns(rows: Rows, wanted: Filter, training: Training) -> tuple[list[Record], int | None]:
+    """The newest turns that are wanted, newest first, and where the next page begins; None: there
+    is none."""
+    found = read(rows, "turns", wanted, ROWS + 1)
+    more = len(found) > ROWS
+    found = found[-ROWS:]
+    add_outcomes(rows, read_run_view(rows, training.batch_size), found)
+    return found[::-1], found[0]["id"] if more else None
+
+
+def read_one(
+    rows: Rows, turn_id: int, user: str | None, training: Training, decode: Decode
+) -> Record:
+    """All of one turn.
+
+    Args:
+        user: whose it has to be; None: anybody's.
+
+    Raises:
+        RequestError: 404, they have no such turn.
+    """
+    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    if turn is None or known is None or (user is not None and turn.user != user):
+        raise missing("turn")
+    run = read_run_view(rows, training.batch_size)
+    by = trained_by(rows, turn, run, training)
+    found = () if by is None else advantages(rows, turn, known, by)
+    return {
+        "turn": turn,
+        "known": replace(known, request_text=known.request_text[:LONGEST]),
+        "outcome": outcome(turn, run),
+        "forgotten": turn.blanked == "forgotten",
+        "pieces": list(_pieces(known, found, decode)) if found else [],
+        "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
+        "neighbours": _neighbours(rows, turn),
+    }
+
+
+def _when(said: Record) -> float:
+    return said["created_at"]
+
+
+def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
+    """Turns of the session before and after it."""
+    before, after = (
+        rows.one(
+            f"SELECT {which}(id) FROM turns WHERE session_id = ? AND id {side} ?",
+            turn.session_id,
+            turn.id,
+        )
+        for which, side in (("MAX", "<"), ("MIN", ">"))
+    )
+    return before, after
+
+
+def _pieces(known: Contents, found: Sequence[float], decode: Decode) -> Iterator[Piece]:
+    """Tokens with their advantages; those of one character that is cut in two, together."""
+    waiting, values = list[int](), list[float]()
+    for token, advantage in zip(known.completion.tokens[:LONGEST], found, strict=False):
+        waiting.append(token)
+        values.append(advantage)
+        text = decode(tuple(waiting))
+        if text.endswith("\ufffd") and len(waiting) < 8:
+            continue
+        yield _piece(text, values)
+        waiting, values = [], []
+    if waiting:
+        yield _piece(decode(tuple(waiting)), values)
+
+
+def _piece(text: str, values: Sequence[float]) -> Piece:
+    mean = sum(values) / len(values)
+    strength = sum(abs(mean) >= bound for bound in _STRONG)
+    side = "up" if mean > 0 else "down"
+    return Piece(text, mean, f"{side}-{strength}" if strength else "")
+
+
+def read_steps(rows: Rows) -> list[Record]:
+    """The newest first."""
+    return read(rows, "steps", Filter(), ROWS)[::-1]
+
+
+def read_step(rows: Rows, step_id: int) -> Record:
+    """One step, its samples, and first replies by the versions before and after it.
+
+    Raises:
+        RequestError: 404, there is none.
+    """
+    newer = rows.one("SELECT COUNT(*) FROM steps WHERE id >= ?", step_id)
+    step = next(iter(read(rows, "steps", Filter(), newer)), None) if newer else None
+    if step is None or step["id"] != step_id:
+        raise missing("step")
+    turns = turns_where(
+        rows,
+        "WHERE turns.id IN (SELECT turn_id FROM step_samples JOIN samples "
+        "ON samples.id = sample_id WHERE step_samples.step_id = ?) ORDER BY turns.id LIMIT 200",
+        step_id,
+    )
+    run = read_run_view(rows, 1)
+    return {
+        "step": step,
+        "metrics": sorted(_flat(step["metrics"])),
+        "turns": [(turn, outcome(turn, run).word) for turn in turns],
+        "before": _answered(rows, step["parent"]),
+        "after": [] if step["version"] is None else _answered(rows, step["version"]),
+    }
+
+
+def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{of}{name} ")
+        elif value is not None:
+            yield f"{of}{name}".replace("_", " "), _figure(value)
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_figure(one) for one in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _answered(rows: Rows, version: int) -> list[Record]:
+    """Some first replies of a version, to look at."""
+    found = rows.rows(
+        "SELECT turns.id, request_text, reply_text, value AS verdict FROM turns "
+        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
+        "AND policy_version = ? AND idx = 0 AND blanked IS NULL ORDER BY turns.id LIMIT 3",
+        version,
+    )
+    return [
+        dict(row) | {name: row[name][:1000] for name in ("request_text", "reply_text")}
+        for row in found
+    ]
+
+
+def read_versions(rows: Rows) -> list[tuple[int, Record]]:
+    """All versions as a tree, each with how deep it stands: a line goes on at its depth, and what
+    a rollback has left stands one deeper."""
+    kept = {one["id"]: one for one in read_kept(rows)}
+    depth = dict[int, int]()
+    for number, one in kept.items():
+        above = depth.get(one["parent"], 0)
+        depth[number] = above + (not one["live"] and kept.get(one["parent"], one)["live"])
+    return [(depth[number], one) for number, one in reversed(kept.items())]
