@@ -99,7 +99,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "run.py"), *launch.flags, f"--port={port}"),
             cwd=ROOT,
-            env=kept | launch.environment,
+            env={**kept, **launch.environment},
             stdin=DEVNULL,
             stdout=log,
             stderr=log,

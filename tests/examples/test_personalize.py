@@ -626,7 +626,7 @@ def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) 
     folder = tmp_path / "combine-student-0"
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as one:
         state = folder / "progress.json"
-        before = {"births": [], "scores": {}}
+        before: dict[str, Any] = {"births": [], "scores": {}}
         while len(before["births"]) < 3 or "0" not in before["scores"]:
             assert one.poll() is None
             time.sleep(0.2)
