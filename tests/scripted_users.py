@@ -17,7 +17,7 @@ from random import Random
 from examples.demo.client import MAX_TOKENS, Client, Request
 from examples.demo.judge import answer
 from examples.demo.recipe.grammar import Problem
-from examples.demo.scoring import Exam, Score, score_version
+from examples.demo.scoring import RuleExam, Score, score_version
 from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
@@ -142,7 +142,7 @@ class Run:
 
     async def exam(self, user: User, problems: int = 60) -> Score:
         """Of the version that answers."""
-        return await score_version(self.client, self.step, Exam.draw(problems), user)
+        return await score_version(self.client, self.step, RuleExam.draw(user, problems))
 
     async def talk(self, user: User, enough: Callable[[], bool]) -> None:
         """Sessions, six at a time, until there are enough."""
@@ -153,7 +153,8 @@ class Run:
         watched = replace(user, wants=self._watched(user.wants), later=later)
         self.client.enough = enough
         await hold_sessions(
-            *(self.client, self.seed, watched),
+            [(self.client, watched)],
+            self.seed,
             step=lambda: self.step,
             enough=enough,
             ended=ended,

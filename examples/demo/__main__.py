@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from examples.demo import DemoError, report, server, view
-from examples.demo.conduct import conduct
+from examples.demo.conduct import Cast, conduct
 from examples.demo.options import Options, parse
 from examples.demo.progress import Progress
+from examples.demo.scoring import RuleExam
+from examples.demo.user import USERS
 from tinker_claw.files import for_owner_only
 
 EXIT_FAILED = 1
@@ -35,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_demo(options, console))
     except DemoError as error:
         console.print(f"The demo stopped: {error}", style="red", soft_wrap=True, markup=False)
-        console.print(f"Last lines of {server.log_path(options)}:", soft_wrap=True)
-        console.print(server.last_lines(server.log_path(options)), soft_wrap=True, markup=False)
+        log = server.Launch.of(options).log
+        console.print(f"Last lines of {log}:", soft_wrap=True)
+        console.print(server.last_lines(log), soft_wrap=True, markup=False)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_SIGNALLED + signal.SIGINT
@@ -47,15 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _demo(options: Options, console: Console) -> None:
     """Run, and present what was reached even where the run was cut short."""
-    _end_on_sigterm()
-    console.print(f"Starting the server; its log: {server.log_path(options)}", soft_wrap=True)
-    progress = Progress(options)
+    server.end_on_signals()
+    launch = server.Launch.of(options)
+    console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
+    progress, user = Progress(options), USERS[options.user]
     try:
-        async with server.running(options) as child:
+        async with server.running(launch) as child:
             progress.started = time.monotonic()
-            await conduct(
-                child.client, progress, (child.watch, lambda: view.show(progress, console))
-            )
+            exam = RuleExam.draw(user, options.eval_prompts)
+            cast = Cast(child.client, [(child.client, user)], exam)
+            await conduct(cast, progress, (child.watch, lambda: view.show(progress, console)))
             progress.ended = time.monotonic()
     finally:
         progress.ended = progress.ended or time.monotonic()
@@ -64,7 +68,7 @@ async def _demo(options: Options, console: Console) -> None:
 
 
 def _present(progress: Progress, console: Console) -> None:
-    paths = report.write(progress) | {"log": server.log_path(progress.options)}
+    paths = report.write(progress) | {"log": server.Launch.of(progress.options).log}
     console.print(report.table(progress) if progress.scores else "No version was scored.")
     console.print(
         f"{progress.sessions} sessions, {progress.version} steps, {progress.seconds:.0f} seconds.",
@@ -72,15 +76,6 @@ def _present(progress: Progress, console: Console) -> None:
     )
     for what, path in paths.items():
         console.print(f"{what:>8}  {path}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _end_on_sigterm() -> None:
-    """End as on Ctrl-C when told to end, or when the terminal is closed."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("there is no task to cancel")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 if __name__ == "__main__":

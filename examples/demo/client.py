@@ -20,6 +20,9 @@ from examples.demo import DemoError
 
 MODEL = "demo"
 MAX_TOKENS = 128
+"""Of a reply of the demo's model."""
+ANSWER_S = 300.0
+"""A reply that takes longer is no reply."""
 _VERDICTS = {"1": "+1", "0": "0", "-1": "-1", "none": "none"}
 
 
@@ -30,7 +33,8 @@ class Request:
     messages: tuple[Mapping[str, str], ...]
     session: str
     kind: Literal["main", "side"] = "main"
-    model: str = MODEL
+    version: int | None = None
+    """Who is to answer, by number; None: whoever serves."""
     last: bool = False
     """No request of this session follows."""
     stream: bool = False
@@ -41,12 +45,12 @@ class Request:
         done = {"X-Session-Done": "1"} if self.last else {}
         return {"X-Session-Id": self.session, "X-Turn-Type": self.kind, **done}
 
-    def body(self) -> dict[str, Any]:
+    def body(self, model: str, max_tokens: int) -> dict[str, Any]:
         seeded = {} if self.seed is None else {"seed": self.seed, "temperature": 1.0}
         return {
-            "model": self.model,
+            "model": model if self.version is None else f"{model}@v{self.version}",
             "messages": list(self.messages),
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
             "stream": self.stream,
             **seeded,
         }
@@ -75,16 +79,19 @@ class Figures:
     """Turns with a hint."""
     steps: int = 0
     """Optimizer steps that were committed."""
+    usd: float = 0.0
+    """What a service has billed; 0 where none does."""
 
 
 def figures_from(exposition: str) -> Figures:
     """Read the few figures that the demo shows; one that is not there is 0."""
-    found = {
-        (sample.name, *sample.labels.values()): int(sample.value)
+    samples = [
+        sample
         for family in text_string_to_metric_families(exposition)
         for sample in family.samples
         if isfinite(sample.value)  # a gauge without a figure is NaN
-    }
+    ]
+    found = {(sample.name, *sample.labels.values()): int(sample.value) for sample in samples}
     return Figures(
         verdicts={
             shown: found.get(("tinker_claw_verdicts_total", value), 0)
@@ -92,14 +99,33 @@ def figures_from(exposition: str) -> Figures:
         },
         hints=found.get(("tinker_claw_hints_total",), 0),
         steps=found.get(("tinker_claw_steps_total", "committed"), 0),
+        usd=sum(sample.value for sample in samples if sample.name == "tinker_claw_spent_usd_total"),
     )
+
+
+@asynccontextmanager
+async def connected(
+    url: str, key: str | None = None, model: str = MODEL, max_tokens: int = MAX_TOKENS
+) -> AsyncGenerator[Client]:
+    """A client of the gateway at this address, which does not end in /v1, under this key."""
+    http = httpx.AsyncClient(
+        base_url=url,
+        timeout=httpx.Timeout(ANSWER_S),
+        trust_env=False,
+        headers={} if key is None else {"Authorization": f"Bearer {key}"},
+    )
+    async with http:
+        yield Client(http, model, max_tokens)
 
 
 class Client:
     """Asks the product. Raises `DemoError` for anything but a proper answer."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, model: str = MODEL, max_tokens: int = MAX_TOKENS
+    ) -> None:
         self._http = http
+        self._model, self._max_tokens = model, max_tokens
 
     async def ask(self, request: Request) -> str:
         """The text of the reply."""
@@ -124,7 +150,7 @@ class Client:
     async def _whole(self, request: Request) -> str:
         with _mapped("chat"):
             answer = await self._http.post(
-                "/v1/chat/completions", json=request.body(), headers=request.headers()
+                "/v1/chat/completions", json=self._body(request), headers=request.headers()
             )
         _good(answer, answer.text)
         return _content(answer.text, "message")
@@ -142,11 +168,14 @@ class Client:
             raise DemoError("a streamed reply broke off before its end")
         return "".join(parts)
 
+    def _body(self, request: Request) -> dict[str, Any]:
+        return request.body(self._model, self._max_tokens)
+
     @asynccontextmanager
     async def _stream(self, request: Request) -> AsyncGenerator[httpx.Response]:
         with _mapped("chat"):
             async with self._http.stream(
-                "POST", "/v1/chat/completions", json=request.body(), headers=request.headers()
+                "POST", "/v1/chat/completions", json=self._body(request), headers=request.headers()
             ) as answer:
                 if not answer.is_success:
                     _good(answer, (await answer.aread()).decode(errors="replace"))

@@ -7,13 +7,14 @@ sessions because a version can be asked for by name at any time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from examples.demo import DemoError
 from examples.demo.client import Client
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam, Scorer
-from examples.demo.user import USERS, Outcome, hold_sessions
+from examples.demo.user import IN_FLIGHT, Outcome, Speaker, hold_sessions
 
 OBSERVE_S = 0.3
 DEGRADED_S = 60.0
@@ -23,7 +24,22 @@ Watch = Callable[[], Awaitable[None]]
 """Runs beside everything, until it is cancelled; or raises, which ends everything."""
 
 
-async def conduct(client: Client, progress: Progress, watches: tuple[Watch, ...]) -> None:
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part in a run."""
+
+    client: Client
+    """Of somebody who may see how the server is."""
+    talkers: Sequence[tuple[Client, Speaker]]
+    """Those who talk, in turn."""
+    exam: Exam
+    at_once: int = IN_FLIGHT
+    """Sessions."""
+    held: Callable[[], Awaitable[None]] | None = None
+    """Goes on where learning is held; None: the run ends there."""
+
+
+async def conduct(cast: Cast, progress: Progress, watches: tuple[Watch, ...]) -> None:
     """Run until there are enough sessions and steps, and all scores are in.
 
     Raises:
@@ -32,7 +48,7 @@ async def conduct(client: Client, progress: Progress, watches: tuple[Watch, ...]
     failures: list[DemoError] = []
     try:
         async with asyncio.TaskGroup() as group:
-            await _conduct(client, progress, watches, group)
+            await _conduct(cast, progress, watches, group)
     except* DemoError as errors:
         failures += _leaves(errors)
     if failures:
@@ -40,11 +56,10 @@ async def conduct(client: Client, progress: Progress, watches: tuple[Watch, ...]
 
 
 async def _conduct(
-    client: Client, progress: Progress, watches: tuple[Watch, ...], group: asyncio.TaskGroup
+    cast: Cast, progress: Progress, watches: tuple[Watch, ...], group: asyncio.TaskGroup
 ) -> None:
-    options = progress.options
-    user = USERS[options.user]
-    scorer = Scorer(client, Exam.draw(options.eval_prompts), user, progress.scores)
+    client, options = cast.client, progress.options
+    scorer = Scorer(client, cast.exam, progress.scores)
 
     async def ended(outcome: Outcome) -> None:
         progress.outcomes.append(outcome)
@@ -55,17 +70,20 @@ async def _conduct(
             scorer.add(version)
 
     async def observe() -> None:
-        await _observe(client, progress, scorer)
+        await _observe(cast, progress, scorer)
 
+    for version in _unscored(progress):  # of a run that this one takes up
+        scorer.add(version)
     beside = [group.create_task(_run(watch)) for watch in (observe, *watches)]
     scoring = group.create_task(scorer.run())
     await hold_sessions(
-        client,
+        cast.talkers,
         options.seed,
-        user,
         step=lambda: progress.version,
         enough=lambda: progress.enough,
         ended=ended,
+        at_once=cast.at_once,
+        first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
     )
     progress.talked = True
     for version in progress.saw(await client.health()):  # since it was last looked at
@@ -78,17 +96,24 @@ async def _conduct(
         task.cancel()
 
 
+def _unscored(progress: Progress) -> list[int]:
+    """Versions that were met, are to be scored, and were not."""
+    marked = {moment.version for moment in progress.marks.values()}
+    met = {*filter(progress.options.scores, progress.births), *marked}
+    return sorted(met - progress.scores.keys())
+
+
 async def _run(watch: Watch) -> None:
     await watch()
 
 
-async def _observe(client: Client, progress: Progress, scorer: Scorer) -> None:
+async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
     """Keep `progress` up to date, and have every fourth version scored as it appears.
 
     Raises:
         DemoError: learning has stopped or is not well for too long.
     """
-    clock = asyncio.get_running_loop().time
+    client, clock = cast.client, asyncio.get_running_loop().time
     well_at = clock()
     while True:
         health = await client.health()
@@ -96,6 +121,9 @@ async def _observe(client: Client, progress: Progress, scorer: Scorer) -> None:
             if progress.options.scores(version):
                 scorer.add(version)
         progress.figures = await client.figures()
+        if health.learner == "held" and cast.held is not None:
+            progress.overruled += 1
+            await cast.held()
         well_at = clock() if health.status == "ok" or progress.held else well_at
         if health.learner == "failed" or clock() - well_at > DEGRADED_S:
             raise DemoError(f"the server stopped learning: {health.last_error or health.learner}")

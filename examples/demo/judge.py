@@ -13,10 +13,25 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+
+class Case(NamedTuple):
+    """What a judge prompt is about."""
+
+    role: str
+    """Who wrote what came next: user or tool."""
+    text: str
+    whole: str
+    """Request, reply and what came next, without the marks, which differ from prompt to prompt."""
+
+
+Opinion = tuple[int, str | None]
+"""A verdict, +1, 0 or -1, and what should have been done; None: nobody said so."""
 
 HINTS_PLAIN = (
     "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
@@ -75,8 +90,13 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
     return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
 
 
-def next_state(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """Who wrote what came next, user or tool, and the text; None: it is no judge prompt."""
+def opinion(case: Case, rng: random.Random) -> Opinion:
+    """What the demo's rules make of a case."""
+    return verdict(case.role, case.text), hint(case.role, case.text, rng)
+
+
+def case_of(messages: list[dict[str, Any]]) -> Case | None:
+    """What a judge prompt is about; None: it is no judge prompt."""
     system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
     if not (marks := _MARK.findall(system)):
         return None
@@ -86,29 +106,32 @@ def next_state(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
     if not found:
         return None
     role = "user" if found[0][0] == "written by the user" else "tool"
-    return role, "\n".join(text for _, text in found)
+    return Case(role, "\n".join(text for _, text in found), case.replace(mark, ""))
 
 
-def answer(messages: list[dict[str, Any]], rng: random.Random) -> str:
+def answer(
+    messages: list[dict[str, Any]],
+    rng: random.Random,
+    think: Callable[[Case, random.Random], Opinion] = opinion,
+) -> str:
     """One answer to one judge prompt.
 
     Raises:
         ValueError: the messages are no judge prompt.
     """
-    found = next_state(messages)
-    if found is None:
+    case = case_of(messages)
+    if case is None:
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
-    role, text = found
+    rating, advice = think(case, rng)
     if "[HINT]" not in str(messages[0].get("content")):
-        return f"The next state tells how the reply was received.\n\\boxed{{{verdict(role, text)}}}"
-    advice = hint(role, text, rng)
+        return f"The next state tells how the reply was received.\n\\boxed{{{rating}}}"
     if advice is None:
         return "Nothing here says how it should have been done.\n\\boxed{-1}"
     return f"The user says what he wanted.\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
 
 
-def create_app(seed: int = 0) -> FastAPI:
-    """An OpenAI-compatible server with this one judge behind it."""
+def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:
+    """An OpenAI-compatible server with one judge by rules behind it."""
     from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
 
     app = FastAPI(title="rule judge")
@@ -117,7 +140,7 @@ def create_app(seed: int = 0) -> FastAPI:
     @app.post("/v1/chat/completions")
     def chat(body: dict[str, Any]) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         try:
-            texts = [answer(body["messages"], rng) for _ in range(int(body.get("n") or 1))]
+            texts = [answer(body["messages"], rng, think) for _ in range(int(body.get("n") or 1))]
         except (KeyError, TypeError, ValueError) as error:
             raise HTTPException(400, detail=str(error)) from error
         choices = [

@@ -91,16 +91,17 @@ def _parser() -> argparse.ArgumentParser:
     told = users.replace("%", "%%")
     add("--user", choices=tuple(USERS), help=f"who talks (default plain): {told}")
     add("--seed", type=int, help="seed of the problems, the user and the adapter (default 0)")
-    add("--steps", type=_positive, help="optimizer steps to reach (default 16)")
-    add("--sessions", type=_positive, help="sessions to reach, as well (default 72)")
-    add("--eval-prompts", type=_positive, help="fresh first messages per score (default 128)")
+    add("--steps", type=positive, help="optimizer steps to reach (default 16)")
+    add("--sessions", type=positive, help="sessions to reach, as well (default 72)")
+    add("--eval-prompts", type=positive, help="fresh first messages per score (default 128)")
     add("--fast", action="store_true", default=False, help="8 steps, 36 sessions, 64 prompts")
     add("--config", type=Path, help="the product's settings (default configs/demo.toml)")
     add("--out", type=Path, default=None, help="results (default runs/demo-<time>)")
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A flag's number, of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")

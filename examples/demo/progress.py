@@ -7,7 +7,9 @@ one event loop; it does no I/O.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from examples.demo.client import Figures, Health
 from examples.demo.options import Options
@@ -51,6 +53,8 @@ class Progress:
     ended: float | None = None
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     """Of the sessions that ended, in that order."""
+    overruled: int = 0
+    """How often learning was held, and went on because the run says so."""
     talked: bool = False
     """All sessions are over; only scores are missing."""
     health: Health | None = None
@@ -79,7 +83,7 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Whether no further session needs to begin."""
-        if self.held:
+        if self.held and not self.overruled:
             return True
         if self.sessions < self.options.sessions:
             return False
@@ -108,6 +112,26 @@ class Progress:
     def mark(self, sessions: int, version: int) -> None:
         """Note which version served when so many sessions had ended."""
         self.marks[sessions] = Moment(version, sessions, self.seconds)
+
+    def state(self) -> dict[str, Any]:
+        """What a run needs that takes this one up, as JSON holds it."""
+        return {
+            "seconds": self.seconds,
+            "overruled": self.overruled,
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+            "births": [asdict(moment) for moment in self.births.values()],
+            "marks": {str(at): asdict(moment) for at, moment in self.marks.items()},
+            "scores": {str(version): asdict(score) for version, score in self.scores.items()},
+        }
+
+    def take_up(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave. Sessions that were in flight are not among the ended."""
+        self.started = time.monotonic() - state["seconds"]
+        self.overruled = state["overruled"]
+        self.outcomes = [Outcome(**one) for one in state["outcomes"]]
+        self.births = {one["version"]: Moment(**one) for one in state["births"]}
+        self.marks = {int(at): Moment(**one) for at, one in state["marks"].items()}
+        self.scores = {int(at): Score(**one) for at, one in state["scores"].items()}
 
     def curve(self) -> list[Point]:
         """Every scored point, by step and then by sessions."""

@@ -62,6 +62,17 @@ def contents(progress: Progress) -> dict[str, Any]:
         "whole": progress.talked and progress.version in progress.scores,
         "learner": progress.health.learner if progress.health else None,
         "error": progress.health.last_error if progress.health else None,
+        "firsts": [o.first for o in sorted(progress.outcomes, key=lambda o: o.number)],
+        "verdicts": dict(progress.figures.verdicts),
+        "hints": progress.figures.hints,
+        "usd": round(progress.figures.usd, 4),
+        "overruled": progress.overruled,
+        "replies": {
+            str(version): progress.scores[version].shown
+            for version in sorted({min(progress.scores), max(progress.scores)})
+        }
+        if progress.scores
+        else {},
         "settings": _settings(progress.options),
         "seconds": round(progress.seconds, 1),
     }
@@ -80,8 +91,8 @@ def table(progress: Progress) -> Table:
         shown.add_row(
             name,
             f"{point.score.accepted:.2f}",
-            f"{point.score.sums:.2f}",
-            f"{point.score.lists:.2f}",
+            f"{point.score.shares['sums']:.2f}",
+            f"{point.score.shares['lists']:.2f}",
             f"{point.score.characters:.0f}",
             f"{point.score.alike:.2f}",
             str(point.step),
@@ -111,8 +122,8 @@ def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
     steps = [point.step for point in every]
     figure, axes = plt.subplots(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     for name, values, dash in (
-        ("sums right", [point.score.sums for point in every], "--"),
-        ("lists right", [point.score.lists for point in every], ":"),
+        ("sums right", [point.score.shares["sums"] for point in every], "--"),
+        ("lists right", [point.score.shares["lists"] for point in every], ":"),
     ):
         axes.plot(steps, values, label=name, color="#8a8f98", linestyle=dash, marker=".")
     accepted = [point.score.accepted for point in every]
@@ -155,9 +166,7 @@ def _entry(point: Point) -> dict[str, Any]:
         "step": point.step,
         "sessions": point.sessions,
         "score": round(point.score.accepted, 4),
-        "sums": round(point.score.sums, 4),
-        "lists": round(point.score.lists, 4),
-        "work": round(point.score.work, 4),
+        **{name: round(share, 4) for name, share in point.score.shares.items()},
         "alike": round(point.score.alike, 4),
         "characters": round(point.score.characters, 1),
         **mark,

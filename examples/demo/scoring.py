@@ -1,8 +1,8 @@
-"""How good is a policy version? First replies to fresh problems, sums and lists.
+"""How good is a policy version? First replies to fresh questions, and skills that are to stay.
 
 Rule: the questions and the seeds of the replies are the same for every version, and they are asked
 as side turns, so that scoring a version never trains one. A version is asked for by its name, which
-works while newer ones serve and learn.
+works while newer ones serve and learn. Whoever grades sees questions and replies, and not whose.
 
 A share of 128 replies has a standard error of at most 0.044.
 """
@@ -12,23 +12,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import TypeVar
+from statistics import fmean
+from typing import Any, NamedTuple, Protocol
 
-from examples.demo.client import MODEL, Client, Request
-from examples.demo.recipe.grammar import (
-    NAMES,
-    THINGS,
-    Problem,
-    first_message,
-    new_problem,
-    shows_work,
-)
+from examples.demo.client import Client, Request
+from examples.demo.recipe.grammar import NAMES, THINGS, shows_work
 from examples.demo.recipe.skills import (
-    Shopping,
-    Sum,
     list_correct,
     list_question,
     new_shopping,
@@ -36,78 +29,121 @@ from examples.demo.recipe.skills import (
     sum_correct,
     sum_question,
 )
-from examples.demo.user import Rule, User
+from examples.demo.user import User
 
 EXAM_SEED = 77
 SKILL_PROMPTS = 60
-"""Sums, and lists, of an exam; fewer where the exam has fewer problems."""
+"""Sums, and lists, of an exam; fewer where the exam has fewer questions."""
 _NAMED = re.compile("|".join((*NAMES, *THINGS, r"\d")))
-"""What differs from problem to problem."""
+"""What differs from question to question."""
 IN_FLIGHT = 12
 """Requests at a time: enough to fill a decoding batch beside the sessions."""
-
-_Task = TypeVar("_Task")
+SHOWN = 4
+"""First replies of a version that are kept to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares of replies, each 0 to 1, and how long the first ones are."""
+    """What an exam came to. Shares are of replies, each 0 to 1."""
 
     accepted: float
     """First replies that the user is content with."""
-    sums: float
-    lists: float
-    work: float
-    """First replies that show the right equation."""
+    shares: Mapping[str, float]
+    """What else is looked at, by name, such as skills."""
     alike: float
     """First replies of the commonest form, names, things and digits apart."""
     characters: float
     """Of a first reply, in the mean."""
+    shown: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """A few questions and the first replies to them."""
+
+
+class Exam(Protocol):
+    """The questions that every version is asked, and how good replies to them are."""
+
+    def questions(self) -> Sequence[str]: ...
+
+    async def grade(self, replies: Sequence[str], version: int) -> Score:
+        """Score the replies to `questions()`, in their order."""
+        ...
+
+
+class Check(NamedTuple):
+    """A question with a right answer."""
+
+    question: str
+    right: Callable[[str], bool]
+
+
+Skills = Mapping[str, Sequence[Check]]
+"""Questions by what they are about, of which nobody talks in the sessions."""
+
+
+def demo_skills(rng: Random, count: int) -> Skills:
+    """Sums and lists, which the demo's model has learned."""
+    sums = [new_sum(rng) for _ in range(count)]
+    lists = [new_shopping(rng) for _ in range(count)]
+    return {
+        "sums": [Check(sum_question(one), partial(sum_correct, task=one)) for one in sums],
+        "lists": [Check(list_question(one), partial(list_correct, task=one)) for one in lists],
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
-    """The questions that every version is asked."""
+class RuleExam:
+    """Of a user who goes by a rule."""
 
-    problems: tuple[Problem, ...]
-    sums: tuple[Sum, ...]
-    lists: tuple[Shopping, ...]
+    user: User
+    asked: tuple[Any, ...]
+    """What `User.asks` drew."""
+    skills: Skills
+    work: Callable[[str, Any], bool] | None = shows_work
+    """Says whether a first reply is right in substance; None: nobody can tell."""
 
     @classmethod
-    def draw(cls, prompts: int, seed: int = EXAM_SEED) -> Exam:
-        """Draw `prompts` problems, and up to 60 sums and 60 lists."""
+    def draw(
+        cls,
+        user: User,
+        prompts: int,
+        skills: Callable[[Random, int], Skills] = demo_skills,
+        work: Callable[[str, Any], bool] | None = shows_work,
+        seed: int = EXAM_SEED,
+    ) -> RuleExam:
+        """Draw `prompts` questions, and up to 60 of each skill."""
         rng = Random(f"exam-{seed}")
-        skills = min(prompts, SKILL_PROMPTS)
-        return cls(
-            problems=tuple(new_problem(rng) for _ in range(prompts)),
-            sums=tuple(new_sum(rng) for _ in range(skills)),
-            lists=tuple(new_shopping(rng) for _ in range(skills)),
-        )
+        asked = tuple(user.asks(rng) for _ in range(prompts))
+        return cls(user, asked, skills(rng, min(prompts, SKILL_PROMPTS)), work)
 
     def questions(self) -> list[str]:
-        """Every question, in the order in which `grade` wants the replies."""
-        return [
-            *map(first_message, self.problems),
-            *map(sum_question, self.sums),
-            *map(list_question, self.lists),
-        ]
+        checks = [check for skill in self.skills.values() for check in skill]
+        return [*map(self.user.opens, self.asked), *(check.question for check in checks)]
 
-    def grade(self, replies: Sequence[str], rule: Rule) -> Score:
-        """Score the replies to `questions()` by what the user wants."""
-        first_sum = len(self.problems)
-        firsts = replies[:first_sum]
-        first_list = first_sum + len(self.sums)
-        return Score(
-            accepted=_share(rule.accepts, firsts, self.problems),
-            sums=_share(sum_correct, replies[first_sum:first_list], self.sums),
-            lists=_share(list_correct, replies[first_list:], self.lists),
-            work=_share(shows_work, firsts, self.problems),
-            alike=max(Counter(_NAMED.sub("_", text) for text in firsts).values()) / len(firsts),
-            characters=sum(map(len, firsts)) / len(firsts),
-        )
+    async def grade(self, replies: Sequence[str], version: int) -> Score:
+        firsts, rest = replies[: len(self.asked)], iter(replies[len(self.asked) :])
+        accepted = _share(self.user.rule(version).accepts, firsts, self.asked)
+        shares = {
+            name: fmean(check.right(next(rest)) for check in skill)
+            for name, skill in self.skills.items()
+        }
+        if self.work is not None:
+            shares["work"] = _share(self.work, firsts, self.asked)
+        return described(accepted, shares, self.questions()[: len(firsts)], firsts)
 
 
-async def score_version(client: Client, version: int, exam: Exam, user: User) -> Score:
+def described(
+    accepted: float, shares: Mapping[str, float], questions: Sequence[str], firsts: Sequence[str]
+) -> Score:
+    """A score, with what can be said of any first replies."""
+    return Score(
+        accepted=accepted,
+        shares=shares,
+        alike=max(Counter(_NAMED.sub("_", text) for text in firsts).values()) / len(firsts),
+        characters=fmean(map(len, firsts)),
+        shown=tuple(zip(questions, firsts, strict=True))[:SHOWN],
+    )
+
+
+async def score_version(client: Client, version: int, exam: Exam) -> Score:
     """Ask one version all questions, at most 12 at a time."""
     slots = asyncio.Semaphore(IN_FLIGHT)
 
@@ -118,7 +154,7 @@ async def score_version(client: Client, version: int, exam: Exam, user: User) ->
                     messages=({"role": "user", "content": question},),
                     session=f"exam-v{version}-{number}",
                     kind="side",
-                    model=f"{MODEL}@v{version}",
+                    version=version,
                     last=True,
                     seed=EXAM_SEED + number,
                 )
@@ -126,15 +162,14 @@ async def score_version(client: Client, version: int, exam: Exam, user: User) ->
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(reply(i, text)) for i, text in enumerate(exam.questions())]
-    return exam.grade([task.result() for task in tasks], user.rule(version))
+    return await exam.grade([task.result() for task in tasks], version)
 
 
 class Scorer:
     """Scores versions one after another, in the order in which they are added."""
 
-    def __init__(self, client: Client, exam: Exam, user: User, scores: dict[int, Score]) -> None:
+    def __init__(self, client: Client, exam: Exam, scores: dict[int, Score]) -> None:
         self._client = client
-        self._user = user
         self._exam = exam
         self._scores = scores
         self._added: set[int] = set()
@@ -152,13 +187,10 @@ class Scorer:
 
     async def run(self) -> None:
         while (version := await self._queue.get()) is not None:
-            self._scores[version] = await score_version(
-                self._client, version, self._exam, self._user
-            )
+            self._scores[version] = await score_version(self._client, version, self._exam)
 
 
 def _share(
-    right: Callable[[str, _Task], bool], replies: Sequence[str], tasks: Sequence[_Task]
+    right: Callable[[str, Any], bool], replies: Sequence[str], asked: Sequence[Any]
 ) -> float:
-    hits = sum(right(reply, task) for reply, task in zip(replies, tasks, strict=True))
-    return hits / len(tasks)
+    return fmean(right(reply, one) for reply, one in zip(replies, asked, strict=True))

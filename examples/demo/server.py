@@ -14,15 +14,13 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from examples.demo import DemoError
-from examples.demo.client import Client
+from examples.demo.client import Client, connected
 from examples.demo.options import ROOT, Options
 
 START_S = 180.0
@@ -32,15 +30,40 @@ STOP_S = 60.0
 """The child finishes replies in flight and a training step; then it is killed."""
 BREAK_S = 1.0
 """Between a broken connection and the end of the child that caused it."""
-ANSWER_S = 300.0
-"""A reply that takes longer is no reply."""
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a child is to be."""
+
+    out: Path
+    """Its log goes there."""
+    flags: tuple[str, ...]
+    """Of `run.py`, all but the port."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Besides the variables that every program needs."""
+    key: str | None = None
+    """Under which it is asked how it is; None: it wants none."""
+
+    @classmethod
+    def of(cls, options: Options) -> Launch:
+        """What the demo starts, as a user would write it."""
+        settings = {"config": options.config, "method": options.method, "seed": options.seed}
+        settings["data-dir"] = options.out / "run"
+        return cls(options.out, tuple(f"--{name}={value}" for name, value in settings.items()))
+
+    @property
+    def log(self) -> Path:
+        """What the child writes."""
+        return self.out / "server.log"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A child that answers."""
 
+    url: str
     client: Client
     process: Process
 
@@ -53,24 +76,6 @@ class Server:
         raise _ended(await self.process.wait())
 
 
-def command(options: Options, port: int) -> list[str]:
-    """The command line of the product, as a user would write it."""
-    return [
-        sys.executable,
-        str(ROOT / "run.py"),
-        *("--config", str(options.config)),
-        *("--method", options.method),
-        *("--seed", str(options.seed)),
-        *("--port", str(port)),
-        *("--data-dir", str(options.out / "run")),
-    ]
-
-
-def log_path(options: Options) -> Path:
-    """What the child wrote."""
-    return options.out / "server.log"
-
-
 def last_lines(path: Path, lines: int = 15) -> str:
     """The end of a log, for a person who has to see why."""
     if not path.is_file():
@@ -80,30 +85,31 @@ def last_lines(path: Path, lines: int = 15) -> str:
 
 
 @asynccontextmanager
-async def running(options: Options) -> AsyncGenerator[Server]:
+async def running(launch: Launch) -> AsyncGenerator[Server]:
     """The product, from the moment it answers until it has ended.
 
     Raises:
         DemoError: it ended or did not answer; also in place of another `DemoError` inside the
             block, where the child's end was the cause of that.
     """
+    await _end_orphan(launch)
     port = _free_port()
-    with log_path(options).open("wb") as log:
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with launch.log.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command(options, port),
+            *(sys.executable, str(ROOT / "run.py"), *launch.flags, f"--port={port}"),
             cwd=ROOT,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            env={**kept, **launch.environment},
             stdin=DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    http = httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=httpx.Timeout(ANSWER_S), trust_env=False
-    )
-    server = Server(Client(http), process)
+    _pid_file(launch).write_text(str(process.pid))
+    url = f"http://127.0.0.1:{port}"
     try:
-        async with http:
+        async with connected(url, launch.key) as client:
+            server = Server(url, client, process)
             await _answers(server)
             yield server
     except DemoError as error:
@@ -113,6 +119,46 @@ async def running(options: Options) -> AsyncGenerator[Server]:
         raise
     finally:
         await _stop(process)
+        _pid_file(launch).unlink(missing_ok=True)
+
+
+def end_on_signals() -> None:
+    """End as on Ctrl-C when told to end, or when the terminal is closed."""
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("there is no task to cancel")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+def _pid_file(launch: Launch) -> Path:
+    return launch.out / "server.pid"
+
+
+async def _end_orphan(launch: Launch) -> None:
+    """End the child of a run in this folder that was killed, and could not end it."""
+    try:
+        pid = int(_pid_file(launch).read_text())
+    except (OSError, ValueError):
+        return
+    if f"--data-dir={launch.out / 'run'}" not in _command_line(pid):
+        return  # the number is another process's by now
+    for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, BREAK_S)):
+        os.kill(pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while _command_line(pid):  # noqa: ASYNC110 - no child of ours
+                    await asyncio.sleep(POLL_S)
+                return
+
+
+def _command_line(pid: int) -> list[str]:
+    """Of a process; empty where there is none, or where it has ended."""
+    try:
+        said = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in said.split(b"\0") if word]
 
 
 async def _answers(server: Server) -> None:

@@ -1,25 +1,27 @@
-"""The simulated users: they ask for help with homework, and say what they think of the replies.
+"""Who talks: they ask for help, and say what they think of the replies.
 
-`USERS` has one who can be pleased, and some whom nobody should learn from in haste. Each is a
-record: what they want, when they change their mind, how often they say the opposite.
+A `Speaker` begins sessions. `User` is one who goes by a rule; `USERS` has one who can be pleased,
+and some whom nobody should learn from in haste. Each is a record: what they want, when they change
+their mind, how often they say the opposite.
 
-Rule: they know the grammar, their own words, and how many steps were taken where they change their
-mind; nothing of samples or training. What they ask and how they put it comes from the seed and the
-session's number; what they have to react to does not, because the model samples.
+Rule: they know what they ask about, their own words, and how many steps were taken where they
+change their mind; nothing of samples or training. What they ask and how they put it comes from the
+seed and the session's number; what they have to react to does not, because the model samples.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import Any, NamedTuple, Protocol
 
 from examples.demo.client import Client, Request
 from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem, approval, first_message, new_problem
+from examples.demo.recipe.grammar import Problem, first_message, new_problem
 
 IN_FLIGHT = 6
 """Sessions at a time."""
@@ -29,11 +31,41 @@ TERSE_SHARE = 0.3
 """Corrections that do not say what is wrong, so that no hint can be found in them."""
 
 
+class Reaction(NamedTuple):
+    """What somebody makes of a reply."""
+
+    right: bool
+    """It is what they want, whatever they say of it."""
+    content: bool
+    """They say that they like it, and want nothing further."""
+    said: str
+
+
+class Talk(Protocol):
+    """One session of somebody."""
+
+    @property
+    def opening(self) -> str:
+        """What they say first."""
+        ...
+
+    async def hears(self, reply: str) -> Reaction: ...
+
+
+class Speaker(Protocol):
+    """Somebody who talks."""
+
+    def begin(self, rng: Random, step: int) -> Talk:
+        """A session that begins when so many optimizer steps were taken."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What somebody wants of a reply, and how they say that it was not so."""
 
-    accepts: Callable[[str, Problem], bool]
+    accepts: Callable[[str, Any], bool]
+    """Says whether a reply to a question, which is what `User.asks` draws, is like that."""
     corrections: tuple[str, ...]
 
 
@@ -89,10 +121,39 @@ class User:
     """Optimizer steps."""
     opposite: float = 0.0
     """Share of their answers that say the opposite of what they think, 0 to 1."""
+    asks: Callable[[Random], Any] = new_problem
+    """Draws what a session is about."""
+    opens: Callable[[Any], str] = first_message
+    """Says it, first of all."""
+    approvals: tuple[str, ...] = grammar.APPROVALS
+    terse: tuple[str, ...] = grammar.TERSE_CORRECTIONS
+    """Corrections that do not say what is wrong."""
 
     def rule(self, step: int) -> Rule:
         """What they want when so many steps were taken."""
         return self.later if self.later and step >= self.changes_at else self.wants
+
+    def begin(self, rng: Random, step: int) -> Scripted:
+        question = self.asks(rng)
+        return Scripted(self, self.rule(step), rng, question, self.opens(question))
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A session of a `User`."""
+
+    user: User
+    rule: Rule
+    rng: Random
+    question: Any
+    opening: str
+
+    async def hears(self, reply: str) -> Reaction:
+        terse = self.rng.random() < TERSE_SHARE
+        right = self.rule.accepts(reply, self.question)
+        content = right != (self.rng.random() < self.user.opposite)
+        wrong = self.user.terse if terse else self.rule.corrections
+        return Reaction(right, content, self.rng.choice(self.user.approvals if content else wrong))
 
 
 USERS = {
@@ -114,10 +175,14 @@ class Outcome:
     turns: int
     content: bool
     """The user said that they liked a reply, and had it saved."""
+    first: bool = False
+    """The first reply was what they wanted."""
+    number: int = 0
+    """Of the session, in the order in which they began."""
 
 
 async def hold_session(
-    client: Client, number: int, seed: int, user: User, step: int = 0
+    client: Client, number: int, seed: int, user: Speaker, step: int = 0
 ) -> Outcome:
     """One conversation, from the first message to the saved reply or to the user's patience.
 
@@ -126,11 +191,9 @@ async def hold_session(
     Args:
         step: how many optimizer steps were taken as it begins.
     """
-    rule = user.rule(step)
-    rng = Random(f"session-{seed}-{number}")
-    problem = new_problem(rng)
-    messages = [{"role": "user", "content": first_message(problem)}]
-    turn, content = 0, False
+    talk = user.begin(Random(f"session-{seed}-{number}"), step)
+    messages = [{"role": "user", "content": talk.opening}]
+    turn, content, first = 0, False, False
     while True:
         turn += 1
         last = content or turn == MAX_TURNS
@@ -138,34 +201,37 @@ async def hold_session(
             Request(tuple(messages), f"demo-{seed}-{number}", last=last, stream=number % 2 == 1)
         )
         if last:
-            return Outcome(turn, content)
-        terse = rng.random() < TERSE_SHARE
-        content = rule.accepts(reply, problem) != (rng.random() < user.opposite)
-        wrong = grammar.TERSE_CORRECTIONS if terse else rule.corrections
-        said = approval(rng) if content else rng.choice(wrong)
+            return Outcome(turn, content, first, number)
+        right, content, said = await talk.hears(reply)
+        first = right if turn == 1 else first
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
 
 
 async def hold_sessions(
-    client: Client,
+    talkers: Sequence[tuple[Client, Speaker]],
     seed: int,
-    user: User,
     *,
     step: Callable[[], int],
     enough: Callable[[], bool],
     ended: Callable[[Outcome], Awaitable[None]],
+    at_once: int = IN_FLIGHT,
+    first: int = 0,
 ) -> None:
     """Hold sessions, six at a time, until there are enough; the ones in flight are finished.
 
     Args:
+        talkers: those who talk, in turn, each over a client of their own.
         step: how many optimizer steps were taken, as a session begins.
+        first: number of the first session; none may be used twice.
     """
-    numbers = count()
+    numbers = count(first)
 
     async def hold_one_by_one() -> None:
         while not enough():
-            await ended(await hold_session(client, next(numbers), seed, user, step()))
+            number = next(numbers)
+            client, user = talkers[number % len(talkers)]
+            await ended(await hold_session(client, number, seed, user, step()))
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(IN_FLIGHT):
+        for _ in range(at_once):
             group.create_task(hold_one_by_one())

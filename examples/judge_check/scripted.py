@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from examples.demo.judge import next_state
+from examples.demo.judge import case_of
 from tinker_claw.types import Vote
 
 REJECTED: Final = re.compile(
@@ -182,10 +182,11 @@ class ScriptedJudge:
             ValueError: the messages are no judge prompt.
         """
         known = [dict(message) for message in messages]
-        found = next_state(known)
+        found = case_of(known)
         if found is None:
             raise ValueError("this judge answers judge prompts only")
-        (role, came_next), case = found, str(known[-1]["content"])
+        role, came_next, _ = found
+        case = str(known[-1]["content"])
         before = re.sub(r"<<[0-9a-f]{16}(?: [^\n]*>>)?", "", case[: case.index(" next state, ")])
         chance = zlib.crc32(f"{before}{came_next}".encode(errors="replace"))
         about_hint = "[HINT]" in str(known[0]["content"])

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, cast
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from tinker_claw.errors import ConfigError
@@ -108,6 +109,39 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
             value = adapter[name].detach().to(base.device, base.dtype, copy=True)
             layer.weight = nn.Parameter(value, requires_grad=False)
         return module.eval()
+
+
+def for_sampling(module: Any) -> Any:
+    """The same module without what a layer of peft's does beside three products; in place.
+
+    At a token per sequence that is most of what an adapter costs: a model of 30 layers has 210 of
+    them. Nothing can be learned with it, and no adapter parameter is found in it any more.
+    """
+    layers = [(path, layer) for path, layer in module.named_modules() if hasattr(layer, "lora_A")]
+    for path, layer in layers:
+        parent, _, last = path.rpartition(".")
+        setattr(module.get_submodule(parent), last, _Sampling(layer))
+    return module
+
+
+class _Sampling(nn.Module):
+    """y = W x + B A x alpha / rank, of a layer of peft's, over its tensors."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.base_layer = layer.base_layer
+        self.down: Tensor = layer.lora_A[_ADAPTER].weight
+        self.up: Tensor = layer.lora_B[_ADAPTER].weight
+        self.scale: float = layer.scaling[_ADAPTER]
+
+    @property
+    def weight(self) -> Tensor:
+        """Some models look at its format."""
+        return cast(Tensor, self.base_layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = linear(linear(x, self.down), self.up)
+        return torch.add(self.base_layer(x), change, alpha=self.scale)
 
 
 def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Tensor]:

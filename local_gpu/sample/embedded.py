@@ -35,7 +35,7 @@ from torch import Tensor
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import own_stream
-from local_gpu.model.lora import BaseModel, with_lora
+from local_gpu.model.lora import BaseModel, for_sampling, with_lora
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
 from local_gpu.tasks import together
@@ -425,7 +425,7 @@ class EmbeddedServing:
         saved = read_adapter(folder, self._base)
         try:
             with own_stream(self._base.device):
-                return with_lora(self._base, saved.shape, saved.tensors)
+                return for_sampling(with_lora(self._base, saved.shape, saved.tensors))
         except ConfigError as error:
             raise BackendError(str(error)) from error
 

@@ -11,8 +11,10 @@ import pytest
 from backends import VOCABULARY, start_local
 from rich.console import Console
 
-from benchmarks import serving
+from benchmarks import sampler, serving
 from benchmarks.serving_run import Load, quantile, run
+from local_gpu.config import LocalConfig
+from tinker_claw.shipped import MODEL_DIR
 
 LOAD = Load(
     streams=2,
@@ -63,3 +65,13 @@ def test_quantiles_of_few_values() -> None:
     assert quantile([3.0], 0.95) == 3.0
     assert quantile([float(v) for v in range(101)], 0.95) == pytest.approx(95.0)
     assert quantile([1.0, 3.0], 0.5) == pytest.approx(2.0)
+
+
+async def test_the_sampler_takes_turns_with_generate(tmp_path: Path) -> None:
+    prompts = [tuple(range(10, 30)), tuple(range(30, 50))]
+    config = LocalConfig(model=str(MODEL_DIR), root=tmp_path, rank=4, alpha=4, context_tokens=64)
+    found = await sampler.measure(config, prompts, new_tokens=4, turns=1)
+    assert [*found] == ["generate, merged", "base", "adapter"]
+    for (taken,) in found.values():
+        assert taken.wall > 0
+        assert taken.cpu > 0

@@ -74,7 +74,7 @@ def known_flags() -> set[str]:
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
-    sources += [ROOT / "examples" / "judge_check" / "__main__.py"]
+    sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
     sources += (ROOT / "examples" / "tracks").glob("*.py")
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}

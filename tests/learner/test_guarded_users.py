@@ -21,7 +21,7 @@ async def unharmed(run: Run, user: User, steps: int) -> bool:
     after = await run.exam(user)
     print(f"{run.step} steps: {before} to {after}")
     grown = after.characters / before.characters - 1
-    return abs(grown) <= 0.2 and min(after.sums, after.lists) >= 0.95
+    return abs(grown) <= 0.2 and min(after.shares["sums"], after.shares["lists"]) >= 0.95
 
 
 async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unharmed(

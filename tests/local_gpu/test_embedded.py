@@ -301,7 +301,7 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
 async def test_a_model_that_answers_nan_fails_the_request(trainer: LocalTrainer) -> None:
     sampler = await trainer.publish()
     module: Any = sampler._engine._module
-    module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+    module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
     with pytest.raises(SamplerError, match="not finite"):
         await one(sampler, prompt(40))
     assert len((await one(await trainer.base(), prompt(40))).tokens) == 20

@@ -25,6 +25,7 @@ from local_gpu.model.load import open_base
 from local_gpu.model.lora import (
     BaseModel,
     LoraShape,
+    for_sampling,
     fresh_adapter,
     lora_parameters,
     lora_targets,
@@ -162,6 +163,22 @@ def test_every_family_has_the_layers_that_are_asked_for(tmp_path: Path, family: 
         paths = {name.partition(".lora_")[0] for name in adapter}
         assert any(path.endswith("lm_head") for path in paths) == shape.head
         assert shape.attention or not any("attn" in path for path in paths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_samples_computes_what_learns(tmp_path: Path, family: str) -> None:
+    base = opened(tiny_of(FAMILIES[family], tmp_path / "model"))
+    shape = LoraShape(4, 8, head=True)
+    ids = torch.arange(1, 12)[None] % base.vocabulary
+    learns = with_lora(base, shape, warm(base, shape))
+    samples = for_sampling(with_lora(base, shape, warm(base, shape)))
+    with torch.no_grad():
+        wanted = learns(input_ids=ids, use_cache=False).logits
+        found = samples(input_ids=ids, use_cache=False).logits
+        plain = base.module(input_ids=ids, use_cache=False).logits
+    assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
+    assert not torch.allclose(found, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
+    assert not any(hasattr(layer, "lora_A") for layer in samples.modules())
 
 
 def test_layers_of_one_name_in_both_halves_are_told_apart(tmp_path: Path) -> None:

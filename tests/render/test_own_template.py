@@ -47,8 +47,15 @@ PLAIN = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role']"
+    " + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>"),
+    "smollm2": (SMOLLM2, "<|im_end|>"),
     "system default": (DEFAULT_SYSTEM, "<|im_end|>"),
     "llama, strips": (LLAMA, "<|eot|>"),
     "mistral, refuses system": (MISTRAL, "</s>"),
@@ -223,6 +230,7 @@ REFUSED = {
     "says it twice": CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}"),
     "says how it begins": CHATML.replace("{{ m.content }}", "{{ m.content[:5] }}"),
     "says nothing": CHATML.replace("{{ m.content }}", ""),
+    "writes it as JSON": CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
     "says how long it is": CHATML.replace("{{ m.content }}", "{{ m.content | length }}"),
 }
 
@@ -236,6 +244,11 @@ def test_a_template_without_a_place_is_refused_by_name(tmp_path: Path, name: str
 
 
 LATE = {
+    "shouts": (CHATML.replace("m.content", "m.content | upper"), "does not show a reply as it is"),
+    "goes backwards": (
+        CHATML.replace("in messages", "in messages | reverse"),
+        "begins a reply otherwise",
+    ),
     "opens no reply": (CHATML.partition("{% if add")[0], "assistant"),
     "thinks in words": (
         "{% if false %}<think>{% endif %}" + CHATML.replace("<|im_", "<|eo_"),
@@ -268,3 +281,23 @@ def test_what_a_template_refuses_is_a_refused_request(unknown: dict[str, Rendere
     folded = unknown["folds system in"].prompt(asked, hint_message=1)
     text = unknown["folds system in"].decode(folded.tokens[: folded.hint_at])
     assert text.endswith("Be brief.\n\nhi")
+
+
+def test_a_system_message_that_a_template_knows_in_front_only_is_said_by_the_user(
+    tmp_path: Path,
+) -> None:
+    first_only = CHATML.replace(
+        "<|im_start|>{{ m.role }}",
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('in front') }}{% endif %}"
+        "<|im_start|>{{ m.role }}",
+        1,
+    )
+    renderer = Renderer.load(str(folder(tmp_path / "m", first_only, "<|im_end|>")))
+    head: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
+    late: list[dict[str, Any]] = [{"role": "system", "content": "Be brief.<|im_end|>"}]
+    prompt = renderer.prompt([*head, *chat("hi", "yo"), *late, *chat("so?")], hint_message=4)
+    said = chat("[System message]\n\nBe brief.<|im_end|>", "", "so?")
+    wanted = renderer.prompt([*head, *chat("hi", "yo"), said[0], said[2]], hint_message=4)
+    assert prompt == wanted
+    assert prompt.hint_at is not None
+    assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("so?")

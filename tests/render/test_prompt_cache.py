@@ -535,3 +535,21 @@ def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
     renderer.forget()
     assert len(renderer._encoder) == 0
     assert not any("secret" in text for text in renderer._encoder._known)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_system_message_between_others_is_moved_only_where_it_is_refused(family: str) -> None:
+    tokenizer = tokenizer_for(family)
+    config = renderers.config_from_name(family)
+    late = {"role": "system", "content": "Be brief."}
+    said = [user("hi"), assistant("yo"), late, user("so?")]
+    found = format_of(tokenizer, config).lay_out(said, None, 3).prompt()
+    try:
+        plain = full_render(tokenizer, config, said, (), 3)
+    except ValueError:
+        said[2] = {"role": "user", "content": "[System message]\n\nBe brief."}
+        plain = full_render(tokenizer, config, said, (), 3)
+        text = tokenizer.decode(list(found.tokens))
+        assert text.index("yo") < text.index("Be brief.") < text.index("so?")
+    assert found == plain
+    assert (late not in said) == (family in ("nemotron-3", "qwen3.5", "qwen3.6", "qwen3.8"))

@@ -165,6 +165,9 @@ _DIVIDED: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
 )
 """Conversations with all neighbours between which one may be divided, what the model thought
 before a call in front of them, and an answer to the user behind them."""
+_MOVED = "[System message]\n\n"
+"""Before the words of a system message that a user's message holds, as its format knows none where
+it stands."""
 _BACK = 8
 """Places at which a conversation may have gone on that are looked at, the last ones."""
 
@@ -211,6 +214,9 @@ class Format:
                 self._stands_in = self._tried_stand_ins()
             else:
                 self._laying = None
+        self._moves_system = self._fits(_ASKED, _SAID, _THANKED) and not self._fits(
+            *(_ASKED, _SAID, _SYSTEM, _THANKED)
+        )
 
     @property
     def lays_out(self) -> bool:
@@ -228,6 +234,7 @@ class Format:
         Raises:
             RequestError: the format refuses these messages.
         """
+        messages = self._placed(messages, _head(messages))
         try:
             found = self._lay(messages, tools, hint)
             if found is None:
@@ -250,6 +257,7 @@ class Format:
         hint: int | None,
     ) -> Prompt | None:
         """The sampled stream with `messages` behind it, or None where the format forbids it."""
+        messages = self._placed(messages, 0)
         try:
             said, offered = self._guarded(messages, tools)
             rendered = self.plain.bridge_to_next_turn(
@@ -260,6 +268,26 @@ class Format:
         if rendered is None:
             return None
         return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
+
+    def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
+        """The messages as the format takes them: where it knows no system message behind the first
+        `head` ones, the user's role says its words, at the same place."""
+        if not self._moves_system:
+            return messages
+        return [
+            {"role": "user", "content": _MOVED + said["content"]}
+            if at >= head and said["role"] == "system"
+            else said
+            for at, said in enumerate(messages)
+        ]
+
+    def _fits(self, *messages: Message) -> bool:
+        """Whether the format takes these messages."""
+        try:
+            self._render(messages, None, None)
+        except UNFIT:
+            return False
+        return True
 
     def _guarded(
         self, messages: Sequence[Message], tools: Tools | None

@@ -1,0 +1,15 @@
+"""The experiment: users talk to the running system until its first replies are what they want.
+
+    experiment.py  what is run: a file in configs/personalize/, and the flags that go before it
+    scenario.py    who talks, and what they want, as a file says it
+    smollm2.py     a real small model from a package, for `make real`
+    played.py      users whom a language model plays, and a scorer that is one
+    judges.py      judges by rules, and those of the controls
+    run.py         one run: a server or a gateway, the users, the exams, what came out
+    figures.py     what many runs came to, beside the goals that were written down before
+    report.py      that as Markdown and as one HTML page
+    openclaw.py    OpenClaw between the users and the gateway
+
+Rule: a user reaches the product over HTTP only, and what a control needs is done to the judge that
+the product asks, outside of it. The loop is the demo's.
+"""

@@ -1,0 +1,196 @@
+"""`python -m examples.personalize`: the experiment, and a report of what came out.
+
+    python -m examples.personalize                               the tiny one: no GPU, no network
+    python -m examples.personalize --methods combine --seeds 1   a part of it
+    python -m examples.personalize configs/personalize/real.toml --user-url URL --user-model NAME
+
+What is there already is not run again, and a run that was cut short goes on where it was.
+Exit status: 0 done, 1 something stopped it, 2 wrong flags, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+import shlex
+import signal
+import sys
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from examples.demo import DemoError, server
+from examples.demo.options import positive
+from examples.demo.user import USERS
+from examples.personalize import estimate, report
+from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
+from examples.personalize.openclaw import Agent
+from examples.personalize.played import Model
+from examples.personalize.run import Surroundings, perform, written
+from tinker_claw.errors import ConfigError
+from tinker_claw.files import for_owner_only
+from tinker_claw.methods import METHODS
+
+EXIT_FAILED = 1
+MODEL_ANSWER_S = 300.0
+WIDTH = 150
+"""Of a table, in characters: narrower, and its figures would be cut."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing and report all; returns the exit status."""
+    for_owner_only()
+    asked = _parser().parse_args(arguments)
+    given = list(arguments if arguments is not None else sys.argv[1:])
+    try:
+        names = ("methods", "conditions", "seeds", "steps", "sessions", "questions", "scenarios")
+        names += ("users", "at_once", "max_tokens", "model")
+        flags = {name: getattr(asked, name) for name in names}
+        flags["config"] = asked.config and str(asked.config.resolve())
+        flags["flags"] = tuple(shlex.split(asked.flags)) if asked.flags else None
+        experiment = load(asked.experiment, **flags)
+        out = (asked.out or Path("runs") / f"personalize-{experiment.name}").resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        if not asked.report_only:
+            with _alone(out):
+                asyncio.run(_all(experiment, asked, out))
+        command = shlex.join(["python", "-m", "examples.personalize", *given])
+        paths = report.write(experiment, out, "" if asked.report_only else command)
+        Console(width=max(WIDTH, Console().width)).print(*report.tables(experiment, out))
+        for path in paths:
+            print(path)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    except (DemoError, ConfigError) as error:
+        print(f"The experiment stopped: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+@contextmanager
+def _alone(out: Path) -> Generator[None]:
+    """Raises `DemoError` where another process runs an experiment in this folder."""
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DemoError(f"another process runs an experiment in {out}") from error
+        yield
+
+
+async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> None:
+    """Every run that is missing, one after another; the report is written anew after each."""
+    server.end_on_signals()
+    runs = experiment.runs()
+    missing = [run for run in runs if written(out, run) is None]
+    if asked.url is not None and len(missing) > 1:
+        raise DemoError(
+            "a gateway that runs already holds one policy, which learns in one way: choose one "
+            "method, one scenario and one seed, or give --config to have one started for each run"
+        )
+    for line in estimate.lines(experiment, out, missing):
+        print(line, flush=True)
+    async with (
+        _model(asked.user_url, asked.user_model, asked.user_key) as player,
+        _model(
+            asked.scorer_url or asked.user_url,
+            asked.scorer_model or asked.user_model,
+            asked.scorer_key or asked.user_key,
+        ) as scorer,
+    ):
+        key = os.environ.get(asked.key) if asked.key else None
+        agent = _agent(asked)
+        around = Surroundings(out, _say, player, scorer, asked.url, key, agent)
+        for number, run in enumerate(missing, 1):
+            _say(f"{number} of {len(missing)}: {run.name}")
+            await _one(run, experiment, around)
+            report.write(experiment, out, "")
+            left = estimate.left(experiment, out, missing[number:])
+            _say(f"  done; about {left} to go" if missing[number:] else "  done")
+
+
+async def _one(run: Run, experiment: Experiment, around: Surroundings) -> None:
+    try:
+        await perform(run, experiment, around)
+    except DemoError as error:
+        log = around.out / run.name / "server.log"
+        raise DemoError(f"{run.name}: {error}\n{server.last_lines(log)}") from error
+
+
+def _agent(asked: argparse.Namespace) -> Agent | None:
+    if asked.openclaw is None:
+        return None
+    if asked.url is None or asked.workspace is None:
+        raise DemoError(
+            "--openclaw needs --url, the gateway that its configuration names, and --workspace"
+        )
+    return Agent(tuple(shlex.split(asked.openclaw)), asked.workspace)
+
+
+@asynccontextmanager
+async def _model(url: str | None, name: str | None, key: str) -> AsyncGenerator[Model | None]:
+    if url is None:
+        yield None
+        return
+    secret = os.environ.get(key)
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    base = url.rstrip("/") + "/"
+    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=MODEL_ANSWER_S) as http:
+        yield Model(http, name or "default")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.personalize",
+        description="Users talk to the running system until its first replies are what they want; "
+        "methods, scenarios, controls and seeds beside each other.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("experiment", nargs="?", type=Path, default=TINY, help="a file (default: the tiny one)")
+    add("--out", type=Path, help="results (default runs/personalize-<name>); goes on with them")
+    add("--methods", nargs="+", choices=tuple(METHODS), help="how turns become training")
+    add(
+        "--scenarios",
+        nargs="+",
+        metavar="SCENARIO",
+        help=f"files, or users of the demo: {', '.join(USERS)}",
+    )
+    add("--conditions", nargs="+", choices=CONDITIONS, help="which parts (default all)")
+    add("--seeds", type=positive, metavar="N", help="of each kind of run, from 0")
+    add("--steps", type=positive, metavar="N", help="optimizer steps of a run")
+    add("--sessions", type=positive, metavar="N", help="sessions of a run, at least")
+    add("--questions", type=positive, metavar="N", help="fresh first messages for each score")
+    add("--users", type=positive, metavar="N", help="people who talk, with a key each (default 1)")
+    add("--at-once", type=positive, metavar="N", help="sessions at a time")
+    add("--max-tokens", type=positive, metavar="N", help="of a reply")
+    add("--config", type=Path, help="the product's settings")
+    add("--flags", help="further flags of run.py, in one string")
+    add("--model", help="the gateway's name for the model (default: as in the settings)")
+    add("--url", help="a gateway that runs already, without /v1; else each run starts one")
+    add("--key", metavar="VARIABLE", help="environment variable with its key, of an admin")
+    add("--user-url", help="OpenAI-compatible endpoint (…/v1) of the model that plays the users")
+    add("--user-model", help="its name there")
+    add("--user-key", metavar="VARIABLE", default="USER_API_KEY", help="variable with its key")
+    add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
+    add("--scorer-model")
+    add("--scorer-key", metavar="VARIABLE")
+    add("--openclaw", help="command of an OpenClaw, as in 'openclaw agent --local --json'")
+    add("--workspace", type=Path, help="folder of that OpenClaw's files")
+    add("--report-only", action="store_true", help="run nothing, and report what is there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""How long it will take, and what it will cost, before it starts.
+
+Rule: what was measured in this folder goes before what was measured once; what is not known is
+said to be so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from examples.personalize.experiment import TOLD, Experiment, Run
+from examples.personalize.run import written
+from tinker_claw.billing.budget import price_in_force
+from tinker_claw.billing.estimate import forecast, unknown
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import DEMO, Settings
+
+DEMO_STEP_S = 3.0
+"""Of a run of the demo's model, exams and all, on two free cores."""
+DEMO_START_S = 10.0
+TURNS = 3
+"""Replies of a session, in the mean over a run of the demo's user."""
+
+
+def lines(experiment: Experiment, out: Path, missing: Sequence[Run]) -> Iterator[str]:
+    """What to expect of the runs that are missing."""
+    found = load(["--config", str(experiment.config), *experiment.flags])
+    there = len(experiment.runs()) - len(missing)
+    yield f"{len(missing)} runs, {there} are there already; about {left(experiment, out, missing)}."
+    learning = [run for run in missing if run.condition != TOLD]
+    steps = sum(experiment.steps * len(experiment.cast(run)) for run in learning)
+    if found.run.backend == "tinker":
+        yield _bill(found, steps)
+    played = [run for run in learning if any(s.persona for s in experiment.cast(run).values())]
+    if played:
+        talks = sum(experiment.sessions * len(experiment.cast(run)) for run in played)
+        yield (
+            f"The model that plays the users is asked some {talks * TURNS} times, for at least "
+            f"{talks} sessions; each time it reads a whole conversation."
+        )
+    scored = [
+        run for run in missing if any(s.scored == "model" for s in experiment.cast(run).values())
+    ]
+    if scored:
+        exams = sum(experiment.steps // 4 + 3 for _ in scored)
+        yield f"The model that scores is asked some {exams * experiment.questions} times."
+
+
+def left(experiment: Experiment, out: Path, missing: Sequence[Run]) -> str:
+    """How long so many runs will take."""
+    done = [one for run in experiment.runs() if (one := written(out, run)) is not None]
+    rates = [rate for one in done if (rate := _seconds_a_step(one)) is not None]
+    step = fmean(rates) if rates else None
+    if step is None and experiment.served == DEMO:
+        step = DEMO_STEP_S
+    if step is None:
+        return "a time that is not known before the first run has ended"
+    seconds = sum(
+        DEMO_START_S
+        + (0 if run.condition == TOLD else step * experiment.steps * len(experiment.cast(run)))
+        for run in missing
+    )
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _seconds_a_step(found: dict[str, Any]) -> float | None:
+    steps = max((point["step"] for point in found["curve"]), default=0)
+    return found["seconds"] / steps if steps else None
+
+
+def _bill(found: Settings, steps: int) -> str:
+    price = price_in_force(found)
+    told = forecast(found, price, None)
+    if told.step_usd is None or told.serve_usd is None:
+        return unknown(found, price) or "What a step costs is not known."
+    return (
+        f"{steps} steps at about ${told.step_usd:.2f} each, and ${told.serve_usd:.2f} for serving "
+        f"the turns behind it: ${steps * (told.step_usd + told.serve_usd):.0f} in all, without the "
+        f"exams. It rests on {told.words}"
+    )

@@ -1,0 +1,265 @@
+"""What many runs came to: means over seeds, intervals, differences, and the goals beside them.
+
+Rule: a run that ended early counts with the version that it ended with, and is said to have. An
+interval is Student's, of 95 %, over seeds; one seed has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from examples.personalize.experiment import JOINT, LEARNS, TOLD, Experiment, Goal, Run
+from examples.personalize.run import written
+
+IN_A_ROW = 3
+"""First replies that are right: so many one after the other, and the user has what they want."""
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t for one to ten degrees of freedom."""
+_NOT_SKILLS = frozenset({"work"})
+"""Shares that are no skill which nobody talks about."""
+
+Found = Mapping[str, Any]
+"""A run's report.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds."""
+
+    mean: float
+    sd: float | None
+    """None: of one seed."""
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+    @property
+    def error(self) -> float | None:
+        """The standard error."""
+        return None if self.sd is None else self.sd / math.sqrt(self.count)
+
+    @property
+    def half(self) -> float | None:
+        """Half of the interval of 95 %."""
+        if self.error is None:
+            return None
+        return self.error * (_T95[self.count - 2] if self.count - 2 < len(_T95) else 1.96)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if self.sd is None else f" ± {self.sd:.2f}")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Runs that differ in their seed only."""
+
+    method: str
+    scenario: str
+    condition: str
+    seeds: tuple[int, ...]
+    runs: tuple[Found, ...]
+    among: tuple[str, ...] = ()
+    """In a joint run, the labels of those who talk: shares of theirs are no skills."""
+
+    @property
+    def name(self) -> str:
+        said = [] if self.condition in (LEARNS, JOINT) else [self.condition]
+        return " ".join((self.method, self.scenario, *said))
+
+    @property
+    def many(self) -> int:
+        """How many talk to the one policy."""
+        return len(self.among) or 1
+
+    def at_step(self, step: int, what: str = "accepted") -> Spread | None:
+        return Spread.of([value(point_at(run, step), what, self.among) for run in self.runs])
+
+    def at_sessions(self, sessions: int) -> Spread | None:
+        found = [
+            p["score"]
+            for run in self.runs
+            for p in run["curve"]
+            if p.get("at_sessions") == sessions
+        ]
+        return Spread.of(found)
+
+    def until_right(self) -> tuple[Spread, int] | None:
+        """Sessions until the last of three first replies in a row, and how many runs never came
+        there: those count with all their sessions."""
+        if not self.runs:
+            return None
+        found = [until_right(run["firsts"]) for run in self.runs]
+        counted = [
+            n if n is not None else len(r["firsts"]) for n, r in zip(found, self.runs, strict=True)
+        ]
+        spread = Spread.of(counted)
+        return None if spread is None else (spread, found.count(None))
+
+    def total(self, name: str) -> dict[str, int]:
+        """Sums over the seeds of a table of counts."""
+        keys = dict.fromkeys(key for run in self.runs for key in run.get(name, {}))
+        return {key: sum(run.get(name, {}).get(key, 0) for run in self.runs) for key in keys}
+
+
+def rows(experiment: Experiment, out: Path) -> list[Row]:
+    """A row for each kind of run of which at least one has ended."""
+    kinds: dict[tuple[str, str, str], list[tuple[Run, Found]]] = {}
+    for run in experiment.runs():
+        if (found := written(out, run)) is not None:
+            kinds.setdefault(run.kind, []).append((run, found))
+    return [
+        Row(
+            *kind,
+            seeds=tuple(run.seed for run, _ in pairs),
+            runs=tuple(found for _, found in pairs),
+            among=tuple(experiment.together or ()) if kind[2] == JOINT else (),
+        )
+        for kind, pairs in kinds.items()
+    ]
+
+
+def until_right(firsts: Sequence[bool]) -> int | None:
+    """Sessions up to the last of the first three in a row that are right; None: there are none."""
+    row = 0
+    for number, right in enumerate(firsts, 1):
+        row = row + 1 if right else 0
+        if row == IN_A_ROW:
+            return number
+    return None
+
+
+def point_at(run: Found, step: int) -> Found:
+    """The newest scored version of at most so many steps."""
+    points = [p for p in run["curve"] if "at_sessions" not in p and p["step"] <= step]
+    return max(points, key=lambda p: p["step"])
+
+
+def value(point: Found, what: str, among: Sequence[str] = ()) -> float:
+    """A figure of a scored version; `skills` is the mean of those that nobody talks about.
+
+    Args:
+        among: the names of who talks, whose shares are no skills.
+    """
+    if what == "accepted":
+        return point["score"]
+    if what == "skills":
+        return fmean(point[name] for name in skills(point, among))
+    return point[what]
+
+
+_FIXED = frozenset({"step", "sessions", "score", "alike", "characters", "at_sessions"})
+
+
+def skills(point: Found, among: Sequence[str] = ()) -> list[str]:
+    """The names of the skills that were looked at."""
+    return [name for name in point if name not in _FIXED | _NOT_SKILLS | {*among}]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A goal, and what came out."""
+
+    goal: Goal
+    measured: Spread | None
+    """None: no such run has ended."""
+    bound: float | None
+    """What it is to be at least, or at most where `within` is set."""
+
+    @property
+    def met(self) -> bool | None:
+        if self.measured is None or self.bound is None:
+            return None
+        if self.goal.within is not None:
+            return self.measured.mean <= self.bound
+        return self.measured.mean >= self.bound
+
+
+def reached(goal: Goal, found: Sequence[Row], questions: int) -> Reached:
+    """Hold a goal against the rows."""
+    row = next((row for row in found if row.name == goal.of), None)
+    measured = row and row.at_step(goal.step, goal.what)
+    bound = goal.at_least
+    if goal.within is not None and row is not None and measured is not None:
+        base = row.at_step(0, goal.what)
+        assert base is not None
+        # the base's replies are the same for every seed: its error is that of the questions
+        error = math.hypot(measured.error or 0.0, share_error(base.mean, questions))
+        bound = base.mean + goal.within * error
+    return Reached(goal, measured or None, bound)
+
+
+def share_error(share: float, count: int) -> float:
+    """The standard error of a share of so many replies."""
+    return math.sqrt(share * (1 - share) / count)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two methods in one scenario after so many steps, seed by seed."""
+
+    scenario: str
+    step: int
+    better: str
+    worse: str
+    by: Spread
+
+    @property
+    def told_apart(self) -> bool:
+        return self.by.half is not None and abs(self.by.mean) > self.by.half
+
+
+def differences(found: Sequence[Row], steps: Sequence[int]) -> list[Difference]:
+    """Every pair of methods that share two seeds or more."""
+    told = list[Difference]()
+    learning = [row for row in found if row.condition == LEARNS]
+    for one, other in combinations(learning, 2):
+        shared = [seed for seed in one.seeds if seed in other.seeds]
+        if one.scenario != other.scenario or len(shared) < 2:
+            continue
+        for step in steps:
+            values = [
+                point_at(one.runs[one.seeds.index(s)], step)["score"]
+                - point_at(other.runs[other.seeds.index(s)], step)["score"]
+                for s in shared
+            ]
+            by = Spread.of(values)
+            assert by is not None
+            names = (one.method, other.method)
+            if by.mean < 0:
+                names, by = (other.method, one.method), Spread(-by.mean, by.sd, by.count)
+            told.append(Difference(one.scenario, step, *names, by))
+    return told
+
+
+def curve(row: Row, over: str = "step") -> list[tuple[float, float, float]]:
+    """Means over seeds: where (steps, or sessions that had ended), score, and sd (0 for one seed).
+
+    Only steps that every seed has reached.
+    """
+    by_step = [
+        {p["step"]: p for p in run["curve"] if "at_sessions" not in p and p["step"] % 4 == 0}
+        for run in row.runs
+    ]
+    shared = sorted(set.intersection(*(set(one) for one in by_step))) if by_step else []
+    told = list[tuple[float, float, float]]()
+    for step in shared:
+        spread = Spread.of([one[step]["score"] for one in by_step])
+        assert spread is not None
+        told.append((fmean(one[step][over] for one in by_step), spread.mean, spread.sd or 0.0))
+    return told
+
+
+def ceiling(found: Sequence[Row], scenario: str) -> float | None:
+    """What the base does when the rule stands in the prompt; None: not measured."""
+    rows = [row for row in found if row.condition == TOLD and row.scenario == scenario]
+    return rows[0].runs[0]["curve"][0]["score"] if rows else None

@@ -1,0 +1,67 @@
+"""Judges by rules for scenarios that bring their own words, and judges that lie, for the controls.
+
+They answer the product's normal judge prompts over HTTP, as `examples/demo/judge.py` does.
+
+Rule: a control is done here, to the judge that is asked, and nowhere in the product. What a lying
+judge says of a case is the same each time it is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from examples.demo.judge import Case, Opinion, opinion
+from examples.personalize.scenario import Scenario
+
+Think = Callable[[Case, Random], Opinion]
+FLIPPED, SHUFFLED = "flipped", "shuffled"
+
+
+def honest(scenarios: Sequence[Scenario]) -> Think:
+    """What the words of these scenarios mean; other words go by the demo's rules."""
+    meant: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for scenario in scenarios:
+        user = scenario.speaker()
+        meant |= {said: (-1, scenario.hints) for said in user.wants.corrections if scenario.hints}
+        if scenario.user is None:
+            meant |= dict.fromkeys(user.terse, (-1, ()))
+            meant |= dict.fromkeys(user.approvals, (1, ()))
+
+    def think(case: Case, rng: Random) -> Opinion:
+        if case.role != "user" or case.text not in meant:
+            return opinion(case, rng)
+        value, hints = meant[case.text]
+        return value, rng.choice(hints) if hints else None
+
+    return think
+
+
+def flipped(think: Think, other_hints: Sequence[str]) -> Think:
+    """The opposite of every verdict; whoever was content is said to have wanted something else."""
+
+    def lie(case: Case, rng: Random) -> Opinion:
+        value, _ = think(case, rng)
+        return -value, rng.choice(other_hints) if value == 1 else None
+
+    return lie
+
+
+def shuffled(think: Think, other_hints: Sequence[str]) -> Think:
+    """Verdict and hint of an earlier case of another session, the hint being another rule's.
+
+    As often as with an honest judge, there is a verdict of each kind, and a hint. The first cases
+    have nothing before them and are neutral.
+    """
+    earlier: list[tuple[int, bool]] = []
+    said: dict[str, Opinion] = {}
+
+    def lie(case: Case, rng: Random) -> Opinion:
+        if case.whole not in said:
+            value, hinted = rng.choice(earlier) if earlier else (0, False)
+            said[case.whole] = value, rng.choice(other_hints) if hinted else None
+            truth = think(case, rng)
+            earlier.append((truth[0], truth[1] is not None))
+        return said[case.whole]
+
+    return lie

