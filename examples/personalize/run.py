@@ -40,7 +40,10 @@ from tinker_claw.app.server import in_background
 
 SAVE_S = 2.0
 STATE = "progress.json"
-GUARDS_OFF = ("--max-step-kl=0",)
+GUARDS_OFF = (
+    "--max-step-kl=0",
+    "--gate=off",
+)
 _PASSED = ("TINKER_", "HF_", "CUDA_", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS")
 """Variables by which a product reaches its service, its models and its GPUs."""
 
