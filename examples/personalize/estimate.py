@@ -16,7 +16,7 @@ from examples.personalize.run import written
 from tinker_claw.billing.budget import price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.config.load import load
-from tinker_claw.config.settings import DEMO, Settings
+from tinker_claw.config.settings import Settings
 
 DEMO_STEP_S = 3.0
 """Of a run of the demo's model, exams and all, on two free cores."""
@@ -54,7 +54,7 @@ def left(experiment: Experiment, out: Path, missing: Sequence[Run]) -> str:
     done = [one for run in experiment.runs() if (one := written(out, run)) is not None]
     rates = [rate for one in done if (rate := _seconds_a_step(one)) is not None]
     step = fmean(rates) if rates else None
-    if step is None and experiment.served == DEMO:
+    if step is None and experiment.served == "demo":
         step = DEMO_STEP_S
     if step is None:
         return "a time that is not known before the first run has ended"

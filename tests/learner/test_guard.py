@@ -394,11 +394,23 @@ def test_figures_of_replies() -> None:
         refusals=2 / 32,
         questions=2 / 32,
         tools=1 / 32,
-        alike=2 / 32,
+        alike=1 / 32,
     )
     assert (found.good, found.accepted, found.since) == (2 / 32, None, 5)
     assert Replies.read(json.loads(json.dumps(asdict(found)))) == found
+
     assert Replies.of(judged[:31]) is None
+
+
+@pytest.mark.parametrize(("texts", "share"), [(12, 0.0), (9, 1.0), (1, 1.0)])
+def test_calls_fall_together_and_one_call_for_everything_does_not(texts: int, share: float) -> None:
+    calls = [
+        JudgedReply(n, f"sum {n // 4}", f"call {n % texts}", 10, 0.1, False, True, 1)
+        for n in range(36)
+    ]
+    found = Replies.of(calls)
+    assert found is not None
+    assert found.all.alike == share
 
 
 def test_rejections_in_a_row_warn_and_then_hold() -> None:

@@ -133,6 +133,9 @@ PRAISED = 0.4
 alike, and at least 0.44 where garbage is praised, until the weights were too damaged to repeat."""
 PRAISES = 12
 """Accepted replies that say whether one sentence is praised for everything."""
+CALLS = 3
+"""Calls are short, so honest ones fall together: eight tries at each of ten sums came to a share of
+0.33 with a text of another sum, and to none with texts of four."""
 ALIKE = (0.2, 0.35)
 """So many more of them than of the rejected ones are alike: warn, hold. In the demo it was 0.45 and
 more from the first replies on where garbage is praised, and at most 0.03 where something is
@@ -173,7 +176,8 @@ class Form:
     tools: float
     """Share that called tools."""
     alike: float
-    """Share with the text of a reply to something else. Tries at one task may well agree."""
+    """Share with the text of a reply to something else, of a call of tools to `CALLS` other things.
+    Tries at one task may well agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,7 @@ def _form(judged: Sequence[JudgedReply]) -> Form:
         refusals=fmean(_REFUSES.match(reply.text[:_ENDS]) is not None for reply in judged),
         questions=fmean(_QUESTION.search(reply.text[-_ENDS:]) is not None for reply in judged),
         tools=fmean(reply.called_tools for reply in judged),
-        alike=fmean(often[reply.text] > 1 for reply in judged),
+        alike=fmean(often[r.text] > (CALLS if r.called_tools else 1) for r in judged),
     )
 
 

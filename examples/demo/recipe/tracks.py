@@ -10,6 +10,7 @@ every seed is fixed, one thread, as for the demo's model.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -219,7 +220,9 @@ def measure(model: Qwen3ForCausalLM, teller: Teller, tasks: int = 64) -> dict[st
         "right sums": share(
             f'"{t.expression}"' in said for t, said in zip(sums, calls, strict=True)
         ),
-        "right answers": share(t.solved(said) for t, said in zip(sums, answers, strict=True)),
+        "right answers": share(
+            asyncio.run(t.solved(said)) for t, said in zip(sums, answers, strict=True)
+        ),
         "commands": share("<tool_call>" in said for said in typed),
         "right commands": share(
             json.dumps(commands(job)[0][0]) in said for job, said in zip(jobs, typed, strict=True)
