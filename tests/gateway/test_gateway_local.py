@@ -156,7 +156,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
     datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
     await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
     second: Any = await trainer.publish()
-    second._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(float("nan"))
+    second._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
     ledger = Ledger(tmp_path / "data")
     version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
     step = ledger.steps.begin(version.id, [])
@@ -190,9 +190,7 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         price = price_in_force(settings)
         system = await wire(*(settings, source(settings), arrange(settings), ledger, price, stack))
         sampler: Any = system.parts.policy.current.sampler
-        sampler._engine._module.model.layers[0].mlp.up_proj.lora_B["default"].weight.fill_(
-            float("nan")
-        )
+        sampler._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
         url = await stack.enter_async_context(in_background(system.app))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}

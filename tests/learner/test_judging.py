@@ -178,7 +178,8 @@ async def test_hint_that_cannot_be_read_is_asked_for_again_and_then_the_reward_c
         verdict = w.ledger.judgements.verdict(unhinted)
         assert verdict is not None
         assert verdict.value == -1
-        assert w.ledger.judgements.in_vain(unhinted) == TRIES - 1
+        # A second one where others were heard between the tries, which is chance.
+        assert 1 <= w.ledger.judgements.in_vain(unhinted) < TRIES
         assert w.why_refused(unhinted) is None
         assert set_aside(w) == [neutral], "no reward either"
 

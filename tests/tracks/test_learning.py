@@ -35,7 +35,7 @@ async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None
         ):
             async with job.attempt() as attempt:
                 assert await attempt.call("shell", {"command": command}) == said
-                assert attempt.solved("Done.") == solves, (job.wish, command)
+                assert await attempt.solved("Done.") == solves, (job.wish, command)
             assert verdict("tool", said) == vote
     assert len(kinds) == 6
 

@@ -29,7 +29,9 @@ from tinker_claw.errors import ModelFileError
 from tinker_claw.shipped import MODEL_DIR
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-FOR_GPUS = sorted(file for file in CONFIGS.glob("*.toml") if file.stem not in ("demo", "prices"))
+FOR_GPUS = sorted(
+    file for file in CONFIGS.glob("*.toml") if file.stem not in ("canaries", "demo", "prices")
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-4B": {
