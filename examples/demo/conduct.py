@@ -85,11 +85,11 @@ async def _conduct(
         at_once=cast.at_once,
         first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
     )
-    progress.talked = True
     for version in progress.saw(await client.health()):  # since it was last looked at
         if progress.options.scores(version):
             scorer.add(version)
-    scorer.add(progress.version)
+    progress.last = progress.version
+    scorer.add(progress.last)
     scorer.close()
     await scoring
     for task in beside:

@@ -55,8 +55,9 @@ class Progress:
     """Of the sessions that ended, in that order."""
     overruled: int = 0
     """How often learning was held, and went on because the run says so."""
-    talked: bool = False
-    """All sessions are over; only scores are missing."""
+    last: int | None = None
+    """The newest version when all sessions were over: a step from samples that were left makes one
+    more, which is no part of the run. None: they are not over."""
     health: Health | None = None
     figures: Figures = field(default_factory=Figures)
     births: dict[int, Moment] = field(default_factory=dict[int, Moment])
@@ -138,7 +139,8 @@ class Progress:
         births = [self._point(moment) for moment in self.births.values()]
         marks = [self._point(moment, sessions) for sessions, moment in self.marks.items()]
         found = [point for point in births + marks if point is not None]
-        last, scores = self.version, self.options.scores
+        last = self.version if self.last is None else self.last
+        scores = self.options.scores
         scored = [p for p in found if p.at_sessions or scores(p.step) or p.step == last]
         return sorted(scored, key=lambda p: (p.step, p.sessions, p.at_sessions or 0))
 

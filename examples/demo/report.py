@@ -59,7 +59,7 @@ def contents(progress: Progress) -> dict[str, Any]:
     """The content of report.json."""
     return {
         "curve": [_entry(point) for point in progress.curve()],
-        "whole": progress.talked and progress.version in progress.scores,
+        "whole": progress.last in progress.scores,
         "learner": progress.health.learner if progress.health else None,
         "error": progress.health.last_error if progress.health else None,
         "firsts": [o.first for o in sorted(progress.outcomes, key=lambda o: o.number)],

@@ -83,7 +83,7 @@ def panel(progress: Progress) -> RenderableType:
     facts.add_row("hints", str(progress.figures.hints))
     facts.add_row("turns", _turns(progress))
     facts.add_row("score", _last_score(progress))
-    doing = "scoring the last versions" if progress.talked else "the user is talking"
+    doing = "scoring the last versions" if progress.last is not None else "the user is talking"
     return Panel(
         Group(bars, Text(), facts),
         title=f"tinker-claw demo: {options.method}",

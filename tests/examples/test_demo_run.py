@@ -462,6 +462,8 @@ async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) 
     found = report.contents(progress)
     assert (found["whole"], found["learner"], found["error"]) == (True, "held", why)
     assert [point.step for point in progress.curve()] == [0]
+    progress.saw(replace(progress.health, policy_version=1))
+    assert report.contents(progress)["whole"], "what is learned while it scores is not the run's"
     del progress.scores[0]
     assert not report.contents(progress)["whole"], "cut off while it scored: it is run again"
 
