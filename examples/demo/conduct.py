@@ -84,6 +84,7 @@ async def _conduct(
         ended=ended,
         at_once=cast.at_once,
         first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
+        behind=lambda: progress.behind,
     )
     for version in progress.saw(await client.health()):  # since it was last looked at
         if progress.options.scores(version):

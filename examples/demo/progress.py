@@ -91,6 +91,15 @@ class Progress:
         return self.version >= self.options.steps or self.idle >= IDLE_SESSIONS
 
     @property
+    def behind(self) -> bool:
+        """A step has all its samples, and is not taken yet."""
+        return (
+            self.health is not None
+            and self.health.learner not in ("held", "failed")
+            and self.health.samples_waiting >= self.health.batch_size
+        )
+
+    @property
     def held(self) -> bool:
         """The server takes no further step until its owner says so; it says why."""
         return self.health is not None and self.health.learner == "held"

@@ -23,6 +23,8 @@ from examples.demo.client import Client, Request
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem, first_message, new_problem
 
+BREATH_S = 0.1
+"""Between two looks whether learning has caught up."""
 IN_FLIGHT = 6
 """Sessions at a time."""
 MAX_TURNS = 8
@@ -216,6 +218,7 @@ async def hold_sessions(
     ended: Callable[[Outcome], Awaitable[None]],
     at_once: int = IN_FLIGHT,
     first: int = 0,
+    behind: Callable[[], bool] = lambda: False,
 ) -> None:
     """Hold sessions, six at a time, until there are enough; the ones in flight are finished.
 
@@ -223,11 +226,16 @@ async def hold_sessions(
         talkers: those who talk, in turn, each over a client of their own.
         step: how many optimizer steps were taken, as a session begins.
         first: number of the first session; none may be used twice.
+        behind: learning has a batch or more in hand; no session begins meanwhile. People talk more
+            slowly than a step takes, and scripts do not.
     """
     numbers = count(first)
 
     async def hold_one_by_one() -> None:
         while not enough():
+            if behind():
+                await asyncio.sleep(BREATH_S)
+                continue
             number = next(numbers)
             client, user = talkers[number % len(talkers)]
             await ended(await hold_session(client, number, seed, user, step()))

@@ -33,6 +33,7 @@ from tinker_claw.learner.gate import (
     is_no_chance,
     lost,
 )
+from tinker_claw.learner.guard import Ruling
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN
 from tinker_claw.ledger.prune import in_session
@@ -252,21 +253,18 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         await w.until(lambda: w.ledger.hold.reason is None)
 
 
-async def test_small_losses_that_add_up_are_refused_and_rolled_back(tmp_path: Path) -> None:
-    """A tenth of a nat each time: no step of them is an alarm."""
+async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:
+    """A tenth of a nat each time: no step of them is an alarm, and neither is a wish that is
+    followed."""
     trainer = LosingTrainer(0.1, 0.2, 0.3, 0.39, 0.49)
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        undoing(w)
-        for number in range(4):
+        for number in range(5):
+            assert gated(w.parts).findings() == []
             four(w)
             await w.version(number + 1)
-        four(w)
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
-        assert f"in all over the last {LOOK_BACK} versions" in (errors(w)[-1] or "")
-        four(w)
-        await w.until(lambda: w.health.learner.state == "held")
-        await w.until(lambda: w.policy.current.version.parent == 2)
-        assert w.trainer.weights == 2, "the last that has lost no more than half of it"
+        (found,) = gated(w.parts).findings()
+        assert found.ruling is Ruling.WARN
+        assert found.told.startswith(f"v5 serves, though in all over the last {LOOK_BACK} versions")
 
 
 async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path) -> None:
@@ -275,7 +273,7 @@ async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path
         await w.version(1)
         assert w.ledger.samples.counts()["trained"] == 4
         (found,) = gated(w.parts).findings()
-        assert found.told.startswith("v1 would not have passed the gate: right replies to canaries")
+        assert found.told.startswith("v1 serves, though right replies to canaries")
         four(w)
         await w.version(2)
         first, second = (json.loads(line)["gate"] for line in w.metrics.read_text().splitlines())

@@ -239,7 +239,9 @@ class Figure:
     step: float
     """So much matters from one version to the next."""
     window: float
-    """And in all, over the last versions."""
+    """And in all, over the last versions: a warning and no more, for a user's wish that is followed
+    step by step looks the same. In three of four runs of the demo's teacher, who wants titles and
+    boxes, canaries had lost 0.5 to 0.7 nats in all."""
     told: str
     """With {lost}."""
 
@@ -386,7 +388,7 @@ class Asked:
     """What came of asking a candidate."""
 
     told: tuple[str, ...] = ()
-    """What it has lost; it is refused for that unless the gate only looks."""
+    """What it has lost, and serves nevertheless: the gate only looks, or it was lost bit by bit."""
     unasked: str | None = None
     """Why nothing could be asked; None: it was, or nothing is to be."""
     answers: Answers | None = None
@@ -470,13 +472,13 @@ class Gate:
             return Asked(unasked=why)
         self._answered = serving.version.id, known
         told = lost(answers, known)
-        if past := best([known, *self._past()]):
-            over = lost(answers, past, over=True)
-            told += [f"in all over the last {LOOK_BACK} versions {one}" for one in over]
         if told and self._parts.training.gate == "on":
             raise RefusedError(f"{REFUSED}: {'; '.join(told)}")
         if told:
             log.warning("gate.would_refuse", told=told)
+        if past := best([known, *self._past()]):
+            over = lost(answers, past, over=True)
+            told += [f"in all over the last {LOOK_BACK} versions {one}" for one in over]
         before = {key: answer for key, answer in known.items() if key not in stored}
         return Asked(tuple(told), None, answers, before)
 
@@ -493,7 +495,7 @@ class Gate:
         found = next((one for one in steps.gated(newest, 1) if one.version == newest), None)
         if found is None:
             return []
-        told = f"v{newest} would not have passed the gate: {'; '.join(found.said.get('lost', ()))}"
+        told = f"v{newest} serves, though {'; '.join(found.said.get('lost', ()))}"
         if why := found.said.get("unasked"):
             told = f"v{newest} answers although the gate could not ask it: {why}"
         elif not found.said.get("lost"):
