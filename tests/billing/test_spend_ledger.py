@@ -10,6 +10,7 @@ import pytest
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.ledger import spend
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import NextState, Usage
 
@@ -68,6 +69,18 @@ def test_means_are_of_what_was_counted_and_none_where_nothing_was(ledger: Ledger
     assert means.judge == Usage(prefill=15)
     assert (means.teacher, means.stale) == (None, None)
     assert (means.unaccepted, means.admitted, means.hinted) == (0.0, 0.5, 0.0)
+
+
+def test_bills_of_forgotten_turns_are_in_no_mean_of_judging(ledger: Ledger) -> None:
+    """Else a budget would have no room for judgements that seem to cost ten times as much."""
+    for number in range(10):
+        turn = ledger.turns.add(new_turn(ledger, "kept" if number == 0 else "gone"))
+        ledger.spend.add(Bill("judge", Usage(prefill=100), None), turn_id=turn)
+        ledger.spend.add(Bill("teacher", Usage(prefill=7), None), turn_id=turn)
+    ledger.forget(from_turn(2))
+    means = ledger.means()
+    assert (means.turns, means.judge, means.teacher) == (1, Usage(prefill=100), Usage(prefill=7))
+    assert ledger.spend.total().usage == Usage(prefill=1070), "all of it was billed"
 
 
 def test_means_are_of_the_newest_turns(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

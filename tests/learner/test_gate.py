@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import tomllib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS, assumed, estimate
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Settings, Training
-from tinker_claw.errors import ConfigError, RefusedError
+from tinker_claw.errors import ConfigError, OutageError, RefusedError
 from tinker_claw.learner.gate import (
     FEWEST,
     LOOK_BACK,
@@ -159,6 +160,15 @@ def test_wrong_file_is_named_with_what_is_wrong(
     assert canaries(file, renderer) == []
 
 
+def test_file_with_more_than_the_gate_asks_is_refused(tmp_path: Path, renderer: Renderer) -> None:
+    """It would leave no room for the user's own, and every step would pay for it."""
+    file = tmp_path / "mine.toml"
+    much = " one" * (GATE_TOKENS // 2)
+    file.write_text(f"[[canary]]\nmessages = ['a']\nreplies = ['{much}', '{much}']")
+    with pytest.raises(ConfigError, match=f"the gate asks {GATE_TOKENS} at most"):
+        canaries(file, renderer)
+
+
 # In a run
 
 ASKED = tuple(Question(f"c{n}", (1, 2, n + 3), ((70, 71, 9),)) for n in range(12))
@@ -265,6 +275,53 @@ async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:
         (found,) = gated(w.parts).findings()
         assert found.ruling is Ruling.WARN
         assert found.told.startswith(f"v5 serves, though in all over the last {LOOK_BACK} versions")
+
+
+class Silent(FakeTrainer):
+    """What it publishes after a step has no numbers."""
+
+    async def publish(self) -> Sampler:
+        published = await super().publish()
+        assert isinstance(published, FakeSampler)
+        if self.asked["publish"] > 1:
+            published._opinion = lambda token: math.nan
+        return published
+
+
+@pytest.mark.parametrize("mode", ["on", "shadow"])
+async def test_version_whose_scores_are_no_numbers_is_refused_and_leaves_none(
+    tmp_path: Path, mode: str
+) -> None:
+    asked = (*ASKED, Question("t1", (1, 2), ()))
+
+    def gate(parts: LoopParts) -> Gate:
+        return gated(parts, asked)
+
+    async with world(tmp_path, trainer=Silent(), gate=gate, gate_is=mode) as w:
+        four(w)
+        await w.until(lambda: any(errors(w)) or w.policy.current.version.id == 1)
+        if mode == "on":
+            assert "5.00 nats less likely" in (errors(w)[0] or "")
+        else:  # the ledger must be able to read what it keeps
+            (stored,) = w.ledger.steps.gated(1, 1)
+            assert "5.00 nats less likely" in stored.said["lost"][0]
+            assert len(gated(w.parts)._stored()) == len(asked)
+
+
+async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_had(
+    tmp_path: Path,
+) -> None:
+    """Else a process that ends meanwhile begins with it, and it counts as the second batch."""
+    trainer = LosingTrainer(1.0)
+    trainer.load_state = _away  # type: ignore[method-assign]
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        four(w)
+        await w.until(lambda: w.health.backend.attempts("learning") > 0)
+        assert w.ledger.samples.counts()["quarantined"] == 4
+
+
+async def _away(ref: str) -> None:
+    raise OutageError("the service is away, as told")
 
 
 async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path) -> None:
@@ -384,7 +441,7 @@ async def test_first_turns_of_one_session_in_sixteen_are_asked_and_never_trained
         assert newest[0].accepted == (7, 8)
         assert w.ledger.held_out.newest(1) == newest[:1]
         keys = [question.key for question in gated(w.parts).questions()]
-        assert keys[-2:] == [f"t{2 * ONE_IN}", f"t{ONE_IN}"]
+        assert keys[-2:] == [f"t{2 * ONE_IN}.{2 * ONE_IN}", f"t{ONE_IN}.{ONE_IN}"]
 
 
 async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_path: Path) -> None:
@@ -404,6 +461,30 @@ async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_pa
         assert refused(w)[ONE_IN - 1 :] == [HELD_OUT] * FIRST + [None] * 2, "never more than a few"
         (one,) = w.ledger.held_out.newest(8)
         assert one.accepted is None
+
+
+async def test_beginning_whose_reply_is_accepted_later_is_another_question(tmp_path: Path) -> None:
+    """Its fresh reply has another limit, and other tokens are scored."""
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        await fill(w, ONE_IN - 1)
+        keys = list[str]()
+        for said in ("NO", "YES"):
+            w.turn(said, session="the one")
+            await w.settled()
+            (question,) = gated(w.parts, ()).questions()
+            keys.append(question.key)
+        assert keys == [f"t{ONE_IN}", f"t{ONE_IN}.{ONE_IN + 1}"]
+
+
+async def test_long_beginning_keeps_no_other_out(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        await fill(w, 2 * ONE_IN - 1)
+        w.turn("YES", prompt=tuple(range(1, GATE_TOKENS)))
+        await w.settled()
+        newest, older = w.ledger.held_out.newest(8)
+        assert newest.turn_id > older.turn_id
+        (question,) = gated(w.parts, ()).questions()
+        assert question.prompt == older.prompt
 
 
 async def test_nothing_is_held_out_without_a_gate(tmp_path: Path) -> None:

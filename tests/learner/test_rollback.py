@@ -13,7 +13,7 @@ from tests.fakes import FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import queue
 from tinker_claw.app.control import control
-from tinker_claw.errors import OutageError, UndoError
+from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.ledger import Ledger
@@ -67,6 +67,23 @@ async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
         assert w.policy.current.version.parent == 4
         live = [r["id"] for r in read_versions(w.ledger._db) if r["live"]]
         assert live == [0, 1, 4, 5]
+
+
+async def test_rollback_that_fails_leaves_a_comparison_as_it_was(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await learn(w, 1)
+        await undoing(w).pin(0, half=True)
+        before = [w.policy.of_session(session).version.id for session in range(32)]
+        w.trainer.load_state = _gone  # type: ignore[method-assign]
+        with pytest.raises(UndoError, match="cannot be had"):
+            await undoing(w).roll_back(0)
+        assert w.ledger.pin.half
+        assert [w.policy.of_session(session).version.id for session in range(32)] == before
+        assert set(before) == {0, 1}
+
+
+async def _gone(ref: str) -> None:
+    raise BackendError("it is gone, as told")
 
 
 async def test_what_was_trained_before_a_rollback_is_not_trained_again(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tinker_claw.ledger.codec import (
     unpack_id_rows,
     unpack_ids,
 )
-from tinker_claw.ledger.database import SCHEMA_VERSION, reading
+from tinker_claw.ledger.database import SCHEMA_VERSION, Database, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import NewTurn
@@ -492,3 +492,24 @@ def test_one_line_says_what_a_rollback_left_behind_and_what_a_crash_did_not(
     assert ledger.samples.expire(2, 9) == 1
     state = dict(map(tuple, ledger._db.rows("SELECT id, state FROM samples")))
     assert (state[by_lost], state[by_left]) == ("queued", "expired")
+
+
+def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked between two tokens of the gateway's replies."""
+    plans, rows = list[str](), type(ledger._db).rows
+
+    def seen(database: Database, query: str, *values: object) -> list[sqlite3.Row]:
+        found = rows(database, f"EXPLAIN QUERY PLAN {query}", *values)
+        plans.append("\n".join(row["detail"] for row in found))
+        return rows(database, query, *values)
+
+    monkeypatch.setattr(type(ledger._db), "rows", seen)
+    ledger.judgements.lately(64, 0, outcomes=True)
+    ledger.judgements.verdicts(128, 0, outcomes=True)
+    assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
+    plans.clear()
+    ledger.steps.gated(0, 16)
+    assert any("steps USING INDEX" in plan for plan in plans)
+    assert not any("AUTOMATIC" in plan for plan in plans), "all metrics would be read"

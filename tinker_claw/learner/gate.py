@@ -103,7 +103,7 @@ def canaries(path: Path, renderer: Renderer) -> list[Question]:
     """The questions of a file; docs/operating.md has its form.
 
     Raises:
-        ConfigError: it cannot be read, or an entry is none.
+        ConfigError: it cannot be read, an entry is none, or there is too much in it.
     """
     try:
         found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -115,7 +115,13 @@ def canaries(path: Path, renderer: Renderer) -> list[Question]:
         wrong = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, wrong["loc"]))
         raise ConfigError(f"--canaries {path}: {where}: {wrong['msg']}") from error
-    return [_canary(canary, renderer) for canary in found.canary]
+    questions = [_canary(canary, renderer) for canary in found.canary]
+    if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
+        raise ConfigError(
+            f"--canaries {path}: asking them takes {tokens} tokens of a version, and the gate asks "
+            f"{GATE_TOKENS} at most, with beginnings of sessions; leave some out"
+        )
+    return questions
 
 
 def _canary(canary: _Canary, renderer: Renderer) -> Question:
@@ -201,7 +207,7 @@ def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Comple
         each=None if likely is None else likely / fmean(map(len, question.replies)),
         ends=fmean(each[-1] for each in scored) if scored else None,
         tokens=len(fresh.tokens),
-        nats=-fmean(fresh.logprobs) if fresh.logprobs else 0.0,
+        nats=-fmean(_bounded(fresh.logprobs)) if fresh.logprobs else 0.0,
         cut=fresh.stop_reason is not StopReason.STOP,
     )
 
@@ -213,9 +219,12 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[fl
         scores = await sampler.logprobs(tokens, start=len(question.prompt))
     except (AlignmentError, RequestError):
         return None
-    if len(scores.logprobs) != len(reply) or math.isnan(sum(scores.logprobs)):
-        return None
-    return [max(logprob, _IMPOSSIBLE) for logprob in scores.logprobs]
+    return _bounded(scores.logprobs) if len(scores.logprobs) == len(reply) else None
+
+
+def _bounded(logprobs: Sequence[float]) -> list[float]:
+    """As they can be compared and kept: what weights call NaN they will not say."""
+    return [logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE for logprob in logprobs]
 
 
 def _any(logs: Sequence[float]) -> float:
@@ -527,10 +536,13 @@ class Gate:
         left = GATE_TOKENS - sum(question.usage.prefill for question in found)
         for one in self._parts.ledger.held_out.newest(GATE_TURNS):
             replies = () if one.accepted is None else (one.accepted,)
-            question = Question(f"{_OWN}{one.turn_id}", one.prompt, replies)
-            if (left := left - question.usage.prefill) < 0:
-                break
-            found.append(question)
+            key = f"{_OWN}{one.turn_id}"
+            if one.accepted_id is not None:  # what is accepted later is another question
+                key += f".{one.accepted_id}"
+            question = Question(key, one.prompt, replies)
+            if question.usage.prefill <= left:  # a long one keeps no other out
+                left -= question.usage.prefill
+                found.append(question)
         return found
 
     def _stored(self) -> dict[str, Answer]:

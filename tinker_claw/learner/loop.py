@@ -278,7 +278,7 @@ class Learner:
         if self.recovery.suspect:
             await self.recovery.after(None)
             return
-        holds, samples = self._holds, self._parts.ledger.samples
+        holds = self._holds
         for rate in RATES:
             async with self._room(batch), self._one_step:
                 if not self._is_still_due(batch, holds):
@@ -287,16 +287,22 @@ class Learner:
             if failed is None:
                 return
             step_id, error = failed
+            if isinstance(error, RefusedError):  # now: what follows may wait, or end with a process
+                self._set_aside(batch)
             rehearse = partial(self._rehearse, step_id, batch, holds)
             await self.recovery.after_step(batch, step_id, error, rehearse)
             if isinstance(error, RefusedError):
                 break
             if not isinstance(error, TooFarError):
                 return
-        for sample in batch:
-            samples.quarantine(sample.id)
-        self._parts.telemetry.sample("quarantined", count=len(batch))
+        else:
+            self._set_aside(batch)
         self._is_ruled_out()  # the user is told now, and not when there is another batch
+
+    def _set_aside(self, batch: Sequence[Sample]) -> None:
+        for sample in batch:
+            self._parts.ledger.samples.quarantine(sample.id)
+        self._parts.telemetry.sample("quarantined", count=len(batch))
 
     def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
         """Nobody came between since there were so many holds, and all samples are queued.

@@ -118,6 +118,7 @@ class Rollback:
         if version.state_ref is None:
             raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
         sampler = await self._opened(version)
+        half = self._ledger.pin.half
         before = self._policy.pin(Policy(version, sampler))
         try:
             async with self._learner.between_steps():
@@ -125,7 +126,7 @@ class Rollback:
                 self._learner.retire(self._policy.swap(Policy(new, sampler)))
                 self._policy.pin(None)
         except BaseException:
-            self._answer_with(before)
+            self._answer_with(before, half=half)
             raise
         if before is not None:
             self._learner.retire(before)

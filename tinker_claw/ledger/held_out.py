@@ -31,6 +31,8 @@ class HeldOut:
     prompt: Tokens
     accepted: Tokens | None
     """The reply that the user accepted, as it was sampled; None: none of the first."""
+    accepted_id: int | None
+    """Its turn."""
 
 
 class HeldOutTable:
@@ -74,6 +76,7 @@ class HeldOutTable:
                 turn_id=row["first"],
                 prompt=self._turns.get(row["first"]).prompt,
                 accepted=row["accepted"] and self._turns.get(row["accepted"]).completion.tokens,
+                accepted_id=row["accepted"],
             )
             for row in found
         ]

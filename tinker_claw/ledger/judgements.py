@@ -35,7 +35,8 @@ ORDER BY later.idx LIMIT 1
 _LATELY = (
     "turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
     "(SELECT role FROM next_states WHERE turn_id = turns.id) AS role",
-    "AND kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1",
+    # "+": from the newest on until there are enough, and not from an index over all of that kind.
+    "AND +kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1",
 )
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id

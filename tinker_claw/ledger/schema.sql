@@ -187,6 +187,8 @@ CREATE TABLE steps (
   outage      INTEGER NOT NULL DEFAULT 0 -- 1: void by no fault of one of its samples, as when the service was away
 ) STRICT;
 
+-- From versions to their steps, whose metrics are long.
+CREATE INDEX steps_by_version ON steps (version) WHERE version IS NOT NULL;
 -- Of steps that a crash has undone.
 CREATE INDEX steps_lost ON steps (version) WHERE status = 'void' AND version IS NOT NULL;
 

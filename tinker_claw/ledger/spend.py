@@ -180,12 +180,13 @@ def _share(part: int | None, whole: int | None) -> float | None:
 
 
 def _per_turn(database: Database, purpose: Purpose, since: int | None) -> Usage | None:
-    """`since`: the first bill that counts; those of attempts that failed name no turn."""
+    """`since`: the first bill that counts. Of serving, those of attempts that failed do, too, which
+    name no turn; of all else only those of turns that were forgotten name none."""
     sums = ", ".join(f"SUM({name}) AS {name}" for name in _KINDS)
     row = database.row(
         f"SELECT {sums}, (SELECT COUNT(DISTINCT turn_id) FROM spend JOIN turns "
         "ON turns.id = turn_id WHERE spend.id >= ?2 AND purpose = ?1 AND kind = 'main') AS turns "
-        "FROM spend WHERE id >= ?2 AND purpose = ?1",
+        "FROM spend WHERE id >= ?2 AND purpose = ?1 AND (turn_id IS NOT NULL OR ?1 = 'serve')",
         *(purpose, since),
     )
     if row is None or not row["turns"]:
