@@ -32,8 +32,9 @@ _SHOWN = 2000
 """Characters of what a command wrote: its beginning and its end."""
 _KEPT = 65536
 """Bytes of what a command wrote; what comes after is read and thrown away."""
-_LIMITS = "ulimit -t 10 -f 20480 -v 2097152 2>/dev/null; "
-"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process."""
+_LIMITS = "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; } 2>/dev/null; "
+"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process. One
+at a time: dash, which is sh on Debian, takes no two of them at once, and then sets neither."""
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _ENVIRONMENT = {
     "PATH": PROGRAMS,
@@ -162,8 +163,8 @@ def sweep() -> None:
             os.kill(int(number), 0)
         except ProcessLookupError:
             shutil.rmtree(path, ignore_errors=True)
-        except OverflowError:
-            continue
+        except (OverflowError, PermissionError):
+            continue  # no process has that number, or another user's has it
 
 
 def _around(walls: Walls, folder: Path) -> Sequence[str]:

@@ -273,6 +273,16 @@ async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
         assert "No turns fit" not in shown.text
 
 
+@pytest.mark.parametrize("digits", [19, 20, 5000])
+async def test_address_bears_a_number_that_no_row_has(tmp_path: Path, digits: int) -> None:
+    async with page(tmp_path) as opened:
+        many = "9" * digits
+        for path in (f"/turns/{many}", f"/steps/{many}", f"/versions/{many}/pin"):
+            assert (await opened.get(path)).status_code == 404
+        assert (await opened.post(f"/turns/{many}/feedback", score="1")).status_code == 404
+        assert (await opened.get("/turns/" + "9" * 18)).status_code == 404
+
+
 async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         served = await opened.get("/static/htmx-2.0.11.min.js")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from examples.tracks import TrackError, environments
+from examples.tracks import TrackError, environments, sandbox
 from examples.tracks.terminal import Job, Terminal
 from examples.tracks.tool_call import ToolCall, calculate
 from examples.tracks.track import Track, read
@@ -180,6 +182,29 @@ def test_without_a_sandbox_only_the_shipped_models_have_a_shell(
     env = environments.environment(Track(environment="terminal", model="demo"))
     assert isinstance(env, Terminal)
     assert env.sandbox is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"), [("-t", "10"), ("-f", "20480"), ("-v", "2097152")], ids=str
+)
+async def test_each_process_of_a_command_has_its_limits(
+    tmp_path: Path, limit: str, wanted: str
+) -> None:
+    ended = await sandbox.run(None, tmp_path, f"ulimit {limit}")
+    assert ended.said.decode().strip() == wanted
+
+
+def test_folder_under_the_number_of_somebody_elses_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(number: int, signal: int) -> None:
+        raise PermissionError(number)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "kill", refused)
+    (tmp_path / "track-1-x").mkdir()
+    sandbox.sweep()
+    assert (tmp_path / "track-1-x").is_dir()
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
