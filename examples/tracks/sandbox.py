@@ -145,12 +145,15 @@ def walls_for(model: str) -> Walls:
 def folder(files: Mapping[str, str]) -> Generator[Path]:
     """A new folder with these files, for as long as it is needed."""
     prefix = f"track-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+    root = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
         for file, text in files.items():
-            path = Path(name) / file
+            path = root / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        yield Path(name)
+        yield root
+    finally:
+        _remove(root)
 
 
 def sweep() -> None:
@@ -162,9 +165,16 @@ def sweep() -> None:
         try:
             os.kill(int(number), 0)
         except ProcessLookupError:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
         except (OverflowError, PermissionError):
             continue  # no process has that number, or another user's has it
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, whatever a command has made of it: Python's own way ends with an error
+    where folders lie in one another a thousand deep."""
+    command = ("/bin/sh", "-c", 'chmod -R u+rwX "$1"; rm -rf "$1"', "sh", str(path))
+    subprocess.run(command, env=_ENVIRONMENT, capture_output=True, check=False)
 
 
 def _around(walls: Walls, folder: Path) -> Sequence[str]:
