@@ -150,8 +150,10 @@ class _Page:
         return Route(ROOT + key[1], answered, methods=[key[0]])
 
     def _refuse_others(self, request: Request) -> None:
-        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-        refuse_pages(request.headers, local=self._deps.local, own=own)
+        host, headers, deps = request.headers.get("host", ""), request.headers, self._deps
+        behind_tls = not deps.local and headers.get("origin") == f"https://{host}"
+        own = f"{'https' if behind_tls else request.url.scheme}://{host}"
+        refuse_pages(headers, local=deps.local, own=own)
 
     def _failed(self, error: ClawError, visitor: Visitor | None) -> Response:
         if isinstance(error, UndoError):
@@ -215,7 +217,9 @@ class _Page:
         try:
             key = (await self._form(request)).get("key", "")
             try:
-                cookie = access.log_in(key, secure=request.url.scheme == "https")
+                # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
+                secure = request.headers.get("origin", "").startswith("https:")
+                cookie = access.log_in(key, secure=secure)
             except RequestError as error:
                 return self._html("login.html", None, status=error.status, wrong=True)
         except ClawError as error:
