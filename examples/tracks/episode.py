@@ -17,7 +17,6 @@ from typing import Any
 from examples.tracks.client import Answer, Gateway, Place, Reply
 from examples.tracks.state import Kept, State
 
-
 _REPLIES = frozenset(
     {"chat/completions", "messages", "messages/count_tokens", "responses", "responses/input_tokens"}
 )

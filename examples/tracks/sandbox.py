@@ -33,8 +33,8 @@ _SHOWN = 2000
 _KEPT = 65536
 """Bytes of what a command wrote; what comes after is read and thrown away."""
 _LIMITS = "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; } 2>/dev/null; "
-"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process. One
-at a time: dash, which is sh on Debian, takes no two of them at once, and then sets neither."""
+"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process.
+One at a time: dash, which is sh on Debian, takes no two of them at once, and then sets neither."""
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _ENVIRONMENT = {
     "PATH": PROGRAMS,

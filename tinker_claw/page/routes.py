@@ -58,7 +58,6 @@ _AT_ONCE: Final = 2
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
-
 class _Row(IntegerConvertor):
     """A number that a row can have: longer ones are none to SQLite, or to Python itself."""
 
