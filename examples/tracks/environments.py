@@ -7,6 +7,7 @@ killed is brought back to where it was by its calls, and nobody is asked again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
@@ -139,13 +140,18 @@ async def result(
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):
         said = await use(function["name"], arguments)
     else:
         said = "error: the arguments must be a JSON object"
     return {"role": "tool", "tool_call_id": call["id"], "content": said}
+
+
+def outcome(score: float) -> float | None:
+    """A sum of rewards as an outcome, within -1 and 1; None: it is no number."""
+    return None if math.isnan(score) else max(-1.0, min(1.0, score))
 
 
 def options(track: Track, **usual: Any) -> dict[str, Any]:

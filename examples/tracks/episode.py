@@ -17,6 +17,11 @@ from typing import Any
 from examples.tracks.client import Answer, Gateway, Place, Reply
 from examples.tracks.state import Kept, State
 
+_REPLIES = frozenset(
+    {"chat/completions", "messages", "messages/count_tokens", "responses", "responses/input_tokens"}
+)
+"""What an episode may ask of the gateway: its outcome is said by nobody who plays it."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -72,6 +77,8 @@ class Episode:
         Raises:
             TrackError: the gateway was away for too long.
         """
+        if path not in _REPLIES:
+            return Answer(404, "text/plain", "An episode asks for replies alone.")
         asked = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
         if self._again and self._again[0].asked == asked:
             return self._again.popleft().answer

@@ -173,7 +173,10 @@ class Checkout(Shell):
     bug: Bug
 
     async def solved(self, answer: str) -> bool:
-        program = _program(self.path)
+        try:
+            program = _program(self.path)
+        except (OSError, RecursionError):
+            return False  # files that nobody may read, or too deep to be reached
         if program is None:
             return False
         repository = self.bug.repository

@@ -142,6 +142,9 @@ def _holds(file: Path, wanted: str | None) -> bool:
     """Whether a file says what it should; a link is no file, wherever it leads."""
     if wanted is None:
         return not os.path.lexists(file)
-    if file.is_symlink() or not file.is_file() or file.stat().st_size > 100_000:
-        return False
-    return file.read_bytes().decode(errors="replace").strip() == wanted.strip()
+    try:
+        if file.is_symlink() or not file.is_file() or file.stat().st_size > 100_000:
+            return False
+        return file.read_bytes().decode(errors="replace").strip() == wanted.strip()
+    except OSError:
+        return False  # nobody may read it

@@ -28,7 +28,7 @@ from websockets.exceptions import WebSocketException
 
 from examples.tracks import TrackError
 from examples.tracks.client import GIVE_UP_S
-from examples.tracks.environments import options, result
+from examples.tracks.environments import options, outcome, result
 from examples.tracks.episode import Episode
 from examples.tracks.track import Track
 
@@ -114,9 +114,9 @@ class OpenEnv:
     def held_out(self, number: int) -> Seed:
         return Seed(self, (1 << 30) + (self.first + number) % (1 << 30))
 
-    def outcome(self, total: float) -> float:
+    def outcome(self, total: float) -> float | None:
         share = (total - self.lowest) / (self.highest - self.lowest)
-        return max(-1.0, min(1.0, 2 * share - 1))
+        return outcome(2 * share - 1)
 
     def action_in(self, text: str) -> Mapping[str, Any] | None:
         """What a reply without a call wants to do: JSON, or the text itself where an action is one
@@ -126,7 +126,7 @@ class OpenEnv:
             text = text.strip("`").partition("\n")[2].strip()
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
             return found

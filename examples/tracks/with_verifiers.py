@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from verifiers.v1.utils.loaders import load_environment
 
 from examples.tracks import TrackError
-from examples.tracks.environments import options
+from examples.tracks.environments import options, outcome
 from examples.tracks.episode import Episode
 from examples.tracks.sandbox import HARMLESS
 from examples.tracks.track import Track
@@ -37,11 +37,11 @@ _LARGEST_BODY = 1 << 28
 """Of a request, in bytes: histories hold pictures."""
 
 
-def outcome(trace: Any) -> float | None:
+def outcome_of(trace: Any) -> float | None:
     """Rewards from 0 to 1 are outcomes from -1 to 1; None: it broke, or was not scored."""
     if trace.has_error or not any(trace.rewards.values()):
         return None
-    return max(-1.0, min(1.0, 2 * trace.reward - 1))
+    return outcome(2 * trace.reward - 1)
 
 
 class Verifiers:
@@ -116,7 +116,7 @@ class Verifiers:
             done = await self.environment.run_slot(slot, context)
             if line.problem is not None:
                 raise line.problem
-        scores = [outcome(trace) for trace in done.traces]
+        scores = [outcome_of(trace) for trace in done.traces]
         return scores[0] if done.ok and len(scores) == 1 else None
 
 

@@ -362,6 +362,34 @@ def finish(spoken: Responses, user: str = "ann", *, open: bool = True, **fields:
     return writer.id
 
 
+def test_a_reply_that_was_asked_for_before_all_was_forgotten_is_not_gone_on_from() -> None:
+    spoken = Responses()
+    request = parse(spoken)
+    spoken.remember(request, "anna")
+    writer = reply(request, spoken)
+    spoken.forget()
+    writer.whole(finished("calls", text="So"))
+    with pytest.raises(RequestError, match="Send the whole conversation"):
+        parse(spoken, previous_response_id=writer.id)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        [CALL | {"arguments": json.dumps("x" * 400_000)}, RESULT],
+        [THOUGHT | {"content": [{"type": "reasoning_text", "text": "x" * 400_000}]}, SAID, USER],
+        [USER | {"content": "x" * 400_000}],
+    ],
+    ids=["a call", "a thought", "a text"],
+)
+def test_replies_make_room_for_others_by_all_that_was_said(large: list[dict[str, Any]]) -> None:
+    spoken = Responses()
+    ids = [finish(spoken, input=large) for _ in range(200)]  # 80 million characters
+    parse(spoken, previous_response_id=ids[-1], input=[RESULT])
+    with pytest.raises(RequestError, match="Send the whole conversation"):
+        parse(spoken, previous_response_id=ids[0], input=[RESULT])
+
+
 def test_a_reply_is_gone_on_from_by_its_id_without_its_instructions() -> None:
     spoken = Responses()
     first = finish(spoken, instructions="Be brief.")

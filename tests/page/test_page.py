@@ -23,7 +23,7 @@ from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.page import access, routes
+from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.types import NextState, StopReason
 
@@ -254,6 +254,34 @@ async def test_another_origin_is_refused_whatever_it_carries(tmp_path: Path, ori
         assert (await opened.get("", host="evil.example")).status_code == 403, "a name led here"
 
 
+async def test_behind_a_proxy_that_speaks_tls_one_logs_in(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        shown = await opened.get("/login", host="claw.example")
+        token = re.findall(r'name="token" value="(\w+)"', shown.text)[0]
+        for origin, status in (
+            ("https://evil.example", 403),
+            ("https://claw.example:1", 403),
+            ("https://claw.example", 303),
+        ):
+            told = await opened.client.post(
+                "/ui/login",
+                data={"token": token, "key": ANNA},
+                headers={"origin": origin, "host": "claw.example"},
+            )
+            assert told.status_code == status
+        assert told.headers["set-cookie"].endswith("; Secure")
+        assert "Secure" not in (await opened.log_in(ANNA)).headers["set-cookie"]
+
+
+async def test_long_texts_are_cut(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        long, turns = "word " * 50_000, opened.ledger.turns
+        told = new_turn(opened.ledger, request_text=long, reply_text=long)
+        turn = turns.add(told)
+        turns.add_next_state(turn, NextState("tool", long))
+        assert len((await opened.get(f"/turns/{turn}")).text) < 5 * read.LONGEST
+
+
 async def test_thumbs_are_feedback_like_any_other(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         turn = write(opened.ledger, "anna", "new")
@@ -271,6 +299,16 @@ async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
         shown = await opened.get("/turns?verdict=-1&trained=no&kind=main")
         assert shown.status_code == 200
         assert "No turns fit" not in shown.text
+
+
+@pytest.mark.parametrize("digits", [19, 20, 5000])
+async def test_address_bears_a_number_that_no_row_has(tmp_path: Path, digits: int) -> None:
+    async with page(tmp_path) as opened:
+        many = "9" * digits
+        for path in (f"/turns/{many}", f"/steps/{many}", f"/versions/{many}/pin"):
+            assert (await opened.get(path)).status_code == 404
+        assert (await opened.post(f"/turns/{many}/feedback", score="1")).status_code == 404
+        assert (await opened.get("/turns/" + "9" * 18)).status_code == 404
 
 
 async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_the_name_of_a_tool_forges_no_marker(renderer: Renderer) -> None:
     assert not set(begun) & set(renderer.stop_tokens)
 
 
+def test_no_call_is_begun_with_a_name_that_would_keep_others_waiting(renderer: Renderer) -> None:
+    assert renderer.begin_call(["x" * 256])
+    assert renderer.begin_call(["x" * 257]) is None
+    assert renderer.begin_call(["a", "x" * 100_000]) is None
+
+
 def test_a_model_rendered_by_its_own_template_is_not_known_to_have_calls() -> None:
     own = Renderer(tokenizer_for("qwen3"), renderers.config_from_name("default"))
     assert own.begin_call(["look"]) is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from examples.tracks import TrackError, environments
+from examples.tracks import TrackError, environments, sandbox
+from examples.tracks.swe import Bug, repositories
 from examples.tracks.terminal import Job, Terminal
 from examples.tracks.tool_call import ToolCall, calculate
 from examples.tracks.track import Track, read
@@ -180,6 +183,68 @@ def test_without_a_sandbox_only_the_shipped_models_have_a_shell(
     env = environments.environment(Track(environment="terminal", model="demo"))
     assert isinstance(env, Terminal)
     assert env.sandbox is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"), [("-t", "10"), ("-f", "20480"), ("-v", "2097152")], ids=str
+)
+async def test_each_process_of_a_command_has_its_limits(
+    tmp_path: Path, limit: str, wanted: str
+) -> None:
+    ended = await sandbox.run(None, tmp_path, f"ulimit {limit}")
+    assert ended.said.decode().strip() == wanted
+
+
+async def test_folder_deeper_than_python_goes_is_no_solution_and_is_removed(tmp_path: Path) -> None:
+    deep = "import os\nfor _ in range(1500): os.mkdir('a'); os.chdir('a')"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        for task in (Bug(repositories()[0], 0, None), Job("x", "", {}, {"a.txt": "b"}, None)):
+            async with task.attempt() as attempt:
+                await attempt.call("shell", {"command": f'python3 -c "{deep}"'})
+                assert os.listdir(attempt.path / "a" / "a") == ["a"]
+                assert not await attempt.solved("")
+            assert os.listdir(tmp_path) == []
+
+
+async def test_file_that_nobody_may_read_or_reach_is_no_solution() -> None:
+    far = "import os\nfor _ in range(20): os.mkdir('a' * 200); os.chdir('a' * 200)\n"
+    async with Bug(repositories()[0], 0, None).attempt() as attempt:
+        await attempt.call("shell", {"command": f"python3 -c \"{far}open('b' * 200, 'w')\""})
+        assert not await attempt.solved("")
+    job = Job("x", "", {"a.txt": "b"}, {"a.txt": "b", "c.txt": "d"}, None)
+    for command in ("chmod 000 a.txt", "chmod 000 ."):
+        assert not await _done(job, command)
+
+
+@pytest.mark.parametrize(
+    ("score", "wanted"),
+    [(0.25, 0.25), (7.0, 1.0), (float("-inf"), -1.0), (float("nan"), None)],
+    ids=str,
+)
+def test_sum_that_is_no_number_is_no_outcome(score: float, wanted: float | None) -> None:
+    assert environments.outcome(score) == wanted
+
+
+async def test_arguments_nested_beyond_reading_are_answered() -> None:
+    async def use(name: str, arguments: object) -> str:
+        return "used"
+
+    call = {"id": "c", "function": {"name": "shell", "arguments": "[" * 5000}}
+    assert "must be a JSON object" in (await environments.result(call, use))["content"]
+
+
+def test_folder_under_the_number_of_somebody_elses_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(number: int, signal: int) -> None:
+        raise PermissionError(number)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "kill", refused)
+    (tmp_path / "track-1-x").mkdir()
+    sandbox.sweep()
+    assert (tmp_path / "track-1-x").is_dir()
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")

@@ -272,6 +272,16 @@ async def test_what_was_answered_is_given_again_in_its_order_until_something_els
     assert [body["number"] for body in fake.of("episode")] == [1, 2, 3, 4, 2]
 
 
+@pytest.mark.parametrize("path", ["feedback", "../v1/feedback", "messages/../feedback"])
+async def test_whoever_plays_an_episode_says_no_outcome(tmp_path: Path, path: str) -> None:
+    fake = FakeGateway()
+    with opened(tmp_path) as state:
+        episode = Episode(fake.gateway(), state, Place("s", "t", "g"), Seen())
+        said = await episode.ask(path, {"session": "s", "score": 1.0, "final": True})
+    assert said.status == 404
+    assert not fake.outcomes
+
+
 def test_a_version_and_tokens_are_read_from_any_dialect() -> None:
     stream = (
         'data: {"system_fingerprint":"v7","choices":[{"delta":{"content":"\\"v9\\""}}]}\n\n'

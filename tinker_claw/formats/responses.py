@@ -180,6 +180,8 @@ class Responses(Format):
     def __init__(self) -> None:
         self._said = LRUCache[tuple[str, str], tuple[Message, ...]](_ROOM, getsizeof=_size)
         """Of each reply, by user and id: all that was said until then, without instructions."""
+        self._forgotten = 0
+        """How often; what was asked before is not remembered any more."""
         self._lock = Lock()  # large bodies are read in a thread
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
@@ -243,11 +245,12 @@ class Responses(Format):
         return (*before, *_conversation(fields.get("input")))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        cast("dict[str, Any]", request.own)["open"] = True
+        cast("dict[str, Any]", request.own)["open"] = self._forgotten
 
     def forget(self) -> None:
         with self._lock:
             self._said.clear()
+            self._forgotten += 1
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         own = request.own
@@ -256,7 +259,7 @@ class Responses(Format):
         def keep(id: str, reply: Reply) -> None:
             with self._lock:
                 said = (*own["said"], _of_reply(reply))
-                if _size(said) <= _ROOM:
+                if own["open"] == self._forgotten and _size(said) <= _ROOM:
                     self._said[own["user"], id] = said
 
         return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
@@ -269,7 +272,10 @@ class Responses(Format):
 
 
 def _size(said: Sequence[Message]) -> int:
-    return sum(1000 + len(message["content"]) for message in said)
+    """Characters, and as many as a message takes beside them."""
+    calls = (call["function"] for message in said for call in message.get("tool_calls", ()))
+    texts = sum(len(m["content"]) + len(m.get("reasoning_content", "")) for m in said)
+    return 1000 * len(said) + texts + sum(len(call["arguments"]) for call in calls)
 
 
 def _of_reply(reply: Reply) -> Message:

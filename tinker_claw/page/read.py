@@ -141,13 +141,24 @@ def read_one(
     found = () if by is None else advantages(rows, turn, known, by)
     return {
         "turn": turn,
-        "known": replace(known, request_text=known.request_text[:LONGEST]),
+        "known": _cut(known),
         "outcome": outcome(turn, run),
         "forgotten": turn.blanked == "forgotten",
         "pieces": list(_pieces(known, found, decode)) if found else [],
         "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
         "neighbours": _neighbours(rows, turn),
     }
+
+
+def _cut(known: Contents) -> Contents:
+    """What is shown of it: a tool's result may have millions of characters."""
+    then = known.next_state
+    return replace(
+        known,
+        request_text=known.request_text[:LONGEST],
+        reply_text=known.reply_text[:LONGEST],
+        next_state=then and replace(then, text=then.text[:LONGEST]),
+    )
 
 
 def _when(said: Record) -> float:

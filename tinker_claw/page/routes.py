@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -56,6 +57,15 @@ _AT_ONCE: Final = 2
 """Readers of the ledger: whoever reloads in a hurry waits for themselves."""
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
+
+class _Row(IntegerConvertor):
+    """A number that a row can have: longer ones are none to SQLite, or to Python itself."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("row", _Row())
+
 T = TypeVar("T")
 Serve = Callable[[Request, Visitor], Awaitable[Response]]
 
@@ -83,16 +93,16 @@ def create_page(deps: PageDeps) -> list[Route]:
     visitors: Mapping[tuple[str, str], Serve] = {
         ("GET", ""): page.overview,
         ("GET", "/turns"): page.turns,
-        ("GET", "/turns/{number:int}"): page.turn,
-        ("POST", "/turns/{number:int}/feedback"): page.feedback,
+        ("GET", "/turns/{number:row}"): page.turn,
+        ("POST", "/turns/{number:row}/feedback"): page.feedback,
         ("POST", "/logout"): page.log_out,
     }
     admins: Mapping[tuple[str, str], Serve] = {
         ("GET", "/steps"): page.steps,
-        ("GET", "/steps/{number:int}"): page.step,
+        ("GET", "/steps/{number:row}"): page.step,
         ("GET", "/versions"): page.versions,
-        ("GET", "/versions/{number:int}/{what:str}"): page.confirm,
-        ("POST", "/versions/{number:int}/{what:str}"): page.change,
+        ("GET", "/versions/{number:row}/{what:str}"): page.confirm,
+        ("POST", "/versions/{number:row}/{what:str}"): page.change,
     }
     return [
         *(page.route(key, serve, admin=False) for key, serve in visitors.items()),
@@ -139,8 +149,10 @@ class _Page:
         return Route(ROOT + key[1], answered, methods=[key[0]])
 
     def _refuse_others(self, request: Request) -> None:
-        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
-        refuse_pages(request.headers, local=self._deps.local, own=own)
+        host, headers, deps = request.headers.get("host", ""), request.headers, self._deps
+        behind_tls = not deps.local and headers.get("origin") == f"https://{host}"
+        own = f"{'https' if behind_tls else request.url.scheme}://{host}"
+        refuse_pages(headers, local=deps.local, own=own)
 
     def _failed(self, error: ClawError, visitor: Visitor | None) -> Response:
         if isinstance(error, UndoError):
@@ -204,7 +216,9 @@ class _Page:
         try:
             key = (await self._form(request)).get("key", "")
             try:
-                cookie = access.log_in(key, secure=request.url.scheme == "https")
+                # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
+                secure = request.headers.get("origin", "").startswith("https:")
+                cookie = access.log_in(key, secure=secure)
             except RequestError as error:
                 return self._html("login.html", None, status=error.status, wrong=True)
         except ClawError as error:

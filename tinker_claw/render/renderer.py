@@ -40,6 +40,9 @@ _DECODED_AT_ONCE = 2000
 """Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
+_LONGEST_NAME = 256
+"""Characters of a tool that a reply is begun with: each is rendered some twenty times, while all
+others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
 """Of replies that must be a call: one for each set of tools, in each format."""
 _TAILS = 64
@@ -232,6 +235,8 @@ class Renderer:
             names: at least one.
         """
         key = switches, (min(names), max(names))
+        if len(key[1][0]) > _LONGEST_NAME or len(key[1][1]) > _LONGEST_NAME:
+            return None
         if key not in self._begun:
             found = self._format(switches)
             begun = None if found.own else found.beginnings.of_call(key[1], self._read_back)
