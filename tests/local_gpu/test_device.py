@@ -189,7 +189,8 @@ def test_the_product_serves_while_its_device_fails_and_blames_no_sample(tmp_path
             ),
         }
     )
-    flags = ("--batch-size", "2", "--learning-rate", "1e-3", "--lora-rank", "4")
+    # The gate would ask the device, too, and take some of what it is prescribed.
+    flags = ("--batch-size", "2", "--learning-rate", "1e-3", "--lora-rank", "4", "--gate", "off")
     env = prescribe(sick, ILL[0], well=4, ill=2)
     with life(data, *flags, fate=fate, env=env) as running, talking(running.url) as who:
         assert running.serves()
