@@ -290,7 +290,7 @@ def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
     scores = dict(stored(tmp_path, "SELECT session, score FROM episodes"))
     assert {session: said[0] for session, said in guesser.outcomes.items()} == scores
 
-    episodes = [(h, m) for h, m in guesser.asked if h["x-turn-type"] == "episode"]
+    episodes = [(h, m) for h, m in guesser.asked if "x-group-id" in h]
     twice = Counter((h["x-session-id"], len(m)) for h, m in episodes)
     assert max(twice.values()) == 1, "what was answered is not asked again"
     first = {h["x-group-id"]: m[0]["content"] for h, m in episodes if len(m) == 1}
@@ -325,7 +325,7 @@ def test_tools_of_a_world_are_the_models_tools(programs: Path, tmp_path: Path) -
             command.ends(playing)
     seeds = {seed for _, m in guesser.asked for seed in re.findall(r"seed (\d+)", str(m[0]))}
     assert len(seeds) == 3
-    said = [m for h, m in guesser.asked if h["x-turn-type"] == "episode"]
+    said = [m for h, m in guesser.asked if "x-group-id" in h]
     (seed,) = re.findall(r"seed (\d+)", str(said[0][0]))
     outcome = 2 * (1.0 - 0.1 * (_tries(Random(int(seed)).randrange(100)) - 1) + 0.8) / 1.8 - 1
     assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
