@@ -130,8 +130,10 @@ class _Sampling(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.base_layer = layer.base_layer
-        self.down: Tensor = layer.lora_A[_ADAPTER].weight
-        self.up: Tensor = layer.lora_B[_ADAPTER].weight
+        # Plain tensors: a parameter set while peft builds in another thread would lose its values,
+        # and torch multiplies by a tensor without values as if it had some.
+        self.down: Tensor = layer.lora_A[_ADAPTER].weight.detach()
+        self.up: Tensor = layer.lora_B[_ADAPTER].weight.detach()
         self.scale: float = layer.scaling[_ADAPTER]
 
     @property

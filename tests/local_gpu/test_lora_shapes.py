@@ -14,6 +14,7 @@ import torch
 from backends import VOCABULARY, tiny_model
 from families import FAMILIES, tiny_of
 from local_reference import entropy_datum, full_logprobs, reference, reference_loss, rl_datum
+from peft.utils.integrations import init_empty_weights
 from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
@@ -179,6 +180,21 @@ def test_what_samples_computes_what_learns(tmp_path: Path, family: str) -> None:
     assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
     assert not torch.allclose(found, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
     assert not any(hasattr(layer, "lora_A") for layer in samples.modules())
+
+
+def test_what_samples_keeps_its_values_while_peft_builds_elsewhere(tmp_path: Path) -> None:
+    """peft changes for the whole process how parameters come into modules, a while at a time."""
+    base = opened(tiny_of(FAMILIES["Qwen3"], tmp_path / "model"))
+    shape = LoraShape(4, 8)
+    ids = torch.arange(1, 12)[None] % base.vocabulary
+    learns = with_lora(base, shape, warm(base, shape))
+    samples = with_lora(base, shape, warm(base, shape))
+    with init_empty_weights():
+        samples = for_sampling(samples)
+    with torch.no_grad():
+        wanted = learns(input_ids=ids, use_cache=False).logits
+        found = samples(input_ids=ids, use_cache=False).logits
+    assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_layers_of_one_name_in_both_halves_are_told_apart(tmp_path: Path) -> None:
