@@ -36,7 +36,7 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.telemetry import Telemetry, Traces
 from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
@@ -60,8 +60,8 @@ def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...
 
 
 class Observer(Telemetry):
-    def __init__(self) -> None:
-        super().__init__(None)
+    def __init__(self, traces: Traces | None) -> None:
+        super().__init__(None, traces)
         self.seen: list[dict[str, Any]] = []
 
     def exposition(self) -> bytes:
@@ -171,6 +171,7 @@ async def gateway(
     compute: ComputeRounds | None = None,
     formats: Sequence[Format] | None = None,
     idle_s: float = IDLE_S,
+    traces: Traces | None = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -185,7 +186,7 @@ async def gateway(
         version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     paid = spending(ledger) if spending else Spending(Price(), ledger.spend, Telemetry(None))
     parts = health or Health()
-    policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(), list[str]()
+    policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(traces), list[str]()
 
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]

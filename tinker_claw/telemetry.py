@@ -14,19 +14,20 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tinker_claw.types import Usage
+from tinker_claw.types import SamplingParams, Usage, Vote
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
+_OF_STEP = ("reward_mean", "staleness_mean", "grad_norm", "clip_share", "rate")
 
 
 def configure(
@@ -106,10 +107,70 @@ def _for_owner_only(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
-class Telemetry:
-    """One process's figures. `metrics_file` gets a JSON line per step; None writes none."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that was answered, or could not be; none of a private session."""
 
-    def __init__(self, metrics_file: Path | None) -> None:
+    context: Mapping[str, str]
+    """Its headers `traceparent` and `tracestate`, as far as they were sent."""
+    began_at: float
+    """Seconds since 1970."""
+    seconds: float
+    first_token_s: float | None
+    """None: there was no token."""
+    waited_s: float
+    """For a slot to be sampled in."""
+    model: str
+    """That was asked for."""
+    answered_by: str
+    """The name under which the version that answered can be asked for."""
+    version: int
+    response_id: str
+    session: int
+    turn: int | None
+    """None: nothing was captured."""
+    kind: str
+    params: SamplingParams
+    stream: bool
+    finish: str | None
+    """None: it did not end."""
+    prompt_tokens: int
+    cached_tokens: int
+    reply_tokens: int
+    error: str | None
+    """The name of its class; None: it went well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A turn that was judged."""
+
+    turn: int
+    began_at: float
+    """Seconds since 1970."""
+    seconds: float
+    verdict: Vote | None
+    votes: int
+
+
+class Traces(Protocol):
+    """Is told of every request and judgement, and keeps nobody waiting."""
+
+    def served(self, served: Served) -> None: ...
+
+    def judged(self, judged: Judged) -> None: ...
+
+
+class Telemetry:
+    """One process's figures."""
+
+    def __init__(self, metrics_file: Path | None, traces: Traces | None = None) -> None:
+        """
+        Args:
+            metrics_file: gets a JSON line per step; None writes none.
+            traces: None: nobody asks for them.
+        """
+        self.traces = traces
         self._file = metrics_file
         self._registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self._registry}
@@ -152,6 +213,10 @@ class Telemetry:
             "How far the last step that was measured moved the policy, in nats per token",
             **make,
         )
+        self._figures = Gauge(
+            "tinker_claw_step_figure", "Figures of the last step", ["figure"], **make
+        )
+        self._batch = Gauge("tinker_claw_batch_size", "Samples that a step takes", **make)
         self._alarms = Gauge(
             "tinker_claw_guard",
             "What the guard makes of the replies: 0 well, 1 warns, 3 holds learning, 4 rolls back",
@@ -180,6 +245,10 @@ class Telemetry:
         self._step_seconds = Histogram(
             "tinker_claw_step_seconds", "Seconds per optimizer step", buckets=_SECONDS, **make
         )
+
+    def serves(self, version: Callable[[], int]) -> None:
+        """`version`: which one answers, whenever somebody asks; a pin and a rollback change it."""
+        self._version.set_function(version)
 
     def exposition(self) -> bytes:
         """All figures in Prometheus' text format."""
@@ -293,8 +362,10 @@ class Telemetry:
         for alarm, ruling in rulings.items():
             self._alarms.labels(alarm).set(ruling)
 
-    def waiting(self, samples: int) -> None:
+    def waiting(self, samples: int, of: int) -> None:
+        """So many samples are queued `of` those that a step takes."""
         self._waiting.set(samples)
+        self._batch.set(of)
 
     def step(self, *, seconds: float, **fields: Any) -> None:
         """A committed step: one event, one line in the metrics file."""
@@ -302,6 +373,9 @@ class Telemetry:
         self._samples.labels("trained").inc(int(fields.get("samples", 0)))
         self._step_seconds.observe(seconds)
         self._agreed(fields)
+        for figure in _OF_STEP:
+            value = fields.get(figure)
+            self._figures.labels(figure).set(math.nan if value is None else value)
         if fields.get("moved") is not None:
             self._moved.set(fields["moved"])
         log.info("step", seconds=round(seconds, 3), **fields)

@@ -35,6 +35,7 @@ FLOORS = {
     "tinker_claw.billing": 4,
     "tinker_claw.insight": 4,
     "tinker_claw.conversation": 4,
+    "tinker_claw.sinks": 4,
     "tinker_claw.backends": 5,
     "tinker_claw.gateway": 5,
     "tinker_claw.learner": 5,
@@ -87,6 +88,11 @@ FENCES = {
     "renderers": ("tinker_claw.render", "benchmarks"),
     "json5": ("tinker_claw.cli.openclaw_file",),
     "msgspec": ("tinker_claw.formats",),
+    "tensorboard": ("tinker_claw.sinks.tensorboard",),
+    "wandb": ("tinker_claw.sinks.wandb",),
+    "trackio": ("tinker_claw.sinks.trackio",),
+    "mlflow": ("tinker_claw.sinks.mlflow",),
+    "opentelemetry": ("tinker_claw.sinks.otel",),
     "sqlite3": ("tinker_claw.ledger", "examples"),
 }
 

@@ -44,7 +44,7 @@ def everything(telemetry: Telemetry) -> None:
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)
     telemetry.sample("refused", turn=9, reason="neutral verdict")
-    telemetry.waiting(5)
+    telemetry.waiting(5, 16)
     telemetry.step(seconds=1.5, step_id=1, step=1, version=1, samples=16, grad_norm=0.5)
     telemetry.publish(version=1, step=1, seconds=0.1)
 

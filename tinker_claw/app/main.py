@@ -19,6 +19,7 @@ from socket import socket
 from typing import Final
 
 from tinker_claw.app.control import control
+from tinker_claw.app.reporting import report
 from tinker_claw.app.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import check_fit
@@ -36,6 +37,8 @@ from tinker_claw.methods import build
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.retry import Backoff
+from tinker_claw.sinks.base import check_installed
+from tinker_claw.sinks.otel import Traces
 from tinker_claw.telemetry import configure, log
 
 RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
@@ -73,6 +76,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     """Refuse what cannot work, the cheapest first; then open what is needed."""
     run = settings.run
     build(run.method)  # before anything is written under a name that no method has
+    check_installed(run.sinks)
     price = price_in_force(settings)
     check_budget(settings, price)
     await check_backend(settings)
@@ -83,7 +87,11 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     _close_to_others(run.directory)
     stack.callback(ledger.close)
     announce(settings, price, ledger)
-    return await wire(settings, model, arranged, ledger, price, stack), listening
+    traces = None
+    if "otel" in run.sinks:
+        traces = Traces(url_of(listening))
+        stack.callback(traces.close)
+    return await wire(settings, model, arranged, ledger, price, stack, traces), listening
 
 
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
@@ -106,6 +114,8 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))
             trimming = group.create_task(guarded("upkeep", trim, health.upkeep))
+            run = settings.run
+            reporting = [group.create_task(report(name, run.directory)) for name in run.sinks]
             log.info(
                 "serving",
                 url=url_of(listening),
@@ -121,6 +131,8 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             if system.learner.stepping:
                 await asyncio.wait({learning}, timeout=STEP_S)
             learning.cancel()
+            for told in reporting:  # now: the step that was in hand is there
+                told.cancel()
         await _save(system.learner)
 
 

@@ -54,7 +54,7 @@ from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, DEMO_JUDGE, MODELS
-from tinker_claw.telemetry import Telemetry, log
+from tinker_claw.telemetry import Telemetry, Traces, log
 from tinker_claw.types import Capabilities
 
 MOST_OPEN: Final = 4
@@ -90,11 +90,13 @@ async def wire(
     ledger: Ledger,
     price: Price,
     stack: AsyncExitStack,
+    traces: Traces | None = None,
 ) -> System:
     """Open the backend, restore the run, and connect the parts.
 
     Args:
         arranged: who does what on this machine; None where a service trains and samples.
+        traces: None: nobody asks for them.
 
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
@@ -108,7 +110,8 @@ async def wire(
     )
     can = await trainer.capabilities()
     require(build(settings.run.method), settings.training, can)
-    parts = await _parts(settings, trainer, ledger, price, health)
+    telemetry = Telemetry(settings.run.directory / "metrics.jsonl", traces)
+    parts = await _parts(settings, trainer, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds))
     learner = Learner(
         parts,
@@ -152,24 +155,30 @@ def _renderer(model: Source) -> Renderer:
 
 
 async def _parts(
-    settings: Settings, trainer: Trainer, ledger: Ledger, price: Price, health: Health
+    settings: Settings,
+    trainer: Trainer,
+    ledger: Ledger,
+    price: Price,
+    health: Health,
+    telemetry: Telemetry,
 ) -> LoopParts:
     """What judging and learner share, with the versions that answered when the run ended."""
-    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
     spend = settings.spend
     budget = Budget(
         spend.budget_usd, spend.budget_usd_per_day, lambda: forecast(settings, price, ledger)
     )
+    policy = PolicyHolder(
+        await restore(ledger, trainer),
+        await restore_pin(ledger, trainer),
+        half=ledger.pin.half,
+    )
+    telemetry.serves(lambda: policy.current.version.id)
     return LoopParts(
         ledger=ledger,
         trainer=trainer,
         base=await trainer.base(),
         method=build(settings.run.method),
-        policy=PolicyHolder(
-            await restore(ledger, trainer),
-            await restore_pin(ledger, trainer),
-            half=ledger.pin.half,
-        ),
+        policy=policy,
         telemetry=telemetry,
         health=health,
         spending=Spending(price, ledger.spend, telemetry, budget),

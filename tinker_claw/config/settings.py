@@ -20,6 +20,8 @@ from tinker_claw.config.flags import has_flag
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
 ENV_PREFIX: Final = "TINKER_CLAW_"
+SINKS: Final = ("tensorboard", "wandb", "trackio", "mlflow", "otel")
+"""What --report-to may name."""
 USERS: Final = "users"
 """The setting that is no section: a list, without flags."""
 DEFAULT_USER: Final = "default"
@@ -109,11 +111,31 @@ class Run(Section):
         "seed of the adapter's first weights",
         when="a run is repeated to compare methods over several seeds",
     )
+    report_to: str | None = _setting(
+        None,
+        f"who is told of every step in figures: {', '.join(SINKS)}, with commas between them; otel "
+        "also gets a span of every request (docs/sinks.md)",
+        when="curves shall stand beside those of other runs, or traces beside those of the agent",
+    )
 
     @field_validator("method", mode="before")
     @classmethod
     def _accept_rl(cls, value: Any) -> Any:
         return "binary" if value == "rl" else value
+
+    @field_validator("report_to")
+    @classmethod
+    def _known_sinks(cls, value: str | None) -> str | None:
+        unknown = {name.strip() for name in (value or "").split(",")} - {*SINKS, ""}
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(SINKS)}")
+        return value
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Those of `report_to`, each once."""
+        named = [name.strip() for name in (self.report_to or "").split(",")]
+        return tuple(name for name in SINKS if name in named)
 
     @property
     def directory(self) -> Path:

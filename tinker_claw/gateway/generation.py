@@ -22,6 +22,7 @@ from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
+from tinker_claw.telemetry import Served, Traces
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
 _NEVER = -9999.0
@@ -53,7 +54,10 @@ class Generation:
         """For a slot."""
         self._first_token_s: float | None = None
         self._account = Account()
-        self._captured = False
+        self._turn: int | None = None
+        """None: nothing was captured."""
+        self._completion: Completion | None = None
+        self._forgotten = False
         self._reply_holds: str | None = None
 
     async def run(self, show: Show | None = None) -> FinishedReply:
@@ -66,15 +70,52 @@ class Generation:
             LedgerError: the turn could not be written.
         """
         caller = self._job.caller
+        done, error = None, None
         with charged() as self._account:
             try:
                 waits = time.monotonic()
                 async with caller.limits.slot(caller.user, episode=caller.episode):
                     self._waited_s = time.monotonic() - waits
-                    return await self._run(show)
+                    done = await self._run(show)
+                    return done
+            except BaseException as failure:
+                error = type(failure).__name__
+                raise
             finally:
-                if not self._captured:  # it was billed, and there is no turn to write that to
+                if self._turn is None:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
+                if self._deps.telemetry.traces is not None:
+                    self._trace(self._deps.telemetry.traces, done and done.finish, error)
+
+    def _trace(self, traces: Traces, finish: Finish | None, error: str | None) -> None:
+        """Tell of the request, unless nothing of it is kept."""
+        job, version = self._job, self.sampling.version
+        if job.privacy is Privacy.PRIVATE or self._forgotten:
+            return
+        seconds = time.monotonic() - job.started
+        traces.served(
+            Served(
+                context=job.context,
+                began_at=time.time() - seconds,
+                seconds=seconds,
+                first_token_s=self._first_token_s,
+                waited_s=self._waited_s,
+                model=job.request.model,
+                answered_by=f"{self._deps.served_name}@v{version}",
+                version=version,
+                response_id=job.response_id,
+                session=job.session_id,
+                turn=self._turn,
+                kind=job.identity.kind,
+                params=job.params,
+                stream=job.request.stream,
+                finish=finish,
+                prompt_tokens=len(job.prompt.tokens),
+                cached_tokens=self._completion.cached_tokens if self._completion else 0,
+                reply_tokens=len(self._completion.tokens) if self._completion else 0,
+                error=error,
+            )
+        )
 
     async def _run(self, show: Show | None) -> FinishedReply:
         async def take(chunk: TokenChunk) -> bool:
@@ -97,7 +138,7 @@ class Generation:
             await self._deps.compute.own_round()
             self._capture(completion, reply)
         except asyncio.CancelledError:
-            if not self._captured:  # the client hung up meanwhile; the reply is complete
+            if self._turn is None:  # the client hung up meanwhile; the reply is complete
                 self._capture(completion, reply)
             raise
         return FinishedReply(
@@ -160,6 +201,7 @@ class Generation:
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if keeps is None or job.conversation is None:
+            self._forgotten = True
             deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
@@ -168,7 +210,8 @@ class Generation:
         calls = reply.tool_calls
         misfit = misfits(job.request.tools, calls) if calls else None
         bill = deps.spending.bill("serve", self._account.usage)
-        turn_id = deps.turns.add(
+        self._completion = completion
+        turn_id = self._turn = deps.turns.add(
             NewTurn(
                 session_id=job.session_id,
                 kind=job.identity.kind,
@@ -193,7 +236,6 @@ class Generation:
             ),
             bill,
         )
-        self._captured = True
         deps.spending.count(bill)
         if job.identity.done:
             deps.index.end(job.session_id)

@@ -47,6 +47,8 @@ _CHARACTERS_PER_TOKEN = 6
 """Texts have three to five; with more than so many for the whole context the words are counted."""
 UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained to which nothing but a verdict had led."""
+_CONTEXT = ("traceparent", "tracestate")
+"""Headers of W3C's Trace Context."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -121,6 +123,8 @@ class Job:
     """What they come to; None: of a private request nothing is kept."""
     lost: Lost | None
     """Why what the user said is the next state of no turn, although one waits for it."""
+    context: Mapping[str, str]
+    """The trace that it is a part of, as headers; empty where nobody traces."""
     choice: int = 0
     """Which of several replies to one request it is."""
 
@@ -246,6 +250,7 @@ async def admit(
         said=said,
         conversation=conversation,
         lost=lost,
+        context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
     )
 
 

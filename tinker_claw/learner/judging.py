@@ -12,6 +12,7 @@ aside by name. While the judge fails as a whole no try counts, and one turn asks
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -35,7 +36,7 @@ from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import log
+from tinker_claw.telemetry import Judged, log
 from tinker_claw.types import HintScores, NextState, Turn, Usage, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
@@ -385,12 +386,15 @@ class Judging:
                 self._parts.health.backend.watching("judging"),
                 spending.paying("judge", turn_id=turn.id),
             ):
-                redact = self._redact
+                redact, began = self._redact, time.time()
                 judgement = await self._judge.judge(
                     redact(turn.request_text),
                     redact(turn.reply_text),
                     replace(state, text=redact(state.text)),
                 )
+        if (traces := self._parts.telemetry.traces) is not None:
+            said, seconds = judgement.verdict, time.time() - began
+            traces.judged(Judged(turn.id, began, seconds, said.value, len(said.votes)))
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)

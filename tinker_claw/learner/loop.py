@@ -228,7 +228,7 @@ class Learner:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
         waiting = ledger.samples.waiting()
-        parts.telemetry.waiting(waiting)
+        parts.telemetry.waiting(waiting, cfg.batch_size)
         if self._observing is not None:
             self._observing.look(waiting)
         if self._observing is not None or waiting < cfg.batch_size:

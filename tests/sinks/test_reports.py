@@ -1,0 +1,98 @@
+"""What sinks are told of steps: numbers of the ledger, and no words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stories import SECRET, Told, every_state
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import SINKS
+from tinker_claw.errors import ConfigError
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.sinks import base
+from tinker_claw.sinks.base import PACKAGES, Report, Run, read_reports, read_run
+
+
+def reports(directory: Path, after: int = 0) -> tuple[Run, list[Report]]:
+    with reading(directory / FILE) as ledger, ledger.moment():
+        return read_run(ledger), read_reports(ledger, after)
+
+
+def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) -> None:
+    every_state(tmp_path)
+    run, (report,) = reports(tmp_path)
+    assert report.step == 1, "the void ones and the one that is open are not told"
+    expected = {
+        **{"step/version": 1, "step/steps_from_base": 1, "step/void_before": 0},
+        **{"step/samples": 2, "step/reward_mean": 0, "step/losses/0": 0.25, "step/losses/1": -0.5},
+        **{"step/agreement_sd": 0.03125, "step/agrees": 1, "step/clip_share": 0.125},
+        **{"verdicts/good": 1, "verdicts/neutral": 0, "verdicts/bad": 1, "verdicts/none": 0},
+    }
+    assert expected.items() <= report.figures.items()
+    assert all(type(value) is float for value in report.figures.values())
+    assert SECRET not in repr((run, report))
+    assert run.config == {"model": "demo", "method": "combine", "backend": "local"}
+    assert (run.name, run.folder) == (tmp_path.name, tmp_path / "sinks")
+
+
+def test_a_run_keeps_its_id_wherever_it_lies(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        every_state(directory)
+    ids = [reports(directory)[0].id for directory in (first, second)]
+    assert ids[0] != ids[1]
+    first.rename(tmp_path / "moved")
+    assert reports(tmp_path / "moved")[0].id == ids[0]
+
+
+def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics: dict[str, Any] = {
+        **{"reward_mean": None, "grad_norm": float("nan"), "rate": 1e-4, "told": SECRET},
+        "replies": {"all": {"replies": 32, "tokens": 41.5}, "accepted": None, "good": 0.75},
+        "gate": {"asked": 16, "lost": [f"{SECRET}: the canary is lost", "another"]},
+        **{"answers": {"after": {SECRET: [1.0]}}, "rule": {"method": SECRET, "w_rl": 1.0}},
+    }
+    monkeypatch.setattr("tests.stories.METRICS", metrics)
+    told = Told(tmp_path)
+    told.step(told.sampled("a", 1)[1])
+    told.ledger.close()
+    _, (report,) = reports(tmp_path)
+    known = {n: v for n, v in report.figures.items() if not n.startswith(("step/", "verdicts/"))}
+    assert known == {
+        **{"replies/all/replies": 32.0, "replies/all/tokens": 41.5, "replies/good": 0.75},
+        **{"gate/asked": 16.0, "gate/lost": 2.0},
+    }
+    assert report.figures["step/rate"] == 1e-4
+    assert not {"step/reward_mean", "step/grad_norm", "step/told"} & report.figures.keys()
+
+
+def test_steps_come_in_pages_and_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "PAGE", 2)
+    told = Told(tmp_path)
+    for name in "abcde":
+        told.step(told.sampled(name, 1)[1])
+    told.ledger.close()
+    seen, after = list[int](), 0
+    while page := reports(tmp_path, after)[1]:
+        seen += [report.step for report in page]
+        after = seen[-1]
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_sinks_are_named_with_commas_and_known() -> None:
+    assert load(["--report-to", "otel, tensorboard,otel"]).run.sinks == ("tensorboard", "otel")
+    assert load([]).run.sinks == ()
+    with pytest.raises(ConfigError, match="'visdom' is none of tensorboard, wandb"):
+        load(["--report-to", "visdom"])
+    assert tuple(PACKAGES) == SINKS
+
+
+def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGES, "wandb", "surely-nobody-has-this")
+    with pytest.raises(ConfigError, match=r"pip install 'tinker-claw\[wandb\]'"):
+        base.check_installed(("wandb",))

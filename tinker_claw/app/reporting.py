@@ -1,0 +1,84 @@
+"""The programs that tell sinks of steps (`tinker_claw.sinks.follow`): one a sink, kept running.
+
+Rule: nothing here waits for them but the end, and that not for long. Of a sink that fails the log
+has a line, and it is tried again, ever later; it goes on behind the last step that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tinker_claw.retry import Backoff
+from tinker_claw.sinks.base import FOLDER
+from tinker_claw.telemetry import log
+
+RESTARTS: Final = Backoff(first_s=5.0, longest_s=300.0)
+RAN_WELL_S: Final = 600.0
+"""After so long the next failure is taken for the first."""
+END_S: Final = 5.0
+"""What a sink may take to end when the gateway stops; then it is killed."""
+_LONGEST: Final = 300
+"""Characters of a failure in the log."""
+
+
+async def report(name: str, directory: Path) -> None:
+    """Keep the program of one sink running until cancelled."""
+    output, failures = directory / FOLDER / f"{name}.log", 0
+    while True:
+        began = time.monotonic()
+        try:
+            output.parent.mkdir(exist_ok=True)
+            status = await _follow(name, directory, output)
+            error = _last_line(output) or f"it ended with status {status}"
+        except OSError as failure:
+            error = str(failure)
+        failures = 1 if time.monotonic() - began > RAN_WELL_S else failures + 1
+        wait_s = RESTARTS.after(failures)
+        log.warning("sink.failed", sink=name, error=error, again_in_s=wait_s, log=str(output))
+        await asyncio.sleep(wait_s)
+
+
+async def _follow(name: str, directory: Path, output: Path) -> int:
+    """Run it to its end; cancelled, tell it to end. Returns its exit status."""
+    with output.open("wb") as printed:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tinker_claw.sinks.follow", name, str(directory)),
+            stdin=PIPE,
+            stdout=printed,
+            stderr=printed,
+            # Neither our keys nor Ctrl-C are for it.
+            env={key: value for key, value in os.environ.items() if not key.startswith("TINKER")},
+            start_new_session=True,
+        )
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        await _end(name, process)
+        raise
+
+
+async def _end(name: str, process: Process) -> None:
+    """Let it tell of what is left, for a while."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(END_S):
+            await process.wait()
+    except TimeoutError:
+        log.warning("sink.killed", sink=name, because=f"it did not end within {END_S:g} s")
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _last_line(output: Path) -> str:
+    """Of a failure, that is the error of Python's traceback."""
+    lines = output.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:_LONGEST] if lines else ""

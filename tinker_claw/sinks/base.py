@@ -1,0 +1,169 @@
+"""What a sink is, and what it is told of a step.
+
+Rule: numbers alone go out, under names of ours. No text of a conversation, no name of a user, and
+none of a session is among them. All of it is read from the ledger's rows, so what is sent again is
+the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tinker_claw.errors import ConfigError
+from tinker_claw.ledger.database import Rows
+
+FOLDER: Final = "sinks"
+"""In the data directory: what sinks keep there, and what their libraries print."""
+PACKAGES: Final = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
+    "otel": "opentelemetry-exporter-otlp-proto-http",
+}
+"""By sink, the package that it cannot do without."""
+PAGE: Final = 100
+"""Steps that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whose steps they are."""
+
+    id: str
+    """The ledger's, always the same."""
+    name: str
+    """Of its data directory."""
+    folder: Path
+    config: Mapping[str, str]
+    """Model, method, backend and LoRA rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A committed step in figures."""
+
+    step: int
+    """Its number in the ledger. Numbers only grow; those of void steps are left out."""
+    began_at: float
+    finished_at: float
+    """Seconds since 1970."""
+    figures: Mapping[str, float]
+    """By name, `group/figure`; all are finite."""
+
+
+class Sink(Protocol):
+    """One tracker. Made with a `Run` in a process of its own, where it may fail or hang."""
+
+    last: int | None
+    """The newest step that it had when it was made; 0: none. None: it cannot tell."""
+
+    def write(self, report: Report) -> None:
+        """Returns when the step is where it outlives this process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def sink(name: str, run: Run) -> Sink:
+    """The sink of that name, which is that of its module, too."""
+    return import_module(f"tinker_claw.sinks.{name}").Opened(run)
+
+
+def check_installed(names: tuple[str, ...]) -> None:
+    """
+    Raises:
+        ConfigError: the package of one of these sinks is missing.
+    """
+    for name in names:
+        try:
+            version(PACKAGES[name])
+        except PackageNotFoundError as error:
+            raise ConfigError(
+                f"--report-to {name} needs a package that is not installed: "
+                f"pip install 'tinker-claw[{name}]'"
+            ) from error
+
+
+def read_run(rows: Rows) -> Run:
+    """The run of a ledger that has its first version."""
+    keys = ("model", "method", "backend", "lora_rank")
+    known = {row[0]: row[1] for row in rows.rows("SELECT key, value FROM meta")}
+    began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
+    directory = rows.path.parent.absolute()
+    return Run(
+        id=hashlib.sha256(f"{began} {known}".encode()).hexdigest()[:16],
+        name=directory.name,
+        folder=directory / FOLDER,
+        config={key: known[key] for key in keys if key in known},
+    )
+
+
+_STEPS = """
+SELECT steps.id, steps.version, versions.step AS taken, steps.created_at AS began_at, finished_at,
+  metrics, (SELECT COUNT(*) FROM steps AS other WHERE other.status = 'void' AND other.id < steps.id)
+    AS void, (SELECT TOTAL(usd) FROM spend WHERE spend.created_at <= finished_at) AS usd
+FROM steps JOIN versions ON versions.id = steps.version
+WHERE status = 'committed' AND steps.id > ? ORDER BY steps.id LIMIT ?
+"""
+_VERDICTS = """
+SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
+  COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
+FROM step_samples JOIN samples ON samples.id = sample_id
+JOIN verdicts ON verdicts.turn_id = samples.turn_id WHERE step_samples.step_id = ?
+"""
+_OTHERS = ("rule", "answers")
+"""Metrics of a step that are no figures of it."""
+
+
+def read_reports(rows: Rows, after: int) -> list[Report]:
+    """The oldest committed steps behind `after`, at most a page of them."""
+    return [
+        Report(
+            step=row["id"],
+            began_at=row["began_at"],
+            finished_at=row["finished_at"],
+            figures={
+                "step/version": float(row["version"]),
+                "step/steps_from_base": float(row["taken"]),
+                "step/seconds": row["finished_at"] - row["began_at"],
+                "step/void_before": float(row["void"]),
+                "step/usd_in_all": row["usd"],
+                **dict(_of(json.loads(row["metrics"] or "{}"))),
+                **dict(_of({"verdicts": dict(rows.rows(_VERDICTS, row["id"])[0])})),
+            },
+        )
+        for row in rows.rows(_STEPS, after, PAGE)
+    ]
+
+
+def _of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if name not in _OTHERS:
+            yield from _named(name if isinstance(value, dict) else f"step/{name}", value)
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """A figure, or those within; of a list of texts its length."""
+    match value:
+        case int() | float():
+            if math.isfinite(value):
+                yield name, float(value)
+        case dict():
+            for key, inner in value.items():
+                yield from _named(f"{name}/{key}", inner)
+        case [int() | float(), *_]:
+            for place, inner in enumerate(value):
+                yield from _named(f"{name}/{place}", inner)
+        case list():
+            yield name, float(len(value))
+        case _:
+            pass

@@ -1,0 +1,97 @@
+"""The program that tells one sink of a run's steps: `python -m tinker_claw.sinks.follow NAME DIR`.
+
+It follows the ledger from the step behind the last one that the sink has, until its standard input
+ends: the gateway closes that when it stops, and its death does.
+
+Rule: it only reads the ledger, and knows no other way to handle a failure than to end. Whoever
+started it starts it again, and it goes on where the sink says. So nothing that a tracker's library
+does, be it to fail, to hang or to end its process, reaches the gateway.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tinker_claw.ledger.database import FILE, Outside, reading
+from tinker_claw.sinks.base import Run, Sink, read_reports, read_run, sink
+
+LOOK_S: Final = 1.0
+"""Between two looks for new steps."""
+ANSWER_S: Final = 120
+"""What takes longer has hung: the alarm ends the process, wherever it is."""
+
+
+class Cursor:
+    """The last step that a sink was told of, in a file; for sinks that cannot tell."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> int:
+        try:
+            return int(self._file.read_text())
+        except FileNotFoundError:
+            return 0
+
+    def write(self, step: int) -> None:
+        beside = self._file.with_suffix(".new")
+        beside.write_text(str(step))
+        beside.replace(self._file)
+
+
+def main(name: str, directory: Path) -> None:
+    """Tell the sink of every step until standard input ends."""
+    os.umask(0o077)
+    with reading(directory / FILE) as ledger:
+        run = _run(ledger)
+        run.folder.mkdir(exist_ok=True)
+        cursor = Cursor(run.folder / f"{name}.step")
+        with _alarm():
+            opened = sink(name, run)
+        tell(opened, ledger, cursor)
+        with _alarm():
+            opened.close()
+
+
+def _run(ledger: Outside) -> Run:
+    with ledger.moment():
+        return read_run(ledger)
+
+
+def tell(opened: Sink, ledger: Outside, cursor: Cursor) -> None:
+    """Every step that it has not, and those that come, until standard input ends."""
+    last = cursor.read() if opened.last is None else opened.last
+    ending = False
+    while True:
+        with ledger.moment():
+            reports = read_reports(ledger, last)
+        for report in reports:
+            with _alarm():
+                opened.write(report)
+            last = report.step
+            if opened.last is None:
+                cursor.write(last)
+        if ending and not reports:
+            return
+        if not reports:
+            ending = bool(select.select([sys.stdin], [], [], LOOK_S)[0])
+
+
+@contextmanager
+def _alarm() -> Generator[None]:
+    signal.alarm(ANSWER_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,237 @@
+"""OpenTelemetry over HTTP (OTLP), under its conventions for generative AI, as this server's side of
+them: a span of every request and of every step, judging as a child of the request that it judges,
+histograms of time and tokens.
+
+Rule: no content, and nothing that a client wrote but the name of the model. Nobody waits for an
+export: spans wait in a bounded queue for a thread of the SDK, and what does not fit is dropped.
+The names are those of the conventions of version 1.42 (`gen_ai.*`), or begin with `tinker_claw`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from cachetools import LRUCache
+
+import tinker_claw
+from tinker_claw.errors import ClawError
+from tinker_claw.sinks.base import Report, Run
+from tinker_claw.telemetry import Judged, Served
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import SpanContext
+
+END_S: Final = 2.0
+"""What sending the rest may take when the gateway stops."""
+REMEMBERED: Final = 10_000
+"""Newest turns whose spans judging can still be put below."""
+PROVIDER: Final = "tinker_claw"
+_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
+_FIRST_TOKEN: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_TOKENS: Final = tuple(4**n for n in range(14))
+"""Bounds of histograms, as the conventions have them."""
+_FINISH: Final = {"calls": "tool_calls", "stop string": "stop"}
+"""Ends of replies, where clients know them by another word."""
+
+
+class Traces:
+    """Spans and histograms of requests; see `telemetry.Traces`."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: where the gateway listens."""
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource, place = _resource(), urlsplit(url)
+        self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
+        self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
+        self._sender = TraceContextTextMapPropagator()
+        self._tracing = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._tracing.get_tracer("tinker_claw", tinker_claw.__version__)
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        self._metering = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        meter = self._metering.get_meter("tinker_claw", tinker_claw.__version__)
+        self._duration = meter.create_histogram(
+            "gen_ai.server.request.duration",
+            unit="s",
+            description="Seconds from the request to the last token.",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        )
+        self._first_token = meter.create_histogram(
+            "gen_ai.server.time_to_first_token",
+            unit="s",
+            description="Seconds from the request to the first token.",
+            explicit_bucket_boundaries_advisory=_FIRST_TOKEN,
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Tokens of prompts and of replies.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
+        )
+
+    def served(self, served: Served) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        common: dict[str, Any] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": served.model,
+            **self._where,
+        }
+        if served.error is not None:
+            common["error.type"] = served.error
+        span = self._tracer.start_span(
+            f"chat {served.model}",
+            self._sender.extract(served.context),
+            SpanKind.SERVER,
+            common | _attributes(served),
+            start_time=_ns(served.began_at),
+        )
+        if served.error is not None:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(_ns(served.began_at + served.seconds))
+        if served.turn is not None:
+            self._spans[served.turn] = span.get_span_context()
+        self._duration.record(served.seconds, common)
+        if served.first_token_s is not None:
+            self._first_token.record(served.first_token_s, common)
+        if served.error is None:
+            self._tokens.record(served.prompt_tokens, common | {"gen_ai.token.type": "input"})
+            self._tokens.record(served.reply_tokens, common | {"gen_ai.token.type": "output"})
+
+    def judged(self, judged: Judged) -> None:
+        from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
+        above = self._spans.pop(judged.turn, None)
+        attributes: dict[str, Any] = {
+            "gen_ai.evaluation.name": "verdict",
+            "tinker_claw.turn": judged.turn,
+            "tinker_claw.votes": judged.votes,
+        }
+        if judged.verdict is not None:
+            attributes["gen_ai.evaluation.score.value"] = float(judged.verdict)
+        span = self._tracer.start_span(
+            "judge",
+            set_span_in_context(NonRecordingSpan(above)) if above else None,
+            attributes=attributes,
+            start_time=_ns(judged.began_at),
+        )
+        span.end(_ns(judged.began_at + judged.seconds))
+
+    def close(self) -> None:
+        """Send the rest, unless that takes too long."""
+        ends = (self._tracing.shutdown, self._metering.shutdown)
+        threads = [Thread(target=end, daemon=True) for end in ends]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(END_S)
+
+
+def _attributes(served: Served) -> dict[str, Any]:
+    params, finish = served.params, served.finish
+    known: dict[str, Any] = {
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.top_k": params.top_k,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.stream": served.stream,
+        "gen_ai.response.id": served.response_id,
+        "gen_ai.response.model": served.answered_by,
+        "gen_ai.response.finish_reasons": finish and [_FINISH.get(finish, finish)],
+        "gen_ai.response.time_to_first_chunk": served.first_token_s if served.stream else None,
+        "gen_ai.usage.input_tokens": served.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": served.cached_tokens,
+        "gen_ai.usage.output_tokens": served.reply_tokens,
+        "gen_ai.conversation.id": str(served.session),
+        "tinker_claw.turn": served.turn,
+        "tinker_claw.turn.kind": served.kind,
+        "tinker_claw.version": served.version,
+        "tinker_claw.waited": served.waited_s,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _resource() -> Resource:
+    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and our name where they say none."""
+    from opentelemetry.sdk.resources import Resource
+
+    said = Resource.create()
+    if str(said.attributes["service.name"]).startswith("unknown_service"):
+        said = said.merge(Resource({"service.name": "tinker-claw"}))
+    return said.merge(Resource({"service.version": tinker_claw.__version__}))
+
+
+def _ns(at: float) -> int:
+    return round(at * 1e9)
+
+
+class Opened:
+    """Spans of steps. Their ids follow from run and step: one that is sent again is the same."""
+
+    last = None
+
+    def __init__(self, run: Run) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+        class Ids(IdGenerator):
+            step = 0
+
+            def generate_trace_id(self) -> int:
+                return int.from_bytes(self._digest()[:16])
+
+            def generate_span_id(self) -> int:
+                return int.from_bytes(self._digest()[16:24])
+
+            def _digest(self) -> bytes:
+                return hashlib.sha256(f"{run.id} {self.step}".encode()).digest()
+
+        self._run, self._ids, self._exporter = run, Ids(), OTLPSpanExporter()
+        provider = TracerProvider(
+            resource=_resource(), id_generator=self._ids, shutdown_on_exit=False
+        )
+        self._tracer = provider.get_tracer("tinker_claw", tinker_claw.__version__)
+
+    def write(self, report: Report) -> None:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self._ids.step = report.step
+        named = {
+            f"tinker_claw.{name.replace('/', '.')}": value for name, value in report.figures.items()
+        }
+        span = self._tracer.start_span(
+            "step",
+            attributes={
+                "tinker_claw.run": self._run.id,
+                "tinker_claw.step": report.step,
+                **{f"tinker_claw.run.{name}": value for name, value in self._run.config.items()},
+                **named,
+            },
+            start_time=_ns(report.began_at),
+        )
+        span.end(_ns(report.finished_at))
+        if not isinstance(span, ReadableSpan):  # a sampler left it out
+            return
+        if self._exporter.export([span]) is not SpanExportResult.SUCCESS:
+            raise ClawError("the collector did not take the step")
+
+    def close(self) -> None:
+        self._exporter.shutdown()
