@@ -8,6 +8,7 @@
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
 # verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
+# trackers: install wandb, trackio and mlflow, in an environment of their own.  test-trackers: what --report-to tells them.
 # tracks: train the shipped beginner on two tracks, three seeds each, and show what came of it; again: go on.
 #   ARGS="--seeds 1 --steps 8 --rewards steps" is a short one.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,9 +17,10 @@ READY := .venv/.ready
 VLLM := .venv-vllm
 COOKBOOK := .venv-cookbook
 VERIFIERS := .venv-verifiers
+TRACKERS := .venv-trackers
 BITS := .venv-4bit
 
-.PHONY: setup demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers tracks bench clean
+.PHONY: setup demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -84,6 +86,13 @@ verifiers:
 test-verifiers: $(READY)
 	$(BIN)/python -m pytest --verifiers=$(VERIFIERS) tests/tracks/test_verifiers.py $(ARGS)
 
+trackers:
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/pip install --quiet --progress-bar off -r tests/trackers.txt
+
+test-trackers: $(READY)
+	$(BIN)/python -m pytest --trackers=$(TRACKERS) tests/sinks/test_trackers.py $(ARGS)
+
 tracks: $(READY)
 	$(BIN)/python -m examples.tracks.compare $(ARGS)
 
@@ -91,4 +100,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(BITS) runs
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(TRACKERS) $(BITS) runs

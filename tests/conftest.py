@@ -33,7 +33,10 @@ settings.load_profile("same")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_ENVIRONMENTS = {"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"}
+_ENVIRONMENTS = {
+    **{"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"},
+    "trackers": "wandb, trackio and mlflow",
+}
 """Option, marker and make's target -> what is installed there."""
 
 
@@ -55,6 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--verifiers", type=Path, help="run verifiers, installed there by `make verifiers`"
+    )
+    parser.addoption(
+        "--trackers",
+        type=lambda given: Path(given).absolute(),
+        help="read what wandb, trackio and mlflow were told, installed there by `make trackers`",
     )
 
 

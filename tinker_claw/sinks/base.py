@@ -22,6 +22,8 @@ from tinker_claw.ledger.database import Rows
 
 FOLDER: Final = "sinks"
 """In the data directory: what sinks keep there, and what their libraries print."""
+PROJECT: Final = "tinker-claw"
+"""Of runs of ours, where a tracker's own variable names no other."""
 PACKAGES: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",

@@ -10,6 +10,7 @@ The names are those of the conventions of version 1.42 (`gen_ai.*`), or begin wi
 from __future__ import annotations
 
 import hashlib
+import logging
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -54,6 +55,8 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        # Of every attempt that fails it has a line; that nothing was sent is an error.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         resource, place = _resource(), urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
         self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)

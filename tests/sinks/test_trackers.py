@@ -1,0 +1,106 @@
+"""Trackers whose packages are large, each read by its own library after kills and restarts.
+
+Not in the default suite: `make trackers` installs them, `make test-trackers` runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lives import ROOT
+from tests.stories import SECRET, Told
+
+pytestmark = pytest.mark.trackers
+
+READ = {
+    "mlflow": """
+from mlflow import MlflowClient
+client = MlflowClient()
+(experiment,) = [e for e in client.search_experiments() if e.name == "tinker-claw"]
+(run,) = client.search_runs([experiment.experiment_id])
+found = {n: client.get_metric_history(run.info.run_id, n) for n in run.data.metrics}
+found = {n: [(p.step, p.value) for p in points] for n, points in found.items()}
+""",
+    "trackio": """
+import trackio
+(run,) = trackio.Api().runs("tinker-claw")
+found = {n: [(p["step"], p["value"]) for p in run.history(n)] for n in run.metrics()}
+""",
+    "wandb": """
+import json
+from pathlib import Path
+from wandb.proto.wandb_internal_pb2 import Record
+from wandb.sdk.internal.datastore import DataStore
+found, ids = {}, set()
+for file in sorted(Path(DATA, "sinks", "wandb").glob("offline-run-*/*.wandb")):
+    store = DataStore()
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "run":
+            ids.add(record.run.run_id)
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                point = (record.history.step.num, json.loads(item.value_json))
+                found.setdefault(name, []).append(point)
+assert len(ids) == 1, ids
+""",
+}
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """What the trackers' own variables say."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("TINKER")},
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path / "home"),
+        "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_tracker_has_every_step_once_and_no_word(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, environment: dict[str, str]
+) -> None:
+    python, data = request.config.getoption("trackers") / "bin" / "python", tmp_path / "data"
+
+    def python_says(*words: str) -> str:
+        done = subprocess.run(
+            [python, *words],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    told = Told(data)
+    for names in ("ab", "c", ""):
+        for sample in names:
+            told.step(told.sampled(sample, 1)[1])
+        python_says("-m", "tinker_claw.sinks.follow", name, str(data))
+    script = f"DATA = {str(data)!r}\n{READ[name]}\nprint(__import__('json').dumps(found))"
+    found: dict[str, Any] = json.loads(python_says("-c", script).splitlines()[-1])
+    assert found["step/version"] == [[1, 1.0], [2, 2.0], [3, 3.0]]
+    assert found["step/losses/1"] == [[1, -0.5], [2, -0.5], [3, -0.5]]
+    told.ledger.close()
+    written = [
+        file.read_bytes()
+        for file in tmp_path.rglob("*")
+        if file.is_file() and not file.name.startswith("ledger.sqlite3")
+    ]
+    assert any(b"step" in text for text in written)
+    assert not any(SECRET.encode() in text for text in written)

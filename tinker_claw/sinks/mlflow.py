@@ -1,0 +1,43 @@
+"""MLflow. Its own variables say where to (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...)."""
+
+from __future__ import annotations
+
+import os
+
+from tinker_claw.sinks.base import PROJECT, Report, Run
+
+_RUN = "tinker_claw.run"
+_LAST = "step/version"
+"""Of every step, and written last."""
+
+
+class Opened:
+    """One MLflow run for each of ours, found again by its tag."""
+
+    def __init__(self, run: Run) -> None:
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+
+        self._metric, self._client = Metric, MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        found = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.id}'")
+        if found:
+            self._id = found[0].info.run_id
+        else:
+            made = self._client.create_run(experiment, run_name=run.name, tags={_RUN: run.id})
+            self._id = made.info.run_id
+            for key, value in run.config.items():
+                self._client.log_param(self._id, key, value)
+        history = self._client.get_metric_history(self._id, _LAST)
+        self.last = max((point.step for point in history), default=0)
+
+    def write(self, report: Report) -> None:
+        at = round(report.finished_at * 1000)
+        figures = sorted(report.figures.items(), key=lambda figure: figure[0] == _LAST)
+        metrics = [self._metric(name, value, at, report.step) for name, value in figures]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.update_run(self._id, status="FINISHED")

@@ -1,0 +1,43 @@
+"""Weights & Biases. Its own variables say where to (WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE ...).
+
+Rule: what its library collects by itself (console, code, git, machine, command line) is left off.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tinker_claw.sinks.base import PROJECT, Report, Run
+
+
+class Opened:
+    """One W&B run for each of ours, gone on with after a restart."""
+
+    def __init__(self, run: Run) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        self._run = wandb.init(
+            id=run.id,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=os.environ.get("WANDB_NAME", run.name),
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            config=dict(run.config),
+            resume="allow",
+            settings=wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                disable_job_creation=True,
+                save_code=False,
+                x_disable_machine_info=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+        self.last = None if self._run.offline else max(0, self._run.step - 1)
+
+    def write(self, report: Report) -> None:
+        self._run.log(dict(report.figures), step=report.step, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
