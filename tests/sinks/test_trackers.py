@@ -29,20 +29,35 @@ found = {n: [(p.step, p.value) for p in points] for n, points in found.items()}
 """,
     "trackio": """
 import trackio
+from trackio.sqlite_storage import SQLiteStorage
 (run,) = trackio.Api().runs("tinker-claw")
-found = {n: [(p["step"], p["value"]) for p in run.history(n)] for n in run.metrics()}
+found = {}
+for row in SQLiteStorage.get_logs("tinker-claw", run.name):
+    for name, value in row.items():
+        found.setdefault(name, []).append((row["step"], value))
 """,
     "wandb": """
-import json
+import json, struct
 from pathlib import Path
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
-found, ids = {}, set()
+found, ids, BLOCK = {}, set(), 32768
+
+def records(file):
+    # LevelDB's log format, behind a head of seven bytes: checksum, length and kind of each piece.
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(whole)
+            whole = b""
+
 for file in sorted(Path(DATA, "sinks", "wandb").glob("offline-run-*/*.wandb")):
-    store = DataStore()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = Record.FromString(data)
+    for record in records(file):
         if record.WhichOneof("record_type") == "run":
             ids.add(record.run.run_id)
         if record.WhichOneof("record_type") == "history":

@@ -25,6 +25,7 @@ class Opened:
         found = self._client.search_runs([experiment], f"tags.`{_RUN}` = '{run.id}'")
         if found:
             self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
         else:
             made = self._client.create_run(experiment, run_name=run.name, tags={_RUN: run.id})
             self._id = made.info.run_id

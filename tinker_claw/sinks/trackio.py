@@ -1,0 +1,44 @@
+"""trackio: a database on this machine, or a Space or server that its variables name
+(TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL ...)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tinker_claw.sinks.base import PROJECT, Report, Run
+
+_ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+_LOOK_S = 0.05
+
+
+class Opened:
+    """One trackio run for each of ours, gone on with after a restart."""
+
+    def __init__(self, run: Run) -> None:
+        import trackio  # pyright: ignore[reportMissingImports]
+        from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+
+        self._database, self._name = SQLiteStorage, f"{run.name}-{run.id[:6]}"
+        self._run = trackio.init(
+            PROJECT,
+            name=self._name,
+            config=dict(run.config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.last = None if any(map(os.environ.get, _ELSEWHERE)) else self._kept()
+
+    def _kept(self) -> int:
+        return self._database.get_max_step_for_run(PROJECT, self._name) or 0
+
+    def write(self, report: Report) -> None:
+        self._run.log(dict(report.figures), step=report.step)
+        # A thread of trackio's writes it, and says nothing where it cannot.
+        while self.last is not None and self._kept() < report.step:
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        self._run.finish()
