@@ -87,6 +87,20 @@ def test_kills_cost_no_step_and_double_none(tmp_path: Path) -> None:
     told.ledger.close()
 
 
+def test_one_that_a_killed_gateway_left_behind_doubles_nothing(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    with following(tmp_path) as left, following(tmp_path) as next_one:
+        learn(told, "a")
+        until(lambda: steps(tmp_path) == [1])
+        assert left.stdin is not None
+        left.stdin.close()
+        learn(told, "b")
+        next_one.communicate(timeout=240)
+        assert next_one.returncode == 0
+    assert steps(tmp_path) == [1, 2]
+    told.ledger.close()
+
+
 def test_a_step_that_a_kill_has_cut_in_two_is_written_again(tmp_path: Path) -> None:
     told = Told(tmp_path)
     learn(told, "a", "b")

@@ -10,6 +10,7 @@ does, be it to fail, to hang or to end its process, reaches the gateway.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -54,6 +55,7 @@ def main(name: str, directory: Path) -> None:
         run.folder.mkdir(exist_ok=True)
         cursor = Cursor(run.folder / f"{name}.step")
         with _alarm():
+            _alone(run.folder / f"{name}.lock")
             opened = sink(name, run)
         tell(opened, ledger, cursor)
         with _alarm():
@@ -82,6 +84,11 @@ def tell(opened: Sink, ledger: Outside, cursor: Cursor) -> None:
             return
         if not reports:
             ending = bool(select.select([sys.stdin], [], [], LOOK_S)[0])
+
+
+def _alone(file: Path) -> None:
+    """Wait for one that a gateway left behind when it was killed. The system frees the lock."""
+    fcntl.flock(os.open(file, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
 
 
 @contextmanager

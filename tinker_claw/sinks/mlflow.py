@@ -1,5 +1,8 @@
 """MLflow. Its own variables say where to (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...)."""
 
+# Where the package is not installed, pyright takes this file for it.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 from __future__ import annotations
 
 import os
@@ -15,8 +18,8 @@ class Opened:
     """One MLflow run for each of ours, found again by its tag."""
 
     def __init__(self, run: Run) -> None:
-        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
-        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
 
         self._metric, self._client = Metric, MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)

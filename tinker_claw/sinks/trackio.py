@@ -1,6 +1,9 @@
 """trackio: a database on this machine, or a Space or server that its variables name
 (TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL ...)."""
 
+# Where the package is not installed, pyright takes this file for it.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 from __future__ import annotations
 
 import os
@@ -16,8 +19,8 @@ class Opened:
     """One trackio run for each of ours, gone on with after a restart."""
 
     def __init__(self, run: Run) -> None:
-        import trackio  # pyright: ignore[reportMissingImports]
-        from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
 
         self._database, self._name = SQLiteStorage, f"{run.name}-{run.id[:6]}"
         self._run = trackio.init(

@@ -3,6 +3,9 @@
 Rule: what its library collects by itself (console, code, git, machine, command line) is left off.
 """
 
+# Where the package is not installed, pyright takes this file for it.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+
 from __future__ import annotations
 
 import os
@@ -14,7 +17,7 @@ class Opened:
     """One W&B run for each of ours, gone on with after a restart."""
 
     def __init__(self, run: Run) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
+        import wandb
 
         self._run = wandb.init(
             id=run.id,
