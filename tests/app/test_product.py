@@ -179,6 +179,10 @@ def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
             "--model-name /nowhere/model: there is no such folder",
         ),
         (("--host", "0.0.0.0"), "set TINKER_CLAW_GATEWAY__API_KEY"),
+        (
+            ("--model-name", "demo", "--backend", "local", "--report-to", "wandb"),
+            "--report-to wandb needs a package that is not installed: pip install",
+        ),
     ],
 )
 def test_what_cannot_start_says_why_in_one_sentence(

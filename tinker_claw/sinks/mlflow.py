@@ -1,4 +1,7 @@
-"""MLflow. Its own variables say where to (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...)."""
+"""MLflow. Its own variables say where to (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...).
+
+Rule: what its library tells its makers by itself is left off.
+"""
 
 # Where the package is not installed, pyright takes this file for it.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
@@ -18,6 +21,7 @@ class Opened:
     """One MLflow run for each of ours, found again by its tag."""
 
     def __init__(self, run: Run) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
         from mlflow.entities import Metric
 
@@ -32,8 +36,8 @@ class Opened:
         else:
             made = self._client.create_run(experiment, run_name=run.name, tags={_RUN: run.id})
             self._id = made.info.run_id
-            for key, value in run.config.items():
-                self._client.log_param(self._id, key, value)
+        for key, value in run.config.items():  # said again, it is the same
+            self._client.log_param(self._id, key, value)
         history = self._client.get_metric_history(self._id, _LAST)
         self.last = max((point.step for point in history), default=0)
 

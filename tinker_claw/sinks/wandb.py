@@ -1,6 +1,7 @@
 """Weights & Biases. Its own variables say where to (WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE ...).
 
-Rule: what its library collects by itself (console, code, git, machine, command line) is left off.
+Rule: what its library collects by itself (console, code, git, machine, command line, its own
+errors) is left off.
 """
 
 # Where the package is not installed, pyright takes this file for it.
@@ -17,6 +18,7 @@ class Opened:
     """One W&B run for each of ours, gone on with after a restart."""
 
     def __init__(self, run: Run) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._run = wandb.init(
@@ -35,6 +37,7 @@ class Opened:
                 x_disable_machine_info=True,
                 x_disable_meta=True,
                 x_disable_stats=True,
+                x_save_requirements=False,
             ),
         )
         self.last = None if self._run.offline else max(0, self._run.step - 1)
