@@ -248,12 +248,15 @@ def _alarms(found: figures.Alarms) -> str:
         return ""
     held = ", ".join(f"{name} {count}" for name, count in found.holds.items())
     warned = ", ".join(f"{name} {count}" for name, count in sorted(found.warned.items()))
+    warnings = (
+        f"Steps before which there was a warning: {warned}." if warned else "No warning was noted."
+    )
     return (
         f"In {found.steps} steps of {found.runs} honest runs there were {found.false} false "
         f"alarms: {sum(found.holds.values())} holds of learning"
         + (f" ({held})" if held else "")
         + f", and {found.refused} versions that the gate refused. "
-        + (f"Steps before which there was a warning: {warned}." if warned else "Nothing warned.")
+        + warnings
     )
 
 

@@ -42,6 +42,7 @@ from tinker_claw.learner.gate import REFUSED
 
 SAVE_S = 2.0
 STATE = "progress.json"
+LEDGER = Path("run") / "ledger.sqlite3"
 GUARDS_OFF = (
     "--max-step-kl=0",
     "--gate=off",
@@ -96,7 +97,7 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     found = report.contents(progress) | {
         "run": {"method": run.method, "scenario": run.scenario, "condition": run.condition}
     }
-    found |= told_by(folder / "run" / "ledger.sqlite3") | _circumstances()
+    found |= told_by(folder / LEDGER) | _circumstances()
     _replace(folder / report.REPORT, json.dumps(found, indent=1) + "\n")
 
 
@@ -174,7 +175,7 @@ async def _stage(
 def _judges(
     run: Run, control: Control, scenarios: Sequence[Scenario]
 ) -> tuple[judges.Think, judges.Think | None]:
-    """An honest judge by rules, and the one that is asked; None: the product's own, or the demo's."""
+    """An honest judge by rules, and the one that is asked; None: the product's, or the demo's."""
     honest = judges.honest(scenarios)
     if control.lie is None:
         return honest, honest if any(scenario.hints for scenario in scenarios) else None

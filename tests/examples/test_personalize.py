@@ -42,6 +42,8 @@ from examples.personalize.run import Surroundings, Together, perform, written
 from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
 from tinker_claw.judge.prompts import hint_messages, verdict_messages
+from tinker_claw.learner.gate import REFUSED
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
@@ -481,11 +483,11 @@ def guarded(steps: int, alarm: str | None = None, **more: Any) -> dict[str, Any]
 @pytest.mark.parametrize(
     ("steps", "alarm", "sessions", "met"),
     [
-        (4, "verdicts", 36, True),
-        (5, "verdicts", 36, False),
-        (4, "gate", 36, False),
-        (4, "verdicts", 37, False),
-        (4, None, 36, False),
+        (4, "verdicts", 48, True),
+        (5, "verdicts", 48, False),
+        (4, "gate", 48, False),
+        (4, "verdicts", 49, False),
+        (4, None, 48, False),
     ],
 )
 def test_a_liar_is_to_be_held_in_time_and_by_name_with_every_seed(
@@ -522,6 +524,24 @@ def test_false_alarms_are_those_of_runs_in_which_nobody_lies(
     )
     report.write(tiny(), tmp_path, "")
     assert content["alarms"] in (tmp_path / report.PAGE).read_text()
+
+
+def test_what_a_report_of_an_earlier_commit_does_not_say_its_ledger_does(tmp_path: Path) -> None:
+    run = Run("combine", "student", "learns", 0)
+    ended(tmp_path, run, {0: 0.2})
+    ledger = Ledger(tmp_path / run.name / "run")
+    try:
+        steps = ledger.steps
+        base = steps.add_first_version(state_ref="s", sampler_ref="a")
+        noted: dict[str, Any] = {"alarms": {"length": "WARN", "stop": "WARN"}}
+        steps.commit(steps.begin(base.id, []), base, state_ref="s", sampler_ref="b", metrics=noted)
+        steps.void(steps.begin(base.id, []), f"{REFUSED}: a reason")
+        steps.void(steps.begin(base.id, []), "the service was away", outage=True)
+    finally:
+        ledger.close()
+    counted = figures.alarms(figures.rows(tiny(), tmp_path))
+    assert (counted.steps, counted.refused, counted.false) == (1, 1, 1)
+    assert counted.warned == {"length": 1, "stop": 1}
 
 
 def test_alarms_of_a_user_who_lies_are_no_false_ones(tmp_path: Path) -> None:

@@ -146,9 +146,9 @@ UNTOLD = (32, 64)
 """The same where nobody has ever said in them what would be better: who accepts one reply in ten
 rejects the next 64 once in 850 times."""
 FEWEST_OPINIONS = 10
-"""The interval does the rest: of ten, six must be against the judge to hold. One who is wrong in one
-of ten is held by chance in 64 opinions once in 1,700 times, with a least of 20 once in 14,000; but
-then the demo's flipped judge had four steps and not one or two."""
+"""The interval does the rest: of ten, six against the judge hold. One who is wrong in one of ten is
+held by chance once in 1,700 times over 64 opinions; with at least 20 it were once in 14,000, but
+the demo's flipped judge had four steps then."""
 AGAINST = (0.1, 0.25)
 """Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
 _NEVER = math.inf
