@@ -16,7 +16,8 @@ import httpx
 from examples.demo.client import Client
 from examples.personalize import judges
 
-TOLD, FLIPPED, SHUFFLED = "told", "flipped", "shuffled"
+TOLD = "told"
+"""Nothing is learned, and the rule stands in the prompt: the ceiling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Control:
 
 
 CONTROLS: Mapping[str, Control] = {
-    FLIPPED: Control(judges.flipped, guarded=False),
-    SHUFFLED: Control(judges.shuffled, guarded=False),
+    "flipped": Control(judges.flipped, guarded=False),
+    "shuffled": Control(judges.shuffled, guarded=False),
     "flipped, with feedback": Control(judges.flipped, presses=0.25),
     "flipped, audited": Control(judges.flipped, audited=0.25),
     "never content": Control(user="never"),
