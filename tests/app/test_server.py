@@ -309,7 +309,11 @@ async def test_a_slow_reader_gets_all_of_a_long_answer(
 
 async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is() -> None:
     """Not in a group, which whoever turns errors into sentences does not look into."""
-    with pytest.raises(ConfigError, match="the port is taken"):
+
+    async def use() -> None:
         async with server.in_background(FastAPI()) as url, httpx.AsyncClient() as client:
             assert (await client.get(url)).status_code == 404
             raise ConfigError("the port is taken")
+
+    with pytest.raises(ConfigError, match="the port is taken"):
+        await use()
