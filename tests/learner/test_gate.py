@@ -127,14 +127,15 @@ def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Rende
     assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
 
 
-def test_demos_canaries_know_both_styles_and_ask_again() -> None:
+def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
+    """Of homework the right replies became less likely because better ones became likelier."""
     asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
-    homework = [one for one in asked if "homework" in one["messages"][0]]
-    assert {len(one["messages"]) for one in homework} == {1, 3}
-    for one in homework:
-        assert any("**" in reply for reply in one["replies"])
-        assert any("**" not in reply for reply in one["replies"])
-        assert any(thing in one["messages"][0] for thing in THINGS)
+    words = " ".join(text for one in asked for text in one["messages"])
+    assert "homework" not in words
+    assert sum("list" in one["messages"][0] for one in asked) == 16
+    assert sum(one["messages"][0].startswith("How much") for one in asked) == 8
+    for one in asked:
+        assert len(one["replies"]) == 1
 
 
 @pytest.mark.parametrize(
