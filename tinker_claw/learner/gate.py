@@ -179,9 +179,10 @@ async def ask(
 
     found = await outcomes([one(question) for question in questions])
     failed = [error for error in found if isinstance(error, BackendError)]
-    for kind in (OutageError, BackendError):
-        if len(such := [error for error in failed if isinstance(error, kind)]) > most:
-            raise such[0]
+    away = [error for error in failed if isinstance(error, OutageError)]
+    for errors in (away, failed):
+        if len(errors) > most:
+            raise errors[0]
     if failed:
         log.warning(
             "gate.left_out", questions=len(failed), sampler=sampler.ref, error=str(failed[0])
