@@ -30,7 +30,8 @@ from tinker_claw.billing.estimate import (
 )
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.canaries import read
+from tinker_claw.config.canaries import in_force, read
+from tinker_claw.config.load import load
 from tinker_claw.config.settings import Settings, Training
 from tinker_claw.errors import (
     BackendError,
@@ -191,6 +192,18 @@ def test_wrong_file_is_named_with_what_is_wrong(
         read(tmp_path / "none.toml")
     file.write_text("# none")
     assert canary_questions(read(file), renderer) == []
+
+
+def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Path) -> None:
+    def many(*flags: str) -> int:
+        return len(in_force(load(list(flags))))
+
+    file = tmp_path / "mine.toml"
+    file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
+    assert (many(), many("--model-name", "demo")) == (16, 28)
+    assert many("--model-name", "demo-tracks") == 0
+    assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
+    assert many("--gate", "off") == 0
 
 
 def test_what_stands_twice_is_asked_once(tmp_path: Path, renderer: Renderer) -> None:
