@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from examples.demo.recipe.grammar import THINGS
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
@@ -201,7 +200,7 @@ def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Pat
 
     file = tmp_path / "mine.toml"
     file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
-    assert (many(), many("--model-name", "demo")) == (16, 28)
+    assert (many(), many("--model-name", "demo")) == (16, 24)
     assert many("--model-name", "demo-tracks") == 0
     assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
     assert many("--gate", "off") == 0
