@@ -82,6 +82,7 @@ class Generation:
                 error = type(failure).__name__
                 raise
             finally:
+                self._account.late = self._deps.spending.late("serve")
                 if self._turn is None:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
                 if self._deps.telemetry.traces is not None:
