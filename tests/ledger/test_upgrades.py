@@ -1,5 +1,5 @@
-"""A ledger of an older release becomes one of this release whole or not at all; of a newer one it is
-left alone.
+"""A ledger of an older release becomes one of this release whole or not at all; one of a newer
+release is left alone.
 
 No release has changed the schema yet, so that later ones are made up here: their SQL is what
 `UPGRADES` will hold.

@@ -1,5 +1,5 @@
-"""The SQLite file: reading it from outside, locking and writing it, bringing it up to date, long work
-beside the loop.
+"""The SQLite file: reading it from outside, locking and writing it, bringing it up to date, long
+work beside the loop.
 
 Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
@@ -24,8 +24,8 @@ from urllib.parse import quote
 from tinker_claw.errors import LedgerError
 
 UPGRADES: Final[tuple[str, ...]] = ()
-"""SQL that makes a ledger of schema version 1 one of version 2, the next one of that one of 3, and so
-on. A release that changes schema.sql adds one here; what was released is never changed."""
+"""SQL that makes a ledger of schema version 1 one of version 2, the next one of that one of 3, and
+so on. A release that changes schema.sql adds one here; what was released is never changed."""
 SCHEMA_VERSION: Final = 1 + len(UPGRADES)
 FILE = "ledger.sqlite3"
 """Its name in the data directory."""
@@ -115,9 +115,9 @@ def _check_version(path: Path, version: int) -> None:
         raise LedgerError(f"{path} is no ledger")
     if version < SCHEMA_VERSION:
         raise LedgerError(
-            f"{path} was written by an older release (its schema is version {version}, that of this "
-            f"program {SCHEMA_VERSION}); start run.py with the flags of that run, which copies it "
-            "and brings it up to date"
+            f"{path} was written by an older release (its schema is version {version}, this "
+            f"program's is {SCHEMA_VERSION}); start run.py with the flags of that run, which "
+            "copies it and brings it up to date"
         )
     before = path.with_name(COPY)
     copied = f"; what it was before is in {before}" if before.exists() else ""

@@ -519,8 +519,9 @@ def emptied_log(writer: Writer) -> Iterator[int]:
 def overwritten(path: Path, file: int) -> Iterator[int]:
     """Overwrite what pages hold of rows that are gone, a few pages at a time.
 
-    A copy from before an upgrade, which still has those rows, goes whole. On a connection of its own, which remembers no page of earlier; others forget theirs once they
-    see that something was written.
+    A copy from before an upgrade, which still has those rows, goes whole. All else on a connection
+    of its own, which remembers no page of earlier; others forget theirs once they see that
+    something was written.
 
     Args:
         file: the ledger open for reading and writing, as long as any connection to it: closing it
