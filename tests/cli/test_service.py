@@ -96,7 +96,9 @@ def test_the_unit_has_what_was_typed_and_no_secret(home: Home) -> None:
     assert service["WorkingDirectory"].replace("%%", "%") == str(home.folder)
     assert service["EnvironmentFile"] == str(home.keys)
     writable = [word.replace("%%", "%") for word in words(service["ReadWritePaths"])]
-    assert writable == [str(home.folder / "it's $1"), str(home.path / ".cache")]
+    assert writable[:2] == [str(home.folder / "it's $1"), str(home.path / ".cache")]
+    assert service["PrivateTmp"] == ("no" if "/tmp" in writable else "yes")
+    assert ("/tmp" in writable) == any(p.is_relative_to("/tmp") for p in (ROOT, home.path))
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
     assert (service["Restart"], unit["Install"]["WantedBy"]) == ("on-failure", "default.target")
     assert "ecret" not in done.stdout
@@ -193,3 +195,67 @@ def test_what_systemd_is_told_to_start_starts_and_stops(home: Home) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+REAL = r"""
+systemd --user & manager=$!
+until systemctl --user show-environment > /dev/null 2>&1; do sleep 0.1; done
+cd ~
+mkdir -p .config/systemd/user/tinker-claw.service.d
+printf '[Service]\nRestartSec=1\n' > .config/systemd/user/tinker-claw.service.d/sooner.conf
+serves() {
+  until [ -e data/control.json ]; do
+    systemctl --user is-failed -q tinker-claw && exec systemctl --user status tinker-claw
+    sleep 0.1
+  done
+}
+TINKER_API_KEY=a-secret venv/bin/python checkout/run.py service install --model-name demo --backend local \
+  --port 0 --data-dir data > told || exit 1
+serves
+of() { systemctl --user show --value -p "$1" tinker-claw; }
+first=$(of MainPID)
+echo keyed $(tr '\0' '\n' < /proc/$first/environ | grep -c TINKER_API_KEY=a-secret)
+grep NoNewPrivs /proc/$first/status
+within() { nsenter -t "$first" -m sh -c "echo x > $1" 2> /dev/null && echo writes $1; }
+within ~/data/x; within ~/.cache/x; within ~/x; within /etc/x; within /tmp/x; ls /tmp/x 2>&1
+rm data/control.json; kill -9 "$first"; serves
+echo again $(of NRestarts) $(of ActiveState)
+venv/bin/python checkout/run.py service uninstall >> told || exit 1
+echo ended $(of Result) $(of ExecMainStatus) $(of ActiveState)
+kill $manager; wait $manager
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.getuid() != 0 or not (shutil.which("bwrap") and Path("/lib/systemd/systemd").exists()),
+    reason="only root may give a manager of their own some control groups",
+)
+def test_a_real_systemd_starts_it_within_its_walls_and_again_when_it_is_killed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "home").mkdir()
+    around = ["bwrap", "--die-with-parent", "--unshare-pid", "--dev-bind", "/", "/"]
+    around += ["--proc", "/proc", "--tmpfs", "/run", "--dir", "/run/systemd/system"]
+    around += ["--dir", "/run/user", "--tmpfs", "/home"]
+    around += ["--bind", str(tmp_path / "home"), "/home/claw"]
+    around += ["--ro-bind", str(ROOT), "/home/claw/checkout"]
+    around += ["--ro-bind", sys.prefix, "/home/claw/venv"]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ours = {"HOME": "/home/claw", "XDG_RUNTIME_DIR": "/run/user", "OMP_NUM_THREADS": "1"}
+    ours["PATH"] = f"/lib/systemd:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*around, "sh", "-c", REAL],
+        env=kept | ours,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert said == [
+        *("keyed 1", "NoNewPrivs: 1"),
+        *("writes /home/claw/data/x", "writes /home/claw/.cache/x", "writes /tmp/x"),
+        "ls: cannot access '/tmp/x': No such file or directory",
+        *("again 1 active", "ended success 0 inactive"),
+    ], done.stderr

@@ -27,6 +27,8 @@ STOP_S = 70
 """A gateway ends after 55 s at the latest."""
 _CARRIED: Final = ("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES)
 """How variables begin that a start may have gone by, in whatever letters."""
+_TEMPORARY: Final = ("/tmp", "/var/tmp")
+"""The service has these for itself, unless something lies there that it needs."""
 _ESCAPED: Final = re.compile(r'(["\\`$])')
 _BACKSLASH: Final = r"\\\1"
 """Within double quotes, systemd and shells read what stands behind a backslash as it is."""
@@ -55,7 +57,7 @@ KillMode=mixed
 OOMPolicy=continue
 UMask=0077
 NoNewPrivileges=yes
-PrivateTmp=yes
+PrivateTmp={private}
 ProtectSystem=strict
 ReadWritePaths={writable}
 LockPersonality=yes
@@ -96,17 +98,22 @@ class Service(Command):
 
     def unit(self) -> str:
         """The unit's text, for the flags that were given here."""
-        for path in (Path.cwd(), self.settings.run.directory.absolute()):
+        program, folder = Path(sys.argv[0]).absolute(), Path.cwd()
+        writable = self._writable()
+        for path in (program, folder, *writable):
             if not str(path).isprintable():
                 raise ConfigError(f"systemd takes no folder with a name like {str(path)!r}")
-        command = [sys.executable, str(Path(sys.argv[0]).absolute()), *_typed(self._given)]
+        places = (Path(sys.executable), program, folder, *writable)
+        shared = any(path.is_relative_to(tmp) for path in places for tmp in _TEMPORARY)
+        command = [sys.executable, str(program), *_typed(self._given)]
         return _TEMPLATE.format(
             unit=UNIT,
-            folder=_specified(str(Path.cwd())),
+            folder=_specified(str(folder)),
             command=" ".join(_quoted(word).replace("$", "$$") for word in command),
             environment=_specified(str(_environment_file())),
             stop_s=STOP_S,
-            writable=" ".join(_quoted(str(path)) for path in self._writable()),
+            private="no" if shared else "yes",
+            writable=" ".join(_quoted(str(path)) for path in (*writable, *_TEMPORARY * shared)),
         )
 
     def _writable(self) -> list[Path]:
