@@ -59,6 +59,7 @@ UMask=0077
 NoNewPrivileges=yes
 PrivateTmp={private}
 ProtectSystem=strict
+ProtectHome=read-only
 ReadWritePaths={writable}
 LockPersonality=yes
 RestrictRealtime=yes
