@@ -209,8 +209,8 @@ serves() {
     sleep 0.1
   done
 }
-TINKER_API_KEY=a-secret venv/bin/python checkout/run.py service install --model-name demo --backend local \
-  --port 0 --data-dir data > told || exit 1
+TINKER_API_KEY=a-secret venv/bin/python checkout/run.py service install --model-name demo \
+  --backend local --port 0 --data-dir data > told || exit 1
 serves
 of() { systemctl --user show --value -p "$1" tinker-claw; }
 first=$(of MainPID)

@@ -79,6 +79,11 @@ def context(folder: Path) -> Path:
     return folder
 
 
+_SYSTEM = ("/usr", "/etc", "/opt", "/bin", "/lib", "/lib64", "/sbin")
+_OF_PIP = ("PIP_", "HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+"""How variables begin that say where packages come from, on this machine."""
+
+
 @dataclass(frozen=True)
 class Box:
     """A root of the system's programs alone, where an image would have its own."""
@@ -94,7 +99,7 @@ class Box:
     ) -> list[str]:
         """`binds` says how each folder of this box is bound: ro-bind or bind."""
         around = ["bwrap", "--die-with-parent", "--unshare-user", "--uid", str(user), "--clearenv"]
-        for place in ("/usr", "/etc", "/bin", "/lib", "/lib64", "/sbin"):
+        for place in (*_SYSTEM, sys.base_prefix):
             if Path(place).exists():
                 around += ["--ro-bind", place, place]
         around += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
@@ -110,23 +115,17 @@ class Box:
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def of_pip() -> dict[str, str]:
-    """What says where packages come from, on this machine."""
-    wanted = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CONFIG_FILE")
-    others = ("HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT")
-    return {name: os.environ[name] for name in (*wanted, *others) if name in os.environ}
-
-
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """With /venv, as the image's own command has made it in /src."""
     box = Box(tmp_path_factory.mktemp("image"))
     context(box.folder / "src")
     python = Path(sys.base_prefix) / "bin"
+    of_pip = {name: value for name, value in os.environ.items() if name.startswith(_OF_PIP)}
     done = box.run(
         ["sh", "-c", f"cd /src && {stages()['packages'].runs[-1]}"],
         binds={"src": "bind", "venv": "bind"},
-        environment={"PATH": f"{python}:/usr/bin:/bin", "HOME": "/tmp"} | of_pip(),
+        environment={"PATH": f"{python}:/usr/bin:/bin", "HOME": "/tmp"} | of_pip,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return box
