@@ -56,6 +56,7 @@ check: docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/hadolint Dockerfile
