@@ -177,7 +177,7 @@ Database(Path(sys.argv[1]))
         ("copying", 0, False),
         ("copying", 12, False),
         ("changing", 0, False),
-        ("changing", 40, False),
+        ("changing", 240, False),
         ("changing", 160, False),
         ("before COMMIT", 0, False),
         ("after COMMIT", 0, True),

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import click
 
-from tinker_claw.cli.common import Command, write
+from tinker_claw.cli.common import Command, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import VARIABLES, flags
 from tinker_claw.errors import ConfigError
@@ -140,9 +140,11 @@ class Service(Command):
         file.write_text(text)
         for verb in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT]):
             _systemctl(*verb)
-        yield f"{file}: started now, and whenever you log in. `run.py status` says how it is,"
-        yield "`journalctl --user -u tinker-claw -f` shows its log. `loginctl enable-linger` lets"
-        yield "it run while you are logged out, from the start of the machine on."
+        yield from wrapped(
+            f"{file}: started now, and whenever you log in. `run.py status` says how it is, "
+            "`journalctl --user -u tinker-claw -f` shows its log; `loginctl enable-linger` lets it "
+            "run while you are logged out, from the start of the machine on."
+        )
 
 
 def _uninstall() -> Iterator[str]:
