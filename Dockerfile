@@ -38,8 +38,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=gpu-packages /venv /venv
-ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/data/cache/triton \
     TORCHINDUCTOR_CACHE_DIR=/data/cache/inductor \
     TINKER_CLAW_RUN__BACKEND=local
