@@ -28,6 +28,8 @@ _HELD, _RULING, _GUARDED_FROM = "held", "ruling", "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
+REFUSED = "the gate refused the version"
+"""How the reason of a step begins that is void for it."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
@@ -62,6 +64,40 @@ class Gated:
     """Its answers, by question."""
     before: Mapping[str, Any]
     """Those of the version before it, where no step had asked that one."""
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be known of a version that serves; None: nothing."""
+        return _warning(self.version, self.said)
+
+
+def _warning(version: int, said: Mapping[str, Any]) -> str | None:
+    if why := said.get("unasked"):
+        return f"v{version} answers although the gate could not ask it: {why}"
+    lost = said.get("lost")
+    return f"v{version} serves, though {'; '.join(lost)}" if lost else None
+
+
+def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the gate said of a step's version; None: nothing.
+
+    `refused`: it never served. `losses`: against the version before, in the mean over the
+    questions, by what `learner.gate.FIGURES` names. `told`: all of it in a sentence.
+
+    Args:
+        step: as `views.read` has it.
+    """
+    said: dict[str, Any] | None = step["metrics"].get("gate")
+    refused = (step["error"] or "").startswith(REFUSED)
+    if said is None and not refused:
+        return None
+    number, known = step["version"], said or {}
+    told = step["error"] if refused else _warning(number, known)
+    well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
+    return {
+        **{"step": step["id"], "version": number, "refused": refused, "well": told is None},
+        **{"told": told or well, "losses": known.get("losses", {})},
+    }
 
 
 def read_line(rows: Rows) -> Line:

@@ -424,7 +424,8 @@ _FIELDS: Mapping[Table, str] = {
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-    "metrics, error, outage",
+    # What is for programs alone is long; SQLite drops it without Python's lock.
+    "json_remove(metrics, '$.rule', '$.answers') AS metrics, error, outage",
     "versions": "id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
     "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
     "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
@@ -434,11 +435,9 @@ _FIELDS: Mapping[Table, str] = {
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
     "votes": json.loads,
-    "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k not in _LONG},
+    "metrics": lambda text: json.loads(text or "{}"),
 }
 """Fields that SQLite knows only as numbers and texts."""
-_LONG = ("rule", "answers")
-"""Metrics that are for programs."""
 _TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
     "LEFT JOIN groups ON groups.id = group_id "
