@@ -13,7 +13,7 @@ from tinker_claw.ledger import views
 from tinker_claw.ledger.database import FILE, Outside, reading
 from tinker_claw.ledger.views import Filter, read
 
-TURNS, LIMIT = 3000, 51
+TURNS, LIMIT = 1500, 51
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def fits(turn: dict[str, Any], wanted: Filter) -> bool:
     )
 
 
-@pytest.mark.parametrize("near", [1, 100, 10 * TURNS])
+@pytest.mark.parametrize("near", [1, 100])
 def test_filters_find_what_fits(
     ledger: Outside, monkeypatch: pytest.MonkeyPatch, near: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_filters_find_what_fits(
         (None, "main", "side"),
         (None, "1", "-1", "none"),
         (None, True, False),
-        ((0, None), (40, 1200), (0, 10**9)),
+        ((0, None), (40, 1200)),
     ):
         wanted = Filter(None, user, kind, verdict, trained, None, after, before)
         expected = [turn for turn in everything if fits(turn, wanted)][-LIMIT:]
