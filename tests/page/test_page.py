@@ -210,6 +210,8 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
         assert 'class="up-' in up.split("What came next")[0].split("It replied")[1]
         assert re.search(r'class="down-\d" title="-', down)
         assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
+        named = down.split("The strongest:")[1].split("</p>")[0]
+        assert len(re.findall(r"</code> -[\d.]+", named)) == len(COMPLETION.tokens)
         untrained = (await opened.get("/turns/9")).text
         assert "title=" not in untrained.split("It replied")[1]
 
@@ -388,9 +390,9 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
             assert warned in shown
         for shown in (overview, versions, refused):
             assert f"{REFUSED}: {XSS[3]}" in shown
-        assert "canaries +0.2 +0.15" in step
+        assert "canaries 0.200 0.150" in step
         assert "length -0.125" in step
-        assert "accepted" not in step.split("matters from")[1].split("Against")[0], "not asked"
+        assert "accepted" not in step.split("matters from")[1].split("In the mean")[0], "not asked"
         assert "canaries : nats by which" in overview
 
 
@@ -410,6 +412,7 @@ async def test_two_versions_are_compared_with_their_intervals(tmp_path: Path) ->
         assert f"Accepted first replies: {compared['meaning']}." in shown
         assert "v0 9 0 0% 0% to 30%" in shown
         assert "v0 answers one session in two, which is pinned" in shown
+        assert told(await opened.get("/versions")).count("answers") == 2
 
 
 async def test_episodes_have_their_outcome_and_groups_their_rewards(tmp_path: Path) -> None:
@@ -418,8 +421,8 @@ async def test_episodes_have_their_outcome_and_groups_their_rewards(tmp_path: Pa
         assert shown.count("over") == 4
         assert f"{' '.join(XSS[1].split())} v0 1 -1 over" in shown
         group = told(await opened.get("/groups/1"))
-        assert "v0 +1 over +1" in group
-        assert "v0 -1 over -1" in group
+        assert "+1 +1 v0 over" in group
+        assert "-1 -1 v0 over" in group
         assert group.endswith("mean +0"), "of step 0"
         turn = told(await opened.get("/turns/19"))
         assert f"Its session is an episode at task {XSS[0]}, one of 2 of group" in turn

@@ -132,8 +132,8 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     """All versions of a run, oldest first, and what each is to the run.
 
     `samples`: that the step trained on which made it; `made_by_step` is None where a start or a
-    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, or
-    will when the gateway runs.
+    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, if
+    only one session in two, or will when the gateway runs.
     """
     found = rows.rows(
         "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
@@ -142,13 +142,15 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
         "ORDER BY versions.id"
     )
     live, pin = read_line(rows).live, pinned(rows)
-    serving = max(live, default=None) if pin is None else pin
+    serving = {max(live, default=None)} if pin is None else {pin}
+    if compared_from(rows) is not None:
+        serving.add(max(live, default=None))
     return [
         {
             **dict(row),
             "live": row["id"] in live,
             "pinned": row["id"] == pin,
-            "serving": row["id"] == serving,
+            "serving": row["id"] in serving,
         }
         for row in found
     ]

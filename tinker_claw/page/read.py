@@ -56,6 +56,8 @@ LONGEST: Final = 20_000
 """Characters of a text that are shown, and tokens of a reply."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is of about 1."""
+_STRONGEST: Final = 6
+"""Tokens whose advantages are named, too: a title is seen by nobody without a mouse."""
 _CURVES: Final = (
     ("accepted replies", "of the newest judged ones", ("replies", "good"), 0.0, 1.0),
     ("mean reward", "of a step's samples", ("reward_mean",), None, None),
@@ -166,13 +168,15 @@ def read_one(
     run = read_run_view(rows, training.batch_size)
     by = trained_by(rows, turn, run, training)
     found = () if by is None else advantages(rows, turn, known, by)
+    pieces = list(_pieces(known, found, decode)) if found else []
     return {
         "turn": turn,
         "known": _cut(known),
         "outcome": outcome(turn, run),
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
-        "pieces": list(_pieces(known, found, decode)) if found else [],
+        "pieces": pieces,
+        "strongest": sorted(pieces, key=lambda one: -abs(one.advantage))[:_STRONGEST],
         "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
         "neighbours": _neighbours(rows, turn),
     }
