@@ -176,7 +176,9 @@ def read_one(
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
         "pieces": pieces,
-        "strongest": sorted(pieces, key=lambda one: -abs(one.advantage))[:_STRONGEST],
+        "strongest": sorted(
+            (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
+        )[:_STRONGEST],
         "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
         "neighbours": _neighbours(rows, turn),
     }
