@@ -23,14 +23,14 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
+REFUSED = "the gate refused the version"
+"""How the reason of a step begins that is void for it."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
 _HELD, _RULING, _ALARM = "held", "ruling", "alarm"
 _GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
-REFUSED = "the gate refused the version"
-"""How the reason of a step begins that is void for it."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
