@@ -67,24 +67,26 @@ async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
 
 
 async def page_read(wire: Wire, size: Size) -> list[Row]:
-    """First turns while nobody reads the page, and while some read it without a pause."""
-    paths = [f"/ui{path}" for path in ("", "/turns", "/turns?verdict=-1", "/turns/9", "/versions")]
-    timings = {readers: Timing() for readers in (0, size.readers)}
+    """First turns while nobody reads the page, and while some read it without a pause; and what
+    these wait for."""
+    paths = [f"/ui{path}" for path in ("", "/turns", "/turns?verdict=-1", "/steps", "/versions")]
+    timings, reads = {readers: Timing() for readers in (0, size.readers)}, Timing()
     await run(wire, openings(wire, size.alone, "page"), 1)
     for number in range(_ROUNDS):
         for readers, timing in timings.items():
             with ExitStack() as stack:
-                for _ in range(readers):
-                    stack.enter_context(pulse(wire.at.url, wire.client_core, *paths))
+                asked = [pulse(wire.at.url, wire.client_core, *paths) for _ in range(readers)]
+                waits = [stack.enter_context(one) for one in asked]
                 talks = openings(wire, -(-size.alone // _ROUNDS), f"page-{readers}-{number}")
                 some = await run(wire, talks, 1)
             timing.seconds += some.seconds
             timing.errors += some.errors
+            reads.errors += sum(not one for one in waits)
+            reads.seconds += [wait for one in waits for wait in one]
     # What the page's own requests cost the processor is none of a turn's.
-    return [
-        replace(timing.row(f"first turn, page read by {readers or 'nobody'}"), cpu_ms=0.0)
-        for readers, timing in timings.items()
-    ]
+    named = {f"first turn, page read by {who or 'nobody'}": of for who, of in timings.items()}
+    named["the page, one of its readers"] = reads
+    return [replace(timing.row(what), cpu_ms=0.0) for what, timing in named.items()]
 
 
 def _prose(random: Random, spaced: bool) -> bytes:

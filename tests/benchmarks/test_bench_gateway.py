@@ -70,6 +70,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
         "1.2 MB of signs without blanks, beyond the context",
         "first turn, page read by nobody",
         "first turn, page read by 2",
+        "the page, one of its readers",
     ]
     assert figures.failures == []
     assert sum(row.errors for row in [*figures.bare, *figures.ours]) == 0

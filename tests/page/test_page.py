@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
 import re
@@ -51,6 +52,12 @@ XSS = (
 
 
 GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "length": -0.125}}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read a moment ago is read anew."""
+    monkeypatch.setattr(routes, "FRESH_S", 0.0)
 
 
 class Undoes:
@@ -211,7 +218,8 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
         assert re.search(r'class="down-\d" title="-', down)
         assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
         named = down.split("The strongest:")[1].split("</p>")[0]
-        assert len(re.findall(r"</code> -[\d.]+", named)) == len(COMPLETION.tokens)
+        strong = re.findall(r'class="down-\d" title', down)
+        assert len(re.findall(r"</code> -[\d.]+", named)) == len(strong) > 0
         untrained = (await opened.get("/turns/9")).text
         assert "title=" not in untrained.split("It replied")[1]
 
@@ -441,6 +449,34 @@ async def test_long_list_of_episodes_has_pages(tmp_path: Path) -> None:
         numbers = [re.findall(r"session=(\d+)", text) for text in (first, second)]
         assert [len(some) for some in numbers] == [read.ROWS, 4]
         assert not set(numbers[0]) & set(numbers[1])
+
+
+async def test_overview_is_read_once_for_all_who_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "FRESH_S", 1e9)
+    times, really = list[int](), read.read_overview
+    monkeypatch.setattr(read, "read_overview", lambda *at: times.append(1) or really(*at))
+    async with page(tmp_path) as opened:
+        shown = await asyncio.gather(*(opened.get("") for _ in range(5)))
+        assert {answer.status_code for answer in shown} == {200}
+        assert len(times) == 1
+
+
+async def test_long_list_of_versions_has_pages(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        newest = opened.ledger.steps.newest_version()
+        assert newest is not None
+        for _ in range(read.ROWS):
+            opened.ledger.steps.roll_back(newest)
+        first = (await opened.get("/versions")).text
+        (rest,) = re.findall(r"/ui/versions\?(before=\d+)", first)
+        second = (await opened.get(f"/versions?{rest}")).text
+        numbers = [re.findall(r"<strong>v(\d+)</strong>", text) for text in (first, second)]
+        assert [len(some) for some in numbers] == [read.ROWS, 2]
+        assert numbers[1] == ["1", "0"]
+        assert (await opened.get("/versions/0/pin")).status_code == 200
+        assert (await opened.get("/versions/99/pin")).status_code == 404
 
 
 # What goes wrong

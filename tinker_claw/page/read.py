@@ -333,10 +333,17 @@ def _answered(rows: Rows, version: int) -> list[Record]:
     ]
 
 
-def read_versions(rows: Rows) -> list[tuple[int, Record]]:
-    """All versions as a tree, each with how deep it stands: a line goes on at its depth, and what
-    a rollback has left stands one deeper. `gate`: what it said of the version; `refused`: of those
-    that would have come after it, the newest first."""
+def read_versions(
+    rows: Rows, before: int | None = None
+) -> tuple[list[tuple[int, Record]], int | None]:
+    """The newest versions as a tree, each with how deep it stands: a line goes on at its depth, and
+    what a rollback has left stands one deeper. `gate`: what it said of the version; `refused`: of
+    those that would have come after it, the newest first. Then where the next page begins; None:
+    there is none.
+
+    Args:
+        before: only versions of lower numbers.
+    """
     kept = {one["id"]: one | {"gate": None, "refused": []} for one in read_kept(rows)}
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
         said = gate_of(step)
@@ -348,4 +355,6 @@ def read_versions(rows: Rows) -> list[tuple[int, Record]]:
     for number, one in kept.items():
         above = depth.get(one["parent"], 0)
         depth[number] = above + (not one["live"] and kept.get(one["parent"], one)["live"])
-    return [(depth[number], one) for number, one in reversed(kept.items())]
+    found = [number for number in reversed(kept) if before is None or number < before]
+    rest = found[ROWS - 1] if len(found) > ROWS else None
+    return [(depth[number], kept[number]) for number in found[:ROWS]], rest
