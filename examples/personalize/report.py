@@ -271,7 +271,8 @@ def _goal(held: Reached) -> dict[str, str]:
         + ("" if held.bound is None else f" ({held.bound:.2f})")
     )
     answer = {True: "met", False: "not met", None: "not run"}[held.met]
-    runs = f" ({held.measured.count} runs)" if held.measured is not None else ""
+    count = held.measured.count if held.measured is not None else 0
+    runs = f" ({count} {'run' if count == 1 else 'runs'})" if count else ""
     what = goal.what if goal.by is None else f"{goal.what} by {goal.by}"
     when = {"held": "within", "false alarms": "in"}.get(goal.what, "after")
     sessions = "" if goal.sessions is None else f" and {goal.sessions} sessions"

@@ -23,7 +23,7 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-REFUSED = "the gate refused the version"
+REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
 """How the reason of a step begins that is void for it."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
 _HELD, _RULING, _ALARM = "held", "ruling", "alarm"
