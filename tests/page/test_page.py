@@ -24,13 +24,14 @@ from tinker_claw.errors import RequestError, UndoError
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.insight import defined, facts, read_overview
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Attempt, NextState, StopReason
+from tinker_claw.types import Attempt, NextState, StopReason, Vote
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -413,7 +414,7 @@ async def test_two_versions_are_compared_with_their_intervals(tmp_path: Path) ->
                 one = new_turn(opened.ledger, f"{number} of {version}", policy_version=version)
                 turn = opened.ledger.turns.add(one)
                 none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
-                opened.ledger.judgements.add(turn, value=value, **none)
+                opened.ledger.judgements.add(turn, value=cast("Vote", value), **none)
         compared = read_overview(tmp_path, 16)["compared"]
         shown = told(await opened.get(""))
         assert compared["meaning"].startswith("learning helps")
@@ -456,7 +457,12 @@ async def test_overview_is_read_once_for_all_who_look(
 ) -> None:
     monkeypatch.setattr(routes, "FRESH_S", 1e9)
     times, really = list[int](), read.read_overview
-    monkeypatch.setattr(read, "read_overview", lambda *at: times.append(1) or really(*at))
+
+    def counted(rows: Rows, training: Training) -> dict[str, Any]:
+        times.append(1)
+        return really(rows, training)
+
+    monkeypatch.setattr(read, "read_overview", counted)
     async with page(tmp_path) as opened:
         shown = await asyncio.gather(*(opened.get("") for _ in range(5)))
         assert {answer.status_code for answer in shown} == {200}

@@ -143,9 +143,10 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
         "ORDER BY versions.id"
     )
     live, pin = read_line(rows).live, pinned(rows)
-    serving = {max(live, default=None)} if pin is None else {pin}
+    newest = max(live, default=None)
+    serving = {newest if pin is None else pin}
     if compared_from(rows) is not None:
-        serving.add(max(live, default=None))
+        serving |= {newest}
     return [
         {
             **dict(row),

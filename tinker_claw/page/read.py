@@ -344,7 +344,9 @@ def read_versions(
     Args:
         before: only versions of lower numbers.
     """
-    kept = {one["id"]: one | {"gate": None, "refused": []} for one in read_kept(rows)}
+    kept: dict[int, Record] = {
+        one["id"]: {**one, "gate": None, "refused": list[Record]()} for one in read_kept(rows)
+    }
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
         said = gate_of(step)
         if said is not None and said["refused"]:

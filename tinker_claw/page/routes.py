@@ -373,7 +373,7 @@ class _Page:
                 await self._deps.undo.pin(number, half=what == "half")
             case "unpin":
                 await self._deps.undo.unpin()
-            case "rollback":
+            case _:
                 await self._deps.undo.roll_back(number)
         return _to("/versions")
 
