@@ -306,7 +306,8 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
-        assert line["gate"] == {"asked": 12, "lost": []}
+        assert (line["gate"]["asked"], line["gate"]["lost"]) == (12, [])
+        assert line["gate"]["losses"]["canaries"] == 0
         stored = w.ledger.steps.gated(1, 1)[0]
         assert (len(stored.after), len(stored.before)) == (12, 12)
         assert gated(w.parts).findings() == []
@@ -406,6 +407,7 @@ async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path
         await w.version(2)
         first, second = (json.loads(line)["gate"] for line in w.metrics.read_text().splitlines())
         assert "1.00 nats less likely" in first["lost"][0]
+        assert first["losses"]["canaries"] == pytest.approx(1)
         assert [one[:6] for one in second["lost"]] == ["in all"], "since v1 nothing more"
 
 

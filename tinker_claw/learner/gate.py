@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from statistics import fmean
@@ -345,6 +345,12 @@ def lost(after: Answers, before: Answers, *, over: bool = False) -> list[str]:
     return found
 
 
+def mean_losses(after: Answers, before: Answers) -> dict[str, float]:
+    """In the mean over the questions, by figure; what no question tells of is left out."""
+    found = {figure.name: _losses(figure, after, before) for figure in FIGURES}
+    return {name: round(fmean(each), 5) for name, each in found.items() if each}
+
+
 def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
     known = [key for key in after if key in before and key.startswith(figure.of)]
     each = [figure.loss(before[key], after[key]) for key in sorted(known)]
@@ -393,6 +399,8 @@ class Asked:
     answers: Answers | None = None
     before: Answers | None = None
     """Of the version that serves, where no step has noted them."""
+    losses: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Against the version that serves, in the mean over the questions, by figure."""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -401,7 +409,8 @@ class Asked:
             return {"gate": {"unasked": self.unasked}}
         if self.answers is None:
             return {}
-        return {"gate": {"asked": len(self.answers), "lost": list(self.told)}}
+        lost = {"lost": list(self.told), "losses": dict(self.losses)}
+        return {"gate": {"asked": len(self.answers), **lost}}
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -495,7 +504,7 @@ class Gate:
             over = lost(answers, past, over=True)
             told += [f"in all over the last {LOOK_BACK} versions {one}" for one in over]
         before = {key: answer for key, answer in known.items() if key not in stored}
-        return Asked(tuple(told), None, answers, before)
+        return Asked(tuple(told), None, answers, before, mean_losses(answers, known))
 
     def findings(self) -> list[Finding]:
         """What the gate has to say of the last versions, from the ledger."""
@@ -508,12 +517,7 @@ class Gate:
             told = f"{REFUSED} after v{newest} because {last}; its batch is set aside"
             return [Finding("gate", Ruling.WARN, told)]
         found = next((one for one in steps.gated(newest, 1) if one.version == newest), None)
-        if found is None:
-            return []
-        told = f"v{newest} serves, though {'; '.join(found.said.get('lost', ()))}"
-        if why := found.said.get("unasked"):
-            told = f"v{newest} answers although the gate could not ask it: {why}"
-        elif not found.said.get("lost"):
+        if found is None or (told := found.warning) is None:
             return []
         return [Finding("gate", Ruling.WARN, told)]
 
