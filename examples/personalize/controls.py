@@ -52,8 +52,8 @@ in some 16 sessions, or two steps. One turn in four is audited, so that both hav
 class Presses(Client):
     """Of users who say outright what replies were like, once they have seen the whole session.
 
-    By then the judge has said what it thinks of all but perhaps the last; of a reply that is
-    pressed on at once no judge is asked, so nothing could contradict it.
+    By then the judge has said what it thinks of all but perhaps the last; of replies that are
+    pressed on at once it is asked of one in four.
     """
 
     def __init__(self, http: httpx.AsyncClient, *more: Any, share: float) -> None:

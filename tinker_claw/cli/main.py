@@ -42,6 +42,7 @@ EXIT_UNREAD = 141
 COMMANDS = {
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
+    "service": ("set up", "service"),
     "completion": ("set up", "main"),
     "status": ("look", "status"),
     "log": ("look", "log"),
