@@ -41,6 +41,7 @@ from local_gpu.config import Dtype
 from local_gpu.model.lora import BaseModel, Quantization, fused_experts, lora_targets
 from local_gpu.tree.body import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
+from tinker_claw.shipped import install
 
 _DEVICES: Final = ("cuda", "cpu")
 _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
@@ -54,8 +55,8 @@ def check_quantization(device: torch.device) -> None:
     """
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "4-bit base weights need bitsandbytes: pip install -c constraints.txt -e "
-            "'.[local,4bit]' in the project's folder, or leave --base-quantization out."
+            f"4-bit base weights need bitsandbytes: {install('local,4bit')}, or leave "
+            "--base-quantization out."
         )
     if device.type not in _DEVICES:
         raise ConfigError(

@@ -131,7 +131,7 @@ def test_the_local_backend_without_torch_says_how_to_get_it(tmp_path: Path) -> N
             [python, *command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 2
-        assert "needs torch, peft; in the project's folder: pip install -c" in done.stderr
+        assert "needs torch, peft: pip install -c constraints.txt -e '.[local]'" in done.stderr
         assert "Traceback" not in done.stderr
 
 
