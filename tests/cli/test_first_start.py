@@ -1,0 +1,509 @@
+"""Every failure of a first start that was ever seen: one sentence, with what to do next.
+
+Rule: each is brought about really, in a process of its own. A sentence is on one line, says what is
+wrong and what to type or to change; no traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.lives import Fate, fork
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.shipped import MODEL_DIR
+
+DEMO = ("--model-name", "demo", "--backend", "local")
+LOCAL = ("--backend", "local")
+KEY = {"TINKER_API_KEY": "tml-first"}
+OFFLINE = {"huggingface_hub.constants:HF_HUB_OFFLINE": True}
+NOWHERE = "http://127.0.0.1:1"
+BIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 8192}
+BIG |= {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+BIG |= {"intermediate_size": 28672, "vocab_size": 151936, "max_position_embeddings": 40960}
+BIG |= {"head_dim": 128, "tie_word_embeddings": False}
+
+
+@dataclass
+class Newcomer:
+    """Their empty folder, and what is around it."""
+
+    home: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    service: int | None = None
+    """The status with which a service of theirs answers; None: nobody asks it."""
+    taken: int = 0
+    """A port that another program has."""
+    holds: Ledger | None = None
+    """What another gateway of theirs has open."""
+
+    def file(self, name: str, text: str | bytes = "") -> str:
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    def model(self, *without: str, **files: str | bytes) -> str:
+        """The demo's, in a folder of their own, but for some files."""
+        folder = self.home / "model"
+        folder.mkdir()
+        for file in MODEL_DIR.iterdir():
+            if file.name not in without:
+                shutil.copyfile(file, folder / file.name)
+        for name, text in files.items():
+            self.file(f"model/{name.replace('__', '.')}", text)
+        return str(folder)
+
+    def program(self, name: str, script: str) -> None:
+        """One on their PATH."""
+        Path(self.file(f"bin/{name}", f"#!/bin/sh\n{script}\n")).chmod(0o755)
+        self.environment["PATH"] = f"{self.home / 'bin'}:/usr/bin:/bin"
+
+    def gpu(self, mib: int) -> None:
+        self.program("nvidia-smi", f"echo '0, Some GPU, {mib}, 4, GPU-a'")
+
+    def ledger(self, **bound: str) -> None:
+        ledger = Ledger(self.home / "data")
+        usual = {"model": "demo", "method": "combine", "backend": "local", "lora_rank": "32"}
+        ledger.bind(usual | bound)
+        ledger.close()
+
+
+Arrange = Callable[[Newcomer], Sequence[str]]
+TROUBLES: Mapping[str, tuple[Arrange, str]] = {}
+
+
+def trouble(says: str) -> Callable[[Arrange], Arrange]:
+    """What the sentence is to hold, and how it comes to it: returns the flags of the start."""
+
+    def enter(arrange: Arrange) -> Arrange:
+        TROUBLES[arrange.__name__] = (arrange, says)  # type: ignore[index]
+        return arrange
+
+    return enter
+
+
+# The command line and the settings
+
+
+@trouble("")
+def flag_that_does_not_exist(at: Newcomer) -> Sequence[str]:
+    return ("--modle-name", "demo")
+
+
+@trouble("")
+def command_that_does_not_exist(at: Newcomer) -> Sequence[str]:
+    return ("star",)
+
+
+@trouble("")
+def method_that_does_not_exist(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--method", "ppo")
+
+
+@trouble("")
+def backend_that_does_not_exist(at: Newcomer) -> Sequence[str]:
+    return ("--backend", "cuda")
+
+
+@trouble("")
+def settings_file_that_is_not_there(at: Newcomer) -> Sequence[str]:
+    return ("--config", "configs/1x40GB.toml")
+
+
+@trouble("")
+def settings_file_that_is_no_toml(at: Newcomer) -> Sequence[str]:
+    return ("--config", at.file("mine.toml", "model_name: demo\n"))
+
+
+@trouble("")
+def settings_file_with_a_key_outside_its_table(at: Newcomer) -> Sequence[str]:
+    return ("--config", at.file("mine.toml", 'model_name = "demo"\n'))
+
+
+@trouble("")
+def settings_file_with_a_key_that_does_not_exist(at: Newcomer) -> Sequence[str]:
+    return ("--config", at.file("mine.toml", "[training]\nlearning_speed = 1\n"))
+
+
+@trouble("")
+def variable_that_names_no_setting(at: Newcomer) -> Sequence[str]:
+    at.environment["TINKER_CLAW_MODEL"] = "demo"
+    return DEMO
+
+
+@trouble("")
+def address_open_to_all_without_a_key(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--host", "0.0.0.0")
+
+
+@trouble("")
+def gpus_without_the_local_backend(at: Newcomer) -> Sequence[str]:
+    return ("--gpus", "1")
+
+
+@trouble("")
+def price_table_that_is_not_there(at: Newcomer) -> Sequence[str]:
+    return ("--prices", "prices.toml")
+
+
+@trouble("")
+def judge_prompts_that_are_not_there(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--judge-prompts", "prompts.toml")
+
+
+@trouble("")
+def canaries_that_are_not_there(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--canaries", "canaries.toml")
+
+
+# Tinker
+
+
+@trouble("")
+def no_key(at: Newcomer) -> Sequence[str]:
+    return ()
+
+
+@trouble("")
+def key_of_somebody_else(at: Newcomer) -> Sequence[str]:
+    at.environment["TINKER_API_KEY"] = "sk-proj-123"
+    return ()
+
+
+@trouble("")
+def key_that_is_refused(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    at.service = 401
+    return ()
+
+
+@trouble("")
+def account_without_credit(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    at.service = 402
+    return ()
+
+
+@trouble("")
+def model_that_the_service_does_not_have(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    at.service = 200
+    return ("--model-name", "Qwen/Qwen3-9B")
+
+
+@trouble("")
+def service_that_cannot_be_reached(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    return ("--base-url", NOWHERE)
+
+
+@trouble("")
+def address_that_is_no_tinker(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    at.service = 404
+    return ()
+
+
+@trouble("")
+def address_without_http(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    return ("--base-url", "box:8000")
+
+
+@trouble("")
+def credentials_that_cannot_be_read(at: Newcomer) -> Sequence[str]:
+    at.file(".tinker/credentials.json", "{")
+    at.service = 200
+    return ()
+
+
+@trouble("")
+def tokenizer_of_a_tinker_model_without_a_network(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY
+    at.service = 200
+    return ("--model-name", "Qwen/Qwen3-8B")
+
+
+# The model
+
+
+@trouble("")
+def model_that_is_on_no_hub(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", "nobody/no-such-model")
+
+
+@trouble("")
+def model_with_a_name_that_no_hub_takes(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", "C:\\models\\qwen")
+
+
+@trouble("")
+def model_folder_that_is_not_there(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", "./qwen")
+
+
+@trouble("")
+def model_folder_without_a_tokenizer(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.model("tokenizer.json", "tokenizer_config.json"))
+
+
+@trouble("")
+def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
+    told = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    del told["chat_template"]
+    text = json.dumps(told)
+    return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
+
+
+@trouble("")
+def model_folder_with_a_broken_tokenizer(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.model(tokenizer__json="{"))
+
+
+@trouble("")
+def model_folder_with_a_broken_config(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.model(config__json="{"))
+
+
+@trouble("")
+def model_folder_without_weights(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.model("model.safetensors"))
+
+
+@trouble("")
+def model_folder_with_weights_cut_short(at: Newcomer) -> Sequence[str]:
+    half = (MODEL_DIR / "model.safetensors").read_bytes()[:100_000]
+    return (*LOCAL, "--model-name", at.model(model__safetensors=half))
+
+
+@trouble("")
+def model_folder_where_git_lfs_left_pointers(at: Newcomer) -> Sequence[str]:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    return (*LOCAL, "--model-name", at.model(model__safetensors=pointer))
+
+
+@trouble("")
+def model_of_an_unknown_kind(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.model(config__json='{"model_type": "qwen99"}'))
+
+
+@trouble("")
+def gguf_file(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", at.file("qwen.gguf"))
+
+
+@trouble("")
+def adapter_for_a_model(at: Newcomer) -> Sequence[str]:
+    base = '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'
+    return (*LOCAL, "--model-name", at.model(adapter_config__json=base))
+
+
+# This machine
+
+
+@trouble("")
+def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
+    return ("--config", "1x80GB", "--model-name", at.model())
+
+
+@trouble("")
+def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--device", "cuda", "--model-name", at.model())
+
+
+@trouble("")
+def torch_that_sees_no_gpu_where_there_is_one(at: Newcomer) -> Sequence[str]:
+    at.gpu(81_920)
+    return (*LOCAL, "--gpus", "1", "--model-name", at.model())
+
+
+@trouble("")
+def driver_that_is_broken(at: Newcomer) -> Sequence[str]:
+    at.program("nvidia-smi", "echo Driver/library version mismatch; exit 18")
+    return (*LOCAL, "--model-name", at.model())
+
+
+@trouble("")
+def gpu_that_is_too_small(at: Newcomer) -> Sequence[str]:
+    at.gpu(24_576)
+    return (*LOCAL, "--model-name", at.model(config__json=json.dumps(BIG)))
+
+
+@trouble("")
+def four_bits_without_their_package(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--base-quantization", "4bit", "--model-name", at.model())
+
+
+@trouble("")
+def samplers_that_do_not_run(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--sampler-urls", NOWHERE, "--model-name", at.model())
+
+
+@trouble("")
+def port_that_is_taken(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--port", str(at.taken))
+
+
+@trouble("")
+def address_of_another_machine(at: Newcomer) -> Sequence[str]:
+    at.environment["TINKER_CLAW_GATEWAY__API_KEY"] = "k" * 32
+    return (*DEMO, "--host", "192.0.2.1")
+
+
+@trouble("")
+def address_that_is_no_address(at: Newcomer) -> Sequence[str]:
+    at.environment["TINKER_CLAW_GATEWAY__API_KEY"] = "k" * 32
+    return (*DEMO, "--host", "no.such.host.invalid")
+
+
+@trouble("")
+def data_directory_that_is_a_file(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--data-dir", at.file("taken"))
+
+
+@trouble("")
+def data_directory_that_cannot_be_made(at: Newcomer) -> Sequence[str]:
+    return (*DEMO, "--data-dir", "/proc/tinker-claw")
+
+
+@trouble("")
+def second_gateway_on_the_same_folder(at: Newcomer) -> Sequence[str]:
+    at.holds = Ledger(at.home / "data")
+    return DEMO
+
+
+@trouble("")
+def ledger_of_another_model(at: Newcomer) -> Sequence[str]:
+    at.ledger(model="Qwen/Qwen3-8B")
+    return DEMO
+
+
+@trouble("")
+def ledger_of_another_method(at: Newcomer) -> Sequence[str]:
+    at.ledger(method="opd")
+    return DEMO
+
+
+@trouble("")
+def ledger_of_another_rank(at: Newcomer) -> Sequence[str]:
+    at.ledger(lora_rank="8")
+    return DEMO
+
+
+@trouble("")
+def ledger_of_another_release(at: Newcomer) -> Sequence[str]:
+    at.ledger()
+    with sqlite3.connect(at.home / "data" / "ledger.sqlite3") as ledger:
+        ledger.execute("PRAGMA user_version = 99")
+    ledger.close()
+    return DEMO
+
+
+@trouble("")
+def ledger_that_is_none(at: Newcomer) -> Sequence[str]:
+    at.file("data/ledger.sqlite3", "not a database, but long enough to look like one" * 50)
+    return DEMO
+
+
+# OpenClaw, and commands before there is anything
+
+
+@trouble("")
+def openclaw_with_a_broken_file(at: Newcomer) -> Sequence[str]:
+    return ("openclaw-config", *DEMO, "--write", at.file("openclaw.json", "{"))
+
+
+@trouble("")
+def openclaw_that_is_not_there(at: Newcomer) -> Sequence[str]:
+    return ("openclaw-config", *DEMO, "--write", str(at.home / "no" / "openclaw.json"))
+
+
+@trouble("")
+def status_before_a_start(at: Newcomer) -> Sequence[str]:
+    return ("status", *DEMO, "--port", "1")
+
+
+@trouble("")
+def look_before_a_start(at: Newcomer) -> Sequence[str]:
+    return ("log", "turns", *DEMO)
+
+
+@contextmanager
+def service(status: int) -> Iterator[str]:
+    """A service that answers so, and has one model."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = [{"model_name": "Qwen/Qwen3-8B", "max_context_length": 40960}]
+            body = json.dumps({"supported_models": known}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
+    at = Newcomer(tmp_path)
+    at.environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TINKER_API_KEY": ""}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at.taken = taken.getsockname()[1]
+        yield at
+    if at.holds is not None:
+        at.holds.close()
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_failure_is_a_sentence_with_the_next_command(name: str, newcomer: Newcomer) -> None:
+    arrange, says = TROUBLES[name]
+    flags = list(arrange(newcomer))
+    if "--data-dir" not in flags and not name.startswith("command"):
+        flags += ["--data-dir", str(newcomer.home / "data")]
+    if "--port" not in flags and not name.startswith("command"):
+        flags += ["--port", "0"]
+    told, status = start(newcomer, flags)
+    print(f"@@@ {name}: {status}: {told}")
+    assert "Traceback" not in told
+    assert status == 2, told
+    *_, last = told.strip().splitlines()
+    assert last.startswith("tinker-claw: "), told
+    assert re.search(says, last), last
+
+
+def start(at: Newcomer, flags: Sequence[str]) -> tuple[str, int]:
+    """What it says, and its status."""
+    log = at.home / "said"
+    log.touch()
+    with service(at.service or 200) as url:
+        there = {"TINKER_BASE_URL": url if at.service else ""}
+        process = fork(flags, log, Fate(constants=OFFLINE), at.environment | there)
+        process.join(300)
+        if process.is_alive():
+            process.kill()
+    assert process.exitcode is not None
+    return log.read_text(), process.exitcode
