@@ -1,17 +1,21 @@
 """Every failure of a first start that was ever seen: one sentence, with what to do next.
 
-Rule: each is brought about really, in a process of its own. A sentence is on one line, says what is
-wrong and what to type or to change; no traceback.
+Rule: each is brought about really, and the whole program is started. A sentence is on one line, and
+says what is wrong and what to type or to change; an error that is none of ours would come through.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,14 +24,14 @@ from threading import Thread
 
 import pytest
 
-from tests.lives import Fate, fork
+from tests.processes import ROOT
+from tinker_claw.cli.main import main
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.shipped import MODEL_DIR
 
 DEMO = ("--model-name", "demo", "--backend", "local")
 LOCAL = ("--backend", "local")
 KEY = {"TINKER_API_KEY": "tml-first"}
-OFFLINE = {"huggingface_hub.constants:HF_HUB_OFFLINE": True}
 NOWHERE = "http://127.0.0.1:1"
 BIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 8192}
 BIG |= {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
@@ -81,14 +85,14 @@ class Newcomer:
 
 
 Arrange = Callable[[Newcomer], Sequence[str]]
-TROUBLES: Mapping[str, tuple[Arrange, str]] = {}
+TROUBLES: dict[str, tuple[Arrange, str]] = {}
 
 
 def trouble(says: str) -> Callable[[Arrange], Arrange]:
     """What the sentence is to hold, and how it comes to it: returns the flags of the start."""
 
     def enter(arrange: Arrange) -> Arrange:
-        TROUBLES[arrange.__name__] = (arrange, says)  # type: ignore[index]
+        TROUBLES[arrange.__name__] = (arrange, says)
         return arrange
 
     return enter
@@ -468,42 +472,61 @@ def service(status: int) -> Iterator[str]:
 
 
 @pytest.fixture
-def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
-    at = Newcomer(tmp_path)
-    at.environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TINKER_API_KEY": ""}
+def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Newcomer]:
+    for name in [*os.environ]:
+        if name.startswith(("TINKER_", "OPENCLAW_", "CUDA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        at.taken = taken.getsockname()[1]
+        at = Newcomer(tmp_path, taken=taken.getsockname()[1])
+        at.environment["PATH"] = "/usr/bin:/bin"  # no nvidia-smi, no vllm
         yield at
     if at.holds is not None:
         at.holds.close()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_failure_is_a_sentence_with_the_next_command(name: str, newcomer: Newcomer) -> None:
+def test_failure_is_a_sentence_with_the_next_command(
+    name: str,
+    newcomer: Newcomer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     arrange, says = TROUBLES[name]
     flags = list(arrange(newcomer))
     if "--data-dir" not in flags and not name.startswith("command"):
         flags += ["--data-dir", str(newcomer.home / "data")]
     if "--port" not in flags and not name.startswith("command"):
         flags += ["--port", "0"]
-    told, status = start(newcomer, flags)
-    print(f"@@@ {name}: {status}: {told}")
-    assert "Traceback" not in told
-    assert status == 2, told
-    *_, last = told.strip().splitlines()
+    with service(newcomer.service or 200) as url:
+        if newcomer.service is not None:
+            newcomer.environment["TINKER_BASE_URL"] = url
+        for variable, value in newcomer.environment.items():
+            monkeypatch.setenv(variable, value)
+        status = main(flags)
+    told = capsys.readouterr().err.strip()
+    *_, last = told.splitlines()
+    print(f"@@@ {name}: {status}: {last}")
     assert last.startswith("tinker-claw: "), told
     assert re.search(says, last), last
+    assert status == 2
 
 
-def start(at: Newcomer, flags: Sequence[str]) -> tuple[str, int]:
-    """What it says, and its status."""
-    log = at.home / "said"
-    log.touch()
-    with service(at.service or 200) as url:
-        there = {"TINKER_BASE_URL": url if at.service else ""}
-        process = fork(flags, log, Fate(constants=OFFLINE), at.environment | there)
-        process.join(300)
-        if process.is_alive():
-            process.kill()
-    assert process.exitcode is not None
-    return log.read_text(), process.exitcode
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("sys.version_info = (3, 9, 2)", r"this is Python 3\.9, and 3\.11 .*: make PYTHON=/path"),
+        ("sys.modules['click'] = None", "click is not installed for .*: `make` .* `source .venv/b"),
+    ],
+    ids=["a Python that is too old", "an environment that was not entered"],
+)
+def test_what_run_py_itself_says(before: str, says: str) -> None:
+    code = f"import runpy, sys; {before}; runpy.run_path({str(ROOT / 'run.py')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 1
+    assert re.fullmatch(f"tinker-claw: .*{says}.*\n", done.stderr), done.stderr
