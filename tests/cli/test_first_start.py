@@ -81,6 +81,7 @@ class Newcomer:
         ledger = Ledger(self.home / "data")
         usual = {"model": "demo", "method": "combine", "backend": "local", "lora_rank": "32"}
         ledger.bind(usual | bound)
+        ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")  # else nobody is held up
         ledger.close()
 
 
@@ -229,7 +230,7 @@ def address_without_http(at: Newcomer) -> Sequence[str]:
 @trouble("")
 def credentials_that_cannot_be_read(at: Newcomer) -> Sequence[str]:
     at.file(".tinker/credentials.json", "{")
-    at.service = 200
+    at.service = 401
     return ()
 
 

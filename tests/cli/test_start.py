@@ -179,6 +179,26 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
 
 
 @pytest.mark.slow
+def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
+    (home / "bin").mkdir()
+    asked = home / "bin" / "nvidia-smi"
+    asked.write_text("#!/bin/sh\necho '0, Some GPU, 81920, 4, GPU-a'\n")
+    asked.chmod(0o755)
+    with started(home, PATH=f"{home / 'bin'}:/usr/bin:/bin") as seen:
+        seen.until(r"on GPUs of this machine \(80 GiB\)")
+        seen.types("2\r")
+        seen.until("There is no vLLM here, .* many times slower")
+        seen.until("OpenClaw found at")
+        seen.types("3\r")
+        seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
+        assert seen.ended() == 2
+    told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
+    assert told["run"]["backend"] == "local"
+    assert "spend" not in told
+    assert files(home)[".openclaw/openclaw.json"] == OPENCLAW
+
+
+@pytest.mark.slow
 def test_the_demo_is_an_answer_and_is_not_kept(home: Path) -> None:
     with started(home) as seen:
         seen.until("1 to 3: ")

@@ -75,11 +75,21 @@ async def open_trainer(
 
 
 def learning_rate(settings: Settings, folder: str) -> float:
-    """The rate in force; `auto` asks the model's configuration for its hidden size."""
+    """The rate in force; `auto` asks the model's configuration for its hidden size.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     rate = settings.training.learning_rate
     if rate != "auto":
         return rate
-    config = _text_config(Path(folder) / "config.json")
+    try:
+        config = _text_config(Path(folder) / "config.json")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder} has no config.json that can be read, by which --learning-rate auto goes: "
+            "put it there, or give a number"
+        ) from error
     if "hidden_size" in config:
         return lora_learning_rate(config["hidden_size"], config.get("model_type", ""))
     from transformers import AutoConfig  # knows its other names; imports torch

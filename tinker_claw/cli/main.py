@@ -41,7 +41,7 @@ EXIT_UNREAD = 141
 
 
 COMMANDS = {
-    "demo": ("set up", "demo"),
+    "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
     "completion": ("set up", "main"),
@@ -184,9 +184,7 @@ class _Demo(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> int:
-        from tinker_claw.cli.demo import run
-
-        return run(ctx.params["words"])
+        return start.demo(ctx.params["words"])
 
 
 class Program(_Helped, click.Group):

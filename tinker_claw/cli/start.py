@@ -1,8 +1,10 @@
-"""`tinker-claw` on a terminal, with nothing said: three questions, and a start.
+"""How a newcomer begins: `tinker-claw` with nothing said asks three questions and starts, and
+`tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered
 becomes a file of settings, without secrets, and the next such start asks nothing. A key goes where
-Tinker's own SDK looks for one; OpenClaw's file is changed by the command that does so.
+Tinker's own SDK looks for one; OpenClaw's file is changed by the command that does so. The demo is
+the program examples/demo, which lies in the checkout or in the wheel.
 """
 
 from __future__ import annotations
@@ -12,21 +14,39 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from getpass import getpass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tinker_claw.cli import demo, openclaw_file
+from tinker_claw.cli import openclaw_file
 from tinker_claw.cli.common import note, room_beside, url_of, wrapped, write
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import install, shipped
 
 BUDGET_USD = 5
 """Of a start at Tinker, whose owner has not yet seen what it costs."""
 _RUNS = f"{ENV_PREFIX}RUN__"
+_DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
+
+
+def demo(words: Sequence[str]) -> int:
+    """Play it with these flags, which are its own; returns the exit status.
+
+    Raises:
+        ConfigError: what trains or draws is not installed.
+        SystemExit: of --help, and of flags that do not exist.
+    """
+    if missing := [name for name in _DEMO_NEEDS if find_spec(name) is None]:
+        raise ConfigError(f"the demo needs {', '.join(missing)}: {install('local,demo')}")
+    sys.path.insert(0, str(shipped("examples").parent))
+    # By name: it stands above the product, which it starts as a child.
+    return import_module("examples.demo.__main__").main(words)
 
 
 def nothing_said(given: Mapping[str, Any]) -> bool:
@@ -57,7 +77,7 @@ def begin(serve: Callable[[dict[str, Any]], int]) -> int:
     except EOFError:  # Ctrl-D
         raise KeyboardInterrupt from None
     if answers is None:
-        return demo.run(())
+        return demo(())
     _remember(answers, file)
     return serve({CONFIG: str(file)})
 
