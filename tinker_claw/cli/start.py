@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.cli import openclaw_file
-from tinker_claw.cli.common import note, room_beside, url_of, wrapped, write
+from tinker_claw.cli.common import note, room_beside, url_of, write
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError
@@ -102,7 +102,7 @@ def _ask() -> _Answers | None:
         try:
             key = _tinker(settings) if place == "tinker" else _local(settings)
         except ConfigError as error:
-            write(["", *wrapped(str(error))])
+            write(["", str(error)])
         else:
             return _Answers(settings, key, _openclaw())
 
@@ -136,7 +136,7 @@ def _tinker(settings: Settings) -> str | None:
 
     key = None
     if (found := source_of_key()) is not None:
-        write(["", *wrapped(f"The key: {found} has one; it is used, and kept nowhere else.")])
+        write(["", f"The key: {found} has one; it is used, and kept nowhere else."])
     else:
         write(["", f"Your key of Tinker? {CONSOLE} makes one."])
         key = getpass("It begins with tml- and is not shown as you type: ").strip()
@@ -159,7 +159,7 @@ def _local(settings: Settings) -> None:
         )
     if find_vllm() is None:
         slow = "so the gateway's own process samples, many times slower"
-        write(["", *wrapped(f"There is no vLLM here, {slow}. {GET_VLLM}")])
+        write(["", f"There is no vLLM here, {slow}. {GET_VLLM}"])
 
 
 def _openclaw() -> str | None:
@@ -168,7 +168,7 @@ def _openclaw() -> str | None:
     try:
         found = openclaw_file.read(path)
     except ConfigError as error:
-        write(["", *wrapped(f"OpenClaw: {error}")])
+        write(["", f"OpenClaw: {error}"])
         return None
     if found.was is None:
         return None
@@ -201,11 +201,11 @@ def _remember(answers: _Answers, file: Path) -> None:
         from tinker_claw.backends.tinker.access import keep
 
         kept = keep(answers.key)
-        write(wrapped(f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."))
+        write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
     with room_beside(file) as room:
         (room / "new").write_text(_written(settings, file))
         (room / "new").rename(file)
-    write(wrapped(f"Kept your answers in {file}. The same start by hand:"))
+    write([f"Kept your answers in {file}. The same start by hand:"])
     write([f"    tinker-claw --config {file}"])
     if answers.openclaw is not None:
         from tinker_claw.cli.openclaw import OpenclawConfig
