@@ -102,73 +102,73 @@ def trouble(says: str) -> Callable[[Arrange], Arrange]:
 # The command line and the settings
 
 
-@trouble("")
+@trouble(r"Did you mean one of: '--model-name', .* \(tinker-claw --help says more\)")
 def flag_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("--modle-name", "demo")
 
 
-@trouble("")
+@trouble(r"\(tinker-claw --help says more\)")
 def command_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("star",)
 
 
-@trouble("")
+@trouble(r"no method 'ppo'; choose combine, binary, opd, sdpo, sdft")
 def method_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--method", "ppo")
 
 
-@trouble("")
+@trouble(r"'cuda' is not one of 'tinker', 'local'")
 def backend_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("--backend", "cuda")
 
 
-@trouble("")
+@trouble(r"shipped ones go by their names alone: .*1x80GB,")
 def settings_file_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("--config", "configs/1x40GB.toml")
 
 
-@trouble("")
+@trouble(r"mine\.toml is not valid TOML: .*line 1")
 def settings_file_that_is_no_toml(at: Newcomer) -> Sequence[str]:
     return ("--config", at.file("mine.toml", "model_name: demo\n"))
 
 
-@trouble("")
+@trouble(r"model_name: a file says it in a table; put it below \[run\]")
 def settings_file_with_a_key_outside_its_table(at: Newcomer) -> Sequence[str]:
     return ("--config", at.file("mine.toml", 'model_name = "demo"\n'))
 
 
-@trouble("")
+@trouble(r"learning_speed: there is no such setting \(tinker-claw --help-all lists")
 def settings_file_with_a_key_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("--config", at.file("mine.toml", "[training]\nlearning_speed = 1\n"))
 
 
-@trouble("")
+@trouble(r"TINKER_CLAW_MODEL names no setting \(tinker-claw --help-all")
 def variable_that_names_no_setting(at: Newcomer) -> Sequence[str]:
     at.environment["TINKER_CLAW_MODEL"] = "demo"
     return DEMO
 
 
-@trouble("")
+@trouble(r"set TINKER_CLAW_GATEWAY__API_KEY, .* or bind to 127\.0\.0\.1")
 def address_open_to_all_without_a_key(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--host", "0.0.0.0")
 
 
-@trouble("")
+@trouble(r"add --backend local, or leave it out")
 def gpus_without_the_local_backend(at: Newcomer) -> Sequence[str]:
     return ("--gpus", "1")
 
 
-@trouble("")
+@trouble(r"\(No such file or directory\): mend the path, or leave it out")
 def price_table_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("--prices", "prices.toml")
 
 
-@trouble("")
+@trouble(r"--judge-prompts .* mend it, or leave it out")
 def judge_prompts_that_are_not_there(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--judge-prompts", "prompts.toml")
 
 
-@trouble("")
+@trouble(r"--canaries .* mend the path, or leave it out")
 def canaries_that_are_not_there(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--canaries", "canaries.toml")
 
@@ -176,52 +176,52 @@ def canaries_that_are_not_there(at: Newcomer) -> Sequence[str]:
 # Tinker
 
 
-@trouble("")
+@trouble(r"make one at https://.* and export TINKER_API_KEY=tml-\.\.\. ; or .* --backend local")
 def no_key(at: Newcomer) -> Sequence[str]:
     return ()
 
 
-@trouble("")
+@trouble(r"TINKER_API_KEY holds no Tinker key: those begin with 'tml-'")
 def key_of_somebody_else(at: Newcomer) -> Sequence[str]:
     at.environment["TINKER_API_KEY"] = "sk-proj-123"
     return ()
 
 
-@trouble("")
+@trouble(r"refuses the key \(HTTP 401\): check TINKER_API_KEY")
 def key_that_is_refused(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     at.service = 401
     return ()
 
 
-@trouble("")
+@trouble(r"look at the account's balance and payment method in the Tinker console")
 def account_without_credit(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     at.service = 402
     return ()
 
 
-@trouble("")
+@trouble(r"Qwen/Qwen3-9B is not among the models that .* trains: Qwen/Qwen3-8B")
 def model_that_the_service_does_not_have(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     at.service = 200
     return ("--model-name", "Qwen/Qwen3-9B")
 
 
-@trouble("")
+@trouble(r"cannot be reached.*: check the network and --base-url, and that the server runs")
 def service_that_cannot_be_reached(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     return ("--base-url", NOWHERE)
 
 
-@trouble("")
+@trouble(r"is no Tinker server \(HTTP 404\): check --base-url")
 def address_that_is_no_tinker(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     at.service = 404
     return ()
 
 
-@trouble("")
+@trouble(r"--base-url box:8000 is no address: it begins with http:// or https://")
 def address_without_http(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     return ("--base-url", "box:8000")
@@ -234,7 +234,7 @@ def credentials_that_cannot_be_read(at: Newcomer) -> Sequence[str]:
     return ()
 
 
-@trouble("")
+@trouble(r"check the name and the network, give a local folder, or")
 def tokenizer_of_a_tinker_model_without_a_network(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     at.service = 200
@@ -244,22 +244,22 @@ def tokenizer_of_a_tinker_model_without_a_network(at: Newcomer) -> Sequence[str]
 # The model
 
 
-@trouble("")
+@trouble(r"check the name and the network, give a local folder, or use --model-name demo")
 def model_that_is_on_no_hub(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "nobody/no-such-model")
 
 
-@trouble("")
+@trouble(r"check the name and the network, give a local folder")
 def model_with_a_name_that_no_hub_takes(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "C:\\models\\qwen")
 
 
-@trouble("")
+@trouble(r"--model-name \./qwen: there is no such folder")
 def model_folder_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "./qwen")
 
 
-@trouble("")
+@trouble(r"put its files there, or name a model that has the same one with --tokenizer")
 def model_folder_without_a_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model("tokenizer.json", "tokenizer_config.json"))
 
@@ -272,7 +272,7 @@ def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
 
 
-@trouble("")
+@trouble(r"check --model-name, or choose another --renderer")
 def model_folder_with_a_broken_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(tokenizer__json="{"))
 
@@ -282,18 +282,18 @@ def model_folder_with_a_broken_config(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(config__json="{"))
 
 
-@trouble("")
+@trouble(r"give a folder with config\.json and model\.safetensors, or a Hugging Face id")
 def model_folder_without_weights(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model("model.safetensors"))
 
 
-@trouble("")
+@trouble(r"corrupt or incomplete; download or build them again")
 def model_folder_with_weights_cut_short(at: Newcomer) -> Sequence[str]:
     half = (MODEL_DIR / "model.safetensors").read_bytes()[:100_000]
     return (*LOCAL, "--model-name", at.model(model__safetensors=half))
 
 
-@trouble("")
+@trouble(r"corrupt or incomplete; download or build them again")
 def model_folder_where_git_lfs_left_pointers(at: Newcomer) -> Sequence[str]:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     return (*LOCAL, "--model-name", at.model(model__safetensors=pointer))
@@ -304,12 +304,12 @@ def model_of_an_unknown_kind(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(config__json='{"model_type": "qwen99"}'))
 
 
-@trouble("")
+@trouble(r"is a file, no folder; name a model in the form of the Hugging Face hub .* GGUF")
 def gguf_file(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.file("qwen.gguf"))
 
 
-@trouble("")
+@trouble(r"name its base \(Qwen/Qwen3-8B\), or a model that it is merged into")
 def adapter_for_a_model(at: Newcomer) -> Sequence[str]:
     base = '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'
     return (*LOCAL, "--model-name", at.model(adapter_config__json=base))
@@ -318,12 +318,12 @@ def adapter_for_a_model(at: Newcomer) -> Sequence[str]:
 # This machine
 
 
-@trouble("")
+@trouble(r"show 0 GPUs here; mend the driver, or leave it out .*--gpu-memory-gb")
 def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return ("--config", "1x80GB", "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"--device cuda: .* mend the driver, or leave it out to learn on the CPU")
 def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--device", "cuda", "--model-name", at.model())
 
@@ -334,80 +334,80 @@ def torch_that_sees_no_gpu_where_there_is_one(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--gpus", "1", "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"Driver/library version mismatch\): mend the driver, or use --device cpu")
 def driver_that_is_broken(at: Newcomer) -> Sequence[str]:
     at.program("nvidia-smi", "echo Driver/library version mismatch; exit 18")
     return (*LOCAL, "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"What would fit: .*`tinker-claw doctor` with these flags shows the sum")
 def gpu_that_is_too_small(at: Newcomer) -> Sequence[str]:
     at.gpu(24_576)
     return (*LOCAL, "--model-name", at.model(config__json=json.dumps(BIG)))
 
 
-@trouble("")
+@trouble(r"needs bitsandbytes: pip install .*\[local,4bit\]")
 def four_bits_without_their_package(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--base-quantization", "4bit", "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"--sampler-urls: .* See that a server runs there, or mend the address")
 def samplers_that_do_not_run(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--sampler-urls", NOWHERE, "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"\(Address already in use\); stop what uses it, or choose another --port")
 def port_that_is_taken(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--port", str(at.taken))
 
 
-@trouble("")
+@trouble(r"\(Cannot assign requested address\); give an address of this machine")
 def address_of_another_machine(at: Newcomer) -> Sequence[str]:
     at.environment["TINKER_CLAW_GATEWAY__API_KEY"] = "k" * 32
     return (*DEMO, "--host", "192.0.2.1")
 
 
-@trouble("")
+@trouble(r"cannot listen on no\.such\.host\.invalid:.* give an address of this machine")
 def address_that_is_no_address(at: Newcomer) -> Sequence[str]:
     at.environment["TINKER_CLAW_GATEWAY__API_KEY"] = "k" * 32
     return (*DEMO, "--host", "no.such.host.invalid")
 
 
-@trouble("")
+@trouble(r"choose another with --data-dir")
 def data_directory_that_is_a_file(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--data-dir", at.file("taken"))
 
 
-@trouble("")
+@trouble(r"choose another with --data-dir")
 def data_directory_that_cannot_be_made(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--data-dir", "/proc/tinker-claw")
 
 
-@trouble("")
+@trouble(r"is in use by another process; stop that one or choose another with")
 def second_gateway_on_the_same_folder(at: Newcomer) -> Sequence[str]:
     at.holds = Ledger(at.home / "data")
     return DEMO
 
 
-@trouble("")
+@trouble(r"give --model-name Qwen/Qwen3-8B, or another --data-dir")
 def ledger_of_another_model(at: Newcomer) -> Sequence[str]:
     at.ledger(model="Qwen/Qwen3-8B")
     return DEMO
 
 
-@trouble("")
+@trouble(r"give --method opd, or another --data-dir")
 def ledger_of_another_method(at: Newcomer) -> Sequence[str]:
     at.ledger(method="opd")
     return DEMO
 
 
-@trouble("")
+@trouble(r"give --lora-rank 8, or another --data-dir")
 def ledger_of_another_rank(at: Newcomer) -> Sequence[str]:
     at.ledger(lora_rank="8")
     return DEMO
 
 
-@trouble("")
+@trouble(r"use that release, or another --data-dir")
 def ledger_of_another_release(at: Newcomer) -> Sequence[str]:
     at.ledger()
     with sqlite3.connect(at.home / "data" / "ledger.sqlite3") as ledger:
@@ -416,7 +416,7 @@ def ledger_of_another_release(at: Newcomer) -> Sequence[str]:
     return DEMO
 
 
-@trouble("")
+@trouble(r"move it away or choose another --data-dir")
 def ledger_that_is_none(at: Newcomer) -> Sequence[str]:
     at.file("data/ledger.sqlite3", "not a database, but long enough to look like one" * 50)
     return DEMO
@@ -425,22 +425,22 @@ def ledger_that_is_none(at: Newcomer) -> Sequence[str]:
 # OpenClaw, and commands before there is anything
 
 
-@trouble("")
+@trouble(r"is not valid JSON5, and is left alone")
 def openclaw_with_a_broken_file(at: Newcomer) -> Sequence[str]:
     return ("openclaw-config", *DEMO, "--write", at.file("openclaw.json", "{"))
 
 
-@trouble("")
+@trouble(r"cannot be made: there is no folder")
 def openclaw_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("openclaw-config", *DEMO, "--write", str(at.home / "no" / "openclaw.json"))
 
 
-@trouble("")
+@trouble(r"Start one with `tinker-claw`, or name the port")
 def status_before_a_start(at: Newcomer) -> Sequence[str]:
     return ("status", *DEMO, "--port", "1")
 
 
-@trouble("")
+@trouble(r"holds no ledger; name the directory with --data-dir, or give the flags")
 def look_before_a_start(at: Newcomer) -> Sequence[str]:
     return ("log", "turns", *DEMO)
 

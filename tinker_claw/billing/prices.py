@@ -99,7 +99,9 @@ def load(path: Path | None = None) -> PriceTable:
     try:
         content = _File.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
-        raise ConfigError(f"--prices {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"--prices {path} cannot be read ({error.strerror}): mend the path, or leave it out"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prices {path} is not valid TOML: {error}") from error
     except ValidationError as error:

@@ -173,5 +173,11 @@ def _named(location: tuple[int | str, ...]) -> str:
 
 def _reason(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
+        *outer, name = problem["loc"]
+        homes = [
+            f"[{section}]" for section, model in sections().items() if name in model.model_fields
+        ]
+        if homes and not outer:
+            return f"a file says it in a table; put it below {' or '.join(homes)}"
         return "there is no such setting (tinker-claw --help-all lists them)"
     return str(problem["msg"])

@@ -108,7 +108,9 @@ class Prompts:
         try:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"--judge-prompts {path} cannot be read: {error}") from error
+            raise ConfigError(
+                f"--judge-prompts {path} cannot be read ({error}): mend it, or leave it out"
+            ) from error
         known = {field.name for field in fields(cls)}
         if unknown := sorted(given.keys() - known):
             raise ConfigError(

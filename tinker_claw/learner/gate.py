@@ -108,7 +108,9 @@ def canaries(path: Path, renderer: Renderer) -> list[Question]:
     try:
         found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"--canaries {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"--canaries {path} cannot be read ({error.strerror}): mend the path, or leave it out"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--canaries {path} is not valid TOML: {error}") from error
     except ValidationError as error:
