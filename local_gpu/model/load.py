@@ -294,7 +294,8 @@ def open_base(
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"device {device!r} cannot be used here: {error}. Try auto or cpu."
+            f"device {device!r} cannot be used here: {error}. Install a torch for this "
+            "GPU and its driver (pytorch.org/get-started says which), or give --device cpu."
         ) from error
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     fitting = "bfloat16" if place.type == "cuda" else "float32"

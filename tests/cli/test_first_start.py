@@ -227,7 +227,7 @@ def address_without_http(at: Newcomer) -> Sequence[str]:
     return ("--base-url", "box:8000")
 
 
-@trouble("")
+@trouble(r"check TINKER_API_KEY|credentials")
 def credentials_that_cannot_be_read(at: Newcomer) -> Sequence[str]:
     at.file(".tinker/credentials.json", "{")
     at.service = 401
@@ -254,7 +254,7 @@ def model_with_a_name_that_no_hub_takes(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "C:\\models\\qwen")
 
 
-@trouble(r"--model-name \./qwen: there is no such folder")
+@trouble(r"--model-name \./qwen: there is no such folder; name a model in the form of the")
 def model_folder_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "./qwen")
 
@@ -264,7 +264,7 @@ def model_folder_without_a_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model("tokenizer.json", "tokenizer_config.json"))
 
 
-@trouble("")
+@trouble(r"no chat template.*name the tokenizer of a like model with --tokenizer")
 def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     told = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
     del told["chat_template"]
@@ -272,12 +272,12 @@ def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
 
 
-@trouble(r"check --model-name, or choose another --renderer")
+@trouble(r"check --model-name, name the tokenizer of a like model with --tokenizer, or")
 def model_folder_with_a_broken_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(tokenizer__json="{"))
 
 
-@trouble("")
+@trouble(r"give a folder with config\.json and .*config\.json' is not a valid JSON")
 def model_folder_with_a_broken_config(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(config__json="{"))
 
@@ -299,7 +299,7 @@ def model_folder_where_git_lfs_left_pointers(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(model__safetensors=pointer))
 
 
-@trouble("")
+@trouble(r"does not recognize this architecture")
 def model_of_an_unknown_kind(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(config__json='{"model_type": "qwen99"}'))
 
@@ -328,7 +328,7 @@ def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--device", "cuda", "--model-name", at.model())
 
 
-@trouble("")
+@trouble(r"Install a torch for this GPU and its driver .*, or give --device cpu")
 def torch_that_sees_no_gpu_where_there_is_one(at: Newcomer) -> Sequence[str]:
     at.gpu(81_920)
     return (*LOCAL, "--gpus", "1", "--model-name", at.model())

@@ -242,12 +242,10 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except OSError as error:
-        # Python adds what it did to the system's words; of a name the words are its own.
-        number = error.errno or 0
-        reason = os.strerror(number) if number > 0 else error.strerror
+        reason = (error.strerror or "").partition(" (while")[0]  # what Python did, it adds
         raise ConfigError(
             f"cannot listen on {host}:{port} ({reason}); "
-            + _CURES.get(number, "give an address of this machine as --host")
+            + _CURES.get(error.errno or 0, "give an address of this machine as --host")
         ) from error
     # Accepted connections inherit both. Without it a small answer waits 40 ms to be acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
