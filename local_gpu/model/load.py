@@ -117,6 +117,8 @@ _WHOLE: Final = (
     "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
     "take the model that they were made from, on a small GPU with --base-quantization 4bit."
 )
+_UNKNOWN: Final = "does not recognize this architecture"
+"""Part of what transformers says of a model_type that it does not have."""
 
 
 def load_base(
@@ -178,6 +180,11 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             f"The model in {source!r} needs more than is installed ({_first_line(error)}). {_WHOLE}"
         ) from error
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
+        if _UNKNOWN in str(error):
+            raise ConfigError(
+                f"The model in {source!r} is of a kind (model_type in config.json) that this release "
+                "of transformers does not know. Name another one."
+            ) from error
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
             f"again. ({_first_line(error)})"

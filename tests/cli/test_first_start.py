@@ -299,7 +299,7 @@ def model_folder_where_git_lfs_left_pointers(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(model__safetensors=pointer))
 
 
-@trouble(r"does not recognize this architecture")
+@trouble(r"this release of transformers does not know\. Name another one")
 def model_of_an_unknown_kind(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(config__json='{"model_type": "qwen99"}'))
 
