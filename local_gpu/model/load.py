@@ -182,8 +182,8 @@ def _load(source: str, dtype: torch.dtype) -> Any:
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
         if _UNKNOWN in str(error):
             raise ConfigError(
-                f"The model in {source!r} is of a kind (model_type in config.json) that this release "
-                "of transformers does not know. Name another one."
+                f"The model in {source!r} is of a kind (model_type in config.json) that this "
+                "release of transformers does not know. Name another one."
             ) from error
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "

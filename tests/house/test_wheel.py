@@ -65,7 +65,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_in_a_wheel(python: Path) -> None:
     (wheel,) = python.parents[2].glob("*.whl")
     with ZipFile(wheel) as packed:
-        names, bytes_ = packed.namelist(), sum(one.file_size for one in packed.infolist())
+        names = packed.namelist()
     shipped_at = "tinker_claw/shipped/"
     inside = {name.removeprefix(shipped_at) for name in names if name.startswith(shipped_at)}
     assert {"run.py", "examples/demo/__main__.py", "examples/demo/recipe/grammar.py"} <= inside
@@ -77,7 +77,7 @@ def test_what_is_in_a_wheel(python: Path) -> None:
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tinker_claw", "local_gpu"}
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
-    assert wheel.stat().st_size < 8_000_000 < bytes_ < 12_000_000, (wheel.stat().st_size, bytes_)
+    assert wheel.stat().st_size < 8_000_000
 
 
 @pytest.mark.slow
