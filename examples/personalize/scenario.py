@@ -130,7 +130,9 @@ def right(reply: str, asked: Any) -> bool:
     if isinstance(asked, Problem):
         return shows_work(reply, asked)
     answer = asked.get("answer")
-    return answer is None or re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply) is not None
+    if answer is None:
+        return True
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.IGNORECASE) is not None
 
 
 def read(name: str, path: Path) -> Scenario:

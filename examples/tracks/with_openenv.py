@@ -118,6 +118,15 @@ class OpenEnv:
         share = (total - self.lowest) / (self.highest - self.lowest)
         return outcome(2 * share - 1)
 
+    def reward(self, said: Mapping[str, Any]) -> float:
+        """Raises: TrackError: what stands there is no number."""
+        reward = said.get("reward")
+        try:
+            return float(reward or 0.0)
+        except (TypeError, ValueError, OverflowError) as error:
+            why = f"{self.address} gives the reward {str(reward)[:80]!r}, which is no number."
+            raise TrackError(why) from error
+
     def action_in(self, text: str) -> Mapping[str, Any] | None:
         """What a reply without a call wants to do: JSON, or the text itself where an action is one
         text; None: nothing."""
@@ -202,7 +211,7 @@ class Seed:
                 said = await world.ask("step", arguments)
             except ValueError as error:
                 return f"error: {error}"
-            total += said.get("reward") or 0.0
+            total += self.of.reward(said)
             return _shown(said)
 
         for _ in range(self.of.max_turns):
@@ -245,7 +254,7 @@ class _World:
             with suppress(WebSocketException):  # a server that is full says so, and closes
                 await self._connection.send(json.dumps({"type": kind, "data": data}))
             said = json.loads(await asyncio.wait_for(self._connection.recv(), STEP_S))
-            answer, what = said["data"], said["type"]
+            answer, what = dict(said["data"]), said["type"]
         except (WebSocketException, OSError, ValueError, KeyError, TypeError) as error:
             raise _Lost(str(error) or type(error).__name__) from error
         if what != "error":

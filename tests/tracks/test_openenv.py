@@ -331,6 +331,25 @@ def test_tools_of_a_world_are_the_models_tools(programs: Path, tmp_path: Path) -
     assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
 
 
+ODD = """\
+from examples.tracks import TrackError
+from examples.tracks.with_openenv import OpenEnv
+
+world = OpenEnv("host:1", False, {}, "", 0.0, 1.0, 0, 3, {"properties": {}}, False)
+assert [world.reward({"reward": r}) for r in (None, True, 0.5)] == [0.0, 1.0, 0.5]
+for reward in ("much", [1.0], 10**400):
+    try:
+        print(world.reward({"reward": reward}))
+    except TrackError as error:
+        assert str(error).startswith("host:1 gives the reward ")
+"""
+
+
+def test_reward_that_is_no_number_is_said_so(programs: Path) -> None:
+    """No server of OpenEnv sends one; others may."""
+    assert subprocess.check_output([programs / "python", "-c", ODD], cwd=ROOT) == b""
+
+
 def _tries(secret: int) -> int:
     """Guesses that halving takes."""
     low, high, tries = 0, 99, 1
