@@ -227,7 +227,9 @@ def address_without_http(at: Newcomer) -> Sequence[str]:
     return ("--base-url", "box:8000")
 
 
-@trouble(r"check TINKER_API_KEY|credentials")
+@trouble(
+    r"\.tinker/credentials\.json cannot be read .* `tinker auth login` makes it anew; or export"
+)
 def credentials_that_cannot_be_read(at: Newcomer) -> Sequence[str]:
     at.file(".tinker/credentials.json", "{")
     at.service = 401

@@ -139,10 +139,22 @@ def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedMo
 
 def source_of_key() -> str | None:
     """Where a key is found: in a variable, by a credential command, or in what `tinker auth login`
-    stored; None: nowhere."""
-    named = (name for name in (KEY_VARIABLE, _COMMAND_VARIABLE) if os.environ.get(name))
-    stored = default_credentials_path()
-    return next(named, str(stored) if stored.is_file() else None)
+    stored; None: nowhere.
+
+    Raises:
+        ConfigError: what is stored cannot be read. The SDK would repeat what it holds.
+    """
+    for name in (KEY_VARIABLE, _COMMAND_VARIABLE):
+        if os.environ.get(name):
+            return name
+    path = default_credentials_path()
+    try:
+        return None if JsonCredentialStore(path).get_default_key() is None else str(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({type(error).__name__}): move it away, and `tinker auth "
+            f"login` makes it anew; or export {KEY_VARIABLE}=tml-..."
+        ) from error
 
 
 def keep(key: str) -> Path:
