@@ -62,6 +62,8 @@ def service() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
+        do_POST = do_GET
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
