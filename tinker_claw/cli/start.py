@@ -231,7 +231,20 @@ def _written(settings: Settings, file: Path) -> str:
         f"backend = {json.dumps(run.backend)}",
         f"data_dir = {json.dumps(str(run.directory.absolute()))}",
     ]
-    if run.backend == "tinker":
+    if run.backend == "tinker" and _can_keep_a_budget(settings):
         told = "learning stops there, serving goes on: raise it, or leave it out"
         lines += ["", "[spend]", f"budget_usd = {BUDGET_USD}  # {told}"]
     return "\n".join(lines) + "\n"
+
+
+def _can_keep_a_budget(settings: Settings) -> bool:
+    """The price is known, which it is not of somebody's own server."""
+    from tinker_claw.billing.budget import check_budget, price_in_force
+
+    spend = settings.spend.model_copy(update={"budget_usd": BUDGET_USD})
+    wanted = settings.model_copy(update={"spend": spend})
+    try:
+        check_budget(wanted, price_in_force(wanted))
+    except ConfigError:
+        return False
+    return True
