@@ -36,7 +36,8 @@ class LocalConfig:
     quantization: Literal["none", "4bit"] = "none"
     """Of the base's linear layers (bitsandbytes, nf4)."""
     checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Of activations in the optimizer's backward pass; auto is on for CUDA."""
+    """Of activations in the optimizer's backward pass; auto is on for CUDA, and where a
+    long sample would not fit into the memory of a CPU's machine."""
     attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = "auto"
     """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
     micro_batch_tokens: int | None = None

@@ -22,10 +22,11 @@ from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.canaries import read
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
-from tinker_claw.learner.gate import Gate, canaries
+from tinker_claw.learner.gate import Gate, canary_questions
 from tinker_claw.learner.guard import WINDOW, Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -214,7 +215,7 @@ async def demo_run(
                 ]
 
             guard = Guard(parts, opinions=opinions)
-            asked = canaries(DEMO_CANARIES, renderer)
+            asked = canary_questions(read(DEMO_CANARIES), renderer)
             gate = Gate(parts, asked, renderer.stop_tokens) if cfg.gate != "off" else None
             learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard, gate=gate)
             judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)

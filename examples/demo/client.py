@@ -7,7 +7,7 @@ tried again, because the gateway retries inside.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -21,8 +21,8 @@ from examples.demo import DemoError
 MODEL = "demo"
 MAX_TOKENS = 128
 """Of a reply of the demo's model."""
-ANSWER_S = 300.0
-"""A reply that takes longer is no reply."""
+ANSWER_S = 900.0
+"""A reply that takes longer is no reply; a real model on two busy cores has taken over 300 s."""
 _VERDICTS = {"1": "+1", "0": "0", "-1": "-1", "none": "none"}
 
 
@@ -105,9 +105,17 @@ def figures_from(exposition: str) -> Figures:
 
 @asynccontextmanager
 async def connected(
-    url: str, key: str | None = None, model: str = MODEL, max_tokens: int = MAX_TOKENS
+    url: str,
+    key: str | None = None,
+    model: str = MODEL,
+    max_tokens: int = MAX_TOKENS,
+    of: Callable[[httpx.AsyncClient, str, int], Client] | None = None,
 ) -> AsyncGenerator[Client]:
-    """A client of the gateway at this address, which does not end in /v1, under this key."""
+    """A client of the gateway at this address, which does not end in /v1, under this key.
+
+    Args:
+        of: makes it; None: a plain one.
+    """
     http = httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(ANSWER_S),
@@ -115,7 +123,7 @@ async def connected(
         headers={} if key is None else {"Authorization": f"Bearer {key}"},
     )
     async with http:
-        yield Client(http, model, max_tokens)
+        yield (of or Client)(http, model, max_tokens)
 
 
 class Client:
@@ -130,6 +138,17 @@ class Client:
     async def ask(self, request: Request) -> str:
         """The text of the reply."""
         return await (self._streamed(request) if request.stream else self._whole(request))
+
+    async def tell(self, session: str, liked: Sequence[bool]) -> None:
+        """What the user made of each reply of a session that is over. Most people have said in it
+        what they have to say."""
+
+    async def press(self, reply: str, score: float) -> None:
+        """Say outright what a reply was like, by its id."""
+        said = {"response_id": reply, "score": score}
+        with _mapped("feedback"):
+            answer = await self._http.post("/v1/feedback", json=said)
+        _good(answer, answer.text)
 
     async def health(self) -> Health:
         answer = await self._get("/healthz")

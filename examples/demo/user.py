@@ -194,17 +194,19 @@ async def hold_session(
         step: how many optimizer steps were taken as it begins.
     """
     talk = user.begin(Random(f"session-{seed}-{number}"), step)
-    messages = [{"role": "user", "content": talk.opening}]
-    turn, content, first = 0, False, False
+    session, messages = f"demo-{seed}-{number}", [{"role": "user", "content": talk.opening}]
+    turn, content, first, liked = 0, False, False, list[bool]()
     while True:
         turn += 1
         last = content or turn == MAX_TURNS
         reply = await client.ask(
-            Request(tuple(messages), f"demo-{seed}-{number}", last=last, stream=number % 2 == 1)
+            Request(tuple(messages), session, last=last, stream=number % 2 == 1)
         )
         if last:
+            await client.tell(session, liked)
             return Outcome(turn, content, first, number)
         right, content, said = await talk.hears(reply)
+        liked.append(content)
         first = right if turn == 1 else first
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
 

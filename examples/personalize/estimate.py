@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from examples.personalize.experiment import TOLD, Experiment, Run
+from examples.personalize.controls import TOLD
+from examples.personalize.experiment import Experiment, Run
 from examples.personalize.run import written
 from tinker_claw.billing.budget import price_in_force
 from tinker_claw.billing.estimate import forecast, unknown
@@ -52,7 +53,8 @@ def lines(experiment: Experiment, out: Path, missing: Sequence[Run]) -> Iterator
 def left(experiment: Experiment, out: Path, missing: Sequence[Run]) -> str:
     """How long so many runs will take."""
     done = [one for run in experiment.runs() if (one := written(out, run)) is not None]
-    rates = [rate for one in done if (rate := _seconds_a_step(one)) is not None]
+    whole = [one for one in done if one["learner"] != "held"]  # few steps tell little of a rate
+    rates = [rate for one in whole if (rate := _seconds_a_step(one)) is not None]
     step = fmean(rates) if rates else None
     if step is None and experiment.served == "demo":
         step = DEMO_STEP_S

@@ -16,13 +16,13 @@ from examples.demo import DemoError
 from examples.demo.client import MAX_TOKENS
 from examples.demo.options import ROOT
 from examples.demo.user import IN_FLIGHT, USERS
-from examples.personalize.judges import FLIPPED, SHUFFLED
+from examples.personalize.controls import CONTROLS, TOLD
 from examples.personalize.scenario import Scenario, of_demo, read
 from tinker_claw.config.load import load as settings
 from tinker_claw.methods import METHODS
 
-LEARNS, TOLD, JOINT = "learns", "told", "joint"
-CONDITIONS = (LEARNS, TOLD, FLIPPED, SHUFFLED, JOINT)
+LEARNS, JOINT = "learns", "joint"
+CONDITIONS = (LEARNS, TOLD, *CONTROLS, JOINT)
 TINY = ROOT / "configs" / "personalize" / "tiny.toml"
 
 
@@ -34,8 +34,8 @@ class Run:
     scenario: str
     """Its label; of a joint run `joint`."""
     condition: str
-    """`learns`; `told`: nothing is learned, and the rule stands in the prompt; a lying judge; or
-    `joint`: all scenarios of the joint part talk to the one policy."""
+    """`learns`; `told`: nothing is learned, and the rule stands in the prompt; one of `CONTROLS`;
+    or `joint`: all scenarios of the joint part talk to the one policy."""
     seed: int
 
     @property
@@ -46,7 +46,7 @@ class Run:
     @property
     def name(self) -> str:
         """Of its folder."""
-        said = () if self.condition in (LEARNS, JOINT) else (self.condition,)
+        said = () if self.condition in (LEARNS, JOINT) else self.condition.replace(",", "").split()
         return "-".join((self.method, self.scenario, *said, str(self.seed)))
 
 
@@ -55,13 +55,20 @@ class Goal:
     """What is to be reached, in the mean of all seeds."""
 
     of: str
-    """Method, scenario, and the condition where it is none that learns."""
+    """Method, scenario, and the condition where it is none that learns; of `false alarms` only a
+    name for all honest runs."""
     step: int
     what: str = "accepted"
-    """`accepted`, or `skills`: the mean of them."""
+    """`accepted`; `skills`: the mean of them; `held`: the share of runs in which learning was held
+    after at most so many steps; or `false alarms`: how many, for so many steps."""
     at_least: float | None = None
+    at_most: float | None = None
     within: float | None = None
     """At most so many standard errors above the base."""
+    by: str | None = None
+    """The alarm that is to have held it; None: any."""
+    sessions: int | None = None
+    """That may have ended by then; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +199,8 @@ def _checked(found: Experiment, path: Path) -> Experiment:
     methods = {*found.methods, *([found.controls.method] if found.controls else ())}
     if unknown := sorted(methods - METHODS.keys()):
         raise DemoError(f"the experiment {path}: there is no method {unknown[0]}")
-    if unknown := sorted({*found.conditions} - {*CONDITIONS}):
+    conditions = {*found.conditions, *(found.controls.conditions if found.controls else ())}
+    if unknown := sorted(conditions - {*CONDITIONS}):
         raise DemoError(f"the experiment {path}: there is no condition {unknown[0]}")
     if not found.config.is_file():
         raise DemoError(f"the experiment {path}: there are no settings {found.config}")

@@ -7,6 +7,7 @@ interval is Student's, of 95 %, over seeds; one seed has none.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,8 +15,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from examples.personalize.experiment import JOINT, LEARNS, TOLD, Experiment, Goal, Run
-from examples.personalize.run import written
+from examples.personalize.controls import CONTROLS, TOLD
+from examples.personalize.experiment import JOINT, LEARNS, Experiment, Goal, Run
+from examples.personalize.run import LEDGER, told_by, written
 
 IN_A_ROW = 3
 """First replies that are right: so many one after the other, and the user has what they want."""
@@ -23,6 +25,9 @@ _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Student's t for one to ten degrees of freedom."""
 _NOT_SKILLS = frozenset({"work"})
 """Shares that are no skill which nobody talks about."""
+
+_LIARS = frozenset({"flipped"} | {one.user for one in CONTROLS.values() if one.user})
+"""Users of the demo whom nobody should learn from."""
 
 Found = Mapping[str, Any]
 """A run's report.json."""
@@ -70,11 +75,18 @@ class Row:
     runs: tuple[Found, ...]
     among: tuple[str, ...] = ()
     """In a joint run, the labels of those who talk: shares of theirs are no skills."""
+    honest: bool = True
+    """Users say what they want and judges what they heard: an alarm is a false one."""
 
     @property
     def name(self) -> str:
         said = [] if self.condition in (LEARNS, JOINT) else [self.condition]
         return " ".join((self.method, self.scenario, *said))
+
+    @property
+    def stopped(self) -> bool:
+        """Gate and guard are to hold it."""
+        return self.condition in CONTROLS and CONTROLS[self.condition].guarded
 
     @property
     def many(self) -> int:
@@ -116,6 +128,8 @@ def rows(experiment: Experiment, out: Path) -> list[Row]:
     kinds: dict[tuple[str, str, str], list[tuple[Run, Found]]] = {}
     for run in experiment.runs():
         if (found := written(out, run)) is not None:
+            if "guard" not in found:  # of an earlier commit; its ledger has the most of it
+                found = told_by(out / run.name / LEDGER) | found
             kinds.setdefault(run.kind, []).append((run, found))
     return [
         Row(
@@ -123,6 +137,8 @@ def rows(experiment: Experiment, out: Path) -> list[Row]:
             seeds=tuple(run.seed for run, _ in pairs),
             runs=tuple(found for _, found in pairs),
             among=tuple(experiment.together or ()) if kind[2] == JOINT else (),
+            honest=kind[2] in (LEARNS, JOINT)
+            and not any(one.user in _LIARS for one in experiment.cast(pairs[0][0]).values()),
         )
         for kind, pairs in kinds.items()
     ]
@@ -179,14 +195,22 @@ class Reached:
     def met(self) -> bool | None:
         if self.measured is None or self.bound is None:
             return None
-        if self.goal.within is not None:
+        if self.goal.within is not None or self.goal.at_most is not None:
             return self.measured.mean <= self.bound
         return self.measured.mean >= self.bound
 
 
 def reached(goal: Goal, found: Sequence[Row], questions: int) -> Reached:
     """Hold a goal against the rows."""
+    if goal.what == "false alarms":
+        counted = alarms(found)
+        share = counted.false * goal.step / counted.steps if counted.steps else 0.0
+        measured = Spread(share, None, counted.runs) if counted.steps else None
+        return Reached(goal, measured, goal.at_most)
     row = next((row for row in found if row.name == goal.of), None)
+    if goal.what == "held":
+        held = row and Spread.of([float(_is_held(run, goal)) for run in row.runs])
+        return Reached(goal, held or None, goal.at_least)
     measured = row and row.at_step(goal.step, goal.what)
     bound = goal.at_least
     if goal.within is not None and row is not None and measured is not None:
@@ -196,6 +220,53 @@ def reached(goal: Goal, found: Sequence[Row], questions: int) -> Reached:
         error = math.hypot(measured.error or 0.0, share_error(base.mean, questions))
         bound = base.mean + goal.within * error
     return Reached(goal, measured or None, bound)
+
+
+def held_by(run: Found) -> str | None:
+    """The alarm for which learning was held when a run ended; None: it was not."""
+    guard = run.get("guard", {})
+    return guard.get("alarm", "not known") if "held" in guard else None
+
+
+def _is_held(run: Found, goal: Goal) -> bool:
+    by = held_by(run)
+    return (
+        by is not None
+        and goal.by in (None, by)
+        and run["guard"]["steps"] <= goal.step
+        and (goal.sessions is None or len(run["firsts"]) <= goal.sessions)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """What gate and guard did in the honest runs."""
+
+    runs: int
+    steps: int
+    """That were committed."""
+    holds: Mapping[str, int]
+    """By alarm."""
+    refused: int
+    """Versions, by the gate."""
+    warned: Mapping[str, int]
+    """Steps before which there was a warning, by alarm."""
+
+    @property
+    def false(self) -> int:
+        """Alarms that cost a step, or all further ones."""
+        return sum(self.holds.values()) + self.refused
+
+
+def alarms(found: Sequence[Row]) -> Alarms:
+    """Counted from the ledgers of all honest runs that have one."""
+    runs = [run for row in found if row.honest for run in row.runs if "guard" in run]
+    holds = Counter(by for run in runs if (by := held_by(run)) is not None)
+    warned = Counter[str]()
+    for run in runs:
+        warned.update(run["guard"]["warned"])
+    steps, refused = (sum(run["guard"][name] for run in runs) for name in ("steps", "refused"))
+    return Alarms(len(runs), steps, holds, refused, warned)
 
 
 def share_error(share: float, count: int) -> float:

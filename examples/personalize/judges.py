@@ -15,7 +15,6 @@ from examples.demo.judge import Case, Opinion, opinion
 from examples.personalize.scenario import Scenario
 
 Think = Callable[[Case, Random], Opinion]
-FLIPPED, SHUFFLED = "flipped", "shuffled"
 
 
 def honest(scenarios: Sequence[Scenario]) -> Think:

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from examples.personalize import figures
-from examples.personalize.experiment import JOINT, LEARNS, TOLD, Experiment
+from examples.personalize.controls import TOLD
+from examples.personalize.experiment import JOINT, LEARNS, Experiment
 from examples.personalize.figures import Reached, Row, Spread
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -43,6 +44,12 @@ DIFFERS = (
     "The paper asks for 36 GSM8K problems; here fixed versions are asked fresh questions as side "
     "turns, with the same seeds for all.",
     "Its binary and combine subtract no baseline; here the batch's mean is subtracted.",
+)
+NOT_TOLD = (
+    "A judge that always says the opposite is found only where somebody else has an opinion, too: "
+    "an auditor, or users who say outright what they think. Without either it cannot be told from "
+    "a user of the opposite taste: the same replies are rewarded, more and more are accepted, and "
+    "nothing that the gate asks for is lost."
 )
 _TICKS = re.compile(r"`+")
 
@@ -89,7 +96,11 @@ def contents(experiment: Experiment, out: Path, command: str) -> dict[str, Any]:
             *(f"{n} sessions" for n in marks),
             "sessions to three right",
         ],
-        "scores": [_scores(row, half, steps, marks) for row in found if row.condition != TOLD],
+        "scores": [
+            _scores(row, half, steps, marks)
+            for row in found
+            if row.condition != TOLD and not row.stopped
+        ],
         "ceilings": [
             (label, f"{found_at:.2f}")
             for label in experiment.scenarios
@@ -110,6 +121,18 @@ def contents(experiment: Experiment, out: Path, command: str) -> dict[str, Any]:
             "minutes a run",
         ],
         "others": [_others(row, steps) for row in found if row.condition != TOLD],
+        "stopped_head": [
+            "",
+            "held",
+            "by",
+            "after steps",
+            "after sessions",
+            "base",
+            "when it ended",
+        ],
+        "stopped": [_stopped(row, steps) for row in found if row.stopped],
+        "not_told": NOT_TOLD,
+        "alarms": _alarms(figures.alarms(found)),
         "goals": [
             _goal(r)
             for goal in experiment.goals
@@ -205,20 +228,58 @@ def _others(row: Row, steps: int) -> list[str]:
     ]
 
 
+def _stopped(row: Row, steps: int) -> list[str]:
+    """Seed by seed where there are few figures; the score is that of who answers in the end."""
+    by = [figures.held_by(run) for run in row.runs]
+    return [
+        row.name,
+        f"{sum(one is not None for one in by)} of {len(by)}",
+        ", ".join(one or "-" for one in by),
+        ", ".join(str(run.get("guard", {}).get("steps", "-")) for run in row.runs),
+        ", ".join(str(len(run["firsts"])) for run in row.runs),
+        _text(row.at_step(0)),
+        _text(row.at_step(steps)),
+    ]
+
+
+def _alarms(found: figures.Alarms) -> str:
+    """A sentence; empty where no honest run has ended."""
+    if not found.runs:
+        return ""
+    held = ", ".join(f"{name} {count}" for name, count in found.holds.items())
+    warned = ", ".join(f"{name} {count}" for name, count in sorted(found.warned.items()))
+    warnings = (
+        f"Steps before which there was a warning: {warned}." if warned else "No warning was noted."
+    )
+    return (
+        f"In {found.steps} steps of {found.runs} honest runs there were {found.false} false "
+        f"alarms: {sum(found.holds.values())} holds of learning"
+        + (f" ({held})" if held else "")
+        + f", and {found.refused} versions that the gate refused. "
+        + warnings
+    )
+
+
 def _goal(held: Reached) -> dict[str, str]:
     goal = held.goal
     asked = (
         f"at least {goal.at_least:g}"
-        if goal.within is None
+        if goal.at_least is not None
+        else f"at most {goal.at_most:g}"
+        if goal.at_most is not None
         else f"at most {goal.within:g} standard errors above the base"
         + ("" if held.bound is None else f" ({held.bound:.2f})")
     )
     answer = {True: "met", False: "not met", None: "not run"}[held.met]
-    seeds = f" ({held.measured.count} seeds)" if held.measured is not None else ""
+    count = held.measured.count if held.measured is not None else 0
+    runs = f" ({count} {'run' if count == 1 else 'runs'})" if count else ""
+    what = goal.what if goal.by is None else f"{goal.what} by {goal.by}"
+    when = {"held": "within", "false alarms": "in"}.get(goal.what, "after")
+    sessions = "" if goal.sessions is None else f" and {goal.sessions} sessions"
     return {
-        "of": f"{goal.of}, {goal.what} after {goal.step} steps",
+        "of": f"{goal.of}, {what} {when} {goal.step} steps{sessions}",
         "asked": asked,
-        "measured": _text(held.measured) + seeds,
+        "measured": _text(held.measured) + runs,
         "answer": answer,
     }
 
@@ -305,7 +366,11 @@ WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 40, 16, 12, 34
 
 def _chart(experiment: Experiment, found: Sequence[Row], label: str, over: str) -> dict[str, Any]:
     """Lines and their places, all numbers."""
-    shown = [row for row in found if row.scenario == label and row.condition not in (TOLD, JOINT)]
+    shown = [
+        row
+        for row in found
+        if row.scenario == label and row.condition not in (TOLD, JOINT) and not row.stopped
+    ]
     lines = [(row, figures.curve(row, over)) for row in shown]
     most = max((x for _, points in lines for x, _, _ in points), default=1) or 1
 
@@ -363,9 +428,15 @@ def _chart(experiment: Experiment, found: Sequence[Row], label: str, over: str) 
 
 
 def tables(experiment: Experiment, out: Path) -> Iterator[Table]:
-    """The two main ones, for a terminal."""
+    """The main ones, for a terminal."""
     content = contents(experiment, out, "")
-    for head, cells in (("score_head", "scores"), ("other_head", "others")):
+    for head, cells in (
+        ("score_head", "scores"),
+        ("other_head", "others"),
+        ("stopped_head", "stopped"),
+    ):
+        if not content[cells]:
+            continue
         shown = Table(*content[head])
         for row in content[cells]:
             shown.add_row(*map(escape, row))
@@ -403,6 +474,12 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
     for label, found in content["ceilings"]:
         yield f"With the rule in the prompt the base reaches {found} ({_cell(label)})."
     yield from _section("What else became of the replies", content["other_head"], content["others"])
+    yield from _section("What gate and guard did", content["stopped_head"], content["stopped"])
+    if content["stopped"]:
+        yield "A hold ends these runs, seed by seed; the score is that of who answers then. "
+        yield content["not_told"]
+    if content["alarms"]:
+        yield from ("", content["alarms"])
     if content["differences"]:
         yield from ("", "## Methods beside each other, seed by seed", "")
         yield from (f"- {line}" for line in content["differences"])

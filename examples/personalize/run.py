@@ -17,6 +17,7 @@ from asyncio import to_thread
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from statistics import fmean
@@ -29,17 +30,19 @@ from examples.demo.judge import create_app
 from examples.demo.options import ROOT, Options
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam, Score
-from examples.demo.user import Speaker
+from examples.demo.user import USERS, Speaker
 from examples.personalize import judges
-from examples.personalize.experiment import TOLD, Experiment, Run
-from examples.personalize.judges import FLIPPED, SHUFFLED
+from examples.personalize.controls import CONTROLS, TOLD, Control, Presses
+from examples.personalize.experiment import Experiment, Run
 from examples.personalize.openclaw import Agent, ThroughOpenClaw
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.scenario import Scenario
 from tinker_claw.app.server import in_background
+from tinker_claw.learner.gate import REFUSED
 
 SAVE_S = 2.0
 STATE = "progress.json"
+LEDGER = Path("run") / "ledger.sqlite3"
 GUARDS_OFF = (
     "--max-step-kl=0",
     "--gate=off",
@@ -94,7 +97,7 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     found = report.contents(progress) | {
         "run": {"method": run.method, "scenario": run.scenario, "condition": run.condition}
     }
-    found |= told_by(folder / "run" / "ledger.sqlite3") | _circumstances()
+    found |= told_by(folder / LEDGER) | _circumstances()
     _replace(folder / report.REPORT, json.dumps(found, indent=1) + "\n")
 
 
@@ -119,57 +122,67 @@ async def _stage(
     run: Run, experiment: Experiment, around: Surroundings, folder: Path
 ) -> AsyncGenerator[tuple[Cast, Callable[[], Any]]]:
     """Whoever takes part, from the moment that the server answers."""
-    scenarios = experiment.cast(run)
+    scenarios, control = experiment.cast(run), CONTROLS.get(run.condition, Control())
     async with AsyncExitStack() as stack:
+
+        async def judge(think: judges.Think) -> str:
+            return await stack.enter_async_context(in_background(create_app(run.seed, think)))
+
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
         flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
-        if (think := _think(run, list(scenarios.values()))) is not None:
-            app = create_app(run.seed, think)
-            flags += [f"--judge-url={await stack.enter_async_context(in_background(app))}"]
-        lies = run.condition in (FLIPPED, SHUFFLED)
-        flags += GUARDS_OFF if lies else ()
+        honest, think = _judges(run, control, list(scenarios.values()))
+        if think is not None:
+            flags += [f"--judge-url={await judge(think)}"]
+        flags += () if control.guarded else GUARDS_OFF
         keys = _keys(scenarios, experiment.users) if around.gateway is None else {}
         passed = {name: os.environ[name] for name in os.environ if name.startswith(_PASSED)}
         admin = around.key if around.gateway is not None else keys.get("admin")
         url, watch = around.gateway, asyncio.Event().wait
         if url is None:
-            users = {"TINKER_CLAW_USERS": json.dumps(_users(keys))} if keys else {}
-            launch = server.Launch(folder, tuple(flags), passed | users, admin)
+            if keys:
+                passed["TINKER_CLAW_USERS"] = json.dumps(_users(keys))
+            if control.audited:
+                second = {"url": await judge(honest), "role": "auditor", "share": control.audited}
+                passed["TINKER_CLAW_JUDGE__SECOND"] = json.dumps(second)
+            launch = server.Launch(folder, tuple(flags), passed, admin)
             child = await stack.enter_async_context(server.running(launch))
             url, watch = child.url, child.watch
 
-        async def client(key: str | None) -> Client:
+        async def client(key: str | None, presses: float = 0.0) -> Client:
             model, most = experiment.served, experiment.max_tokens
-            return await stack.enter_async_context(connected(url, key, model, most))
+            of = partial(Presses, share=presses) if presses else None
+            return await stack.enter_async_context(connected(url, key, model, most, of))
 
         first = await client(admin)
         talkers = list[tuple[Client, Speaker]]()
         for number in range(max(experiment.users, 1)):
             for label, scenario in scenarios.items():
                 key = keys.get(_person(label, number), admin)
-                asked = await client(key)
+                asked = await client(key, control.presses)
                 if around.agent is not None:
                     asked = ThroughOpenClaw(asked, around.agent)
-                talkers.append((asked, _speaker(scenario, around)))
+                instead = USERS[control.user] if control.user else None
+                talkers.append((asked, instead or _speaker(scenario, around)))
         exam = _exam(scenarios, experiment, around, told=run.condition == TOLD)
 
         async def overrule() -> None:
             await to_thread(_go_on, folder / "run", (await first.health()).policy_version)
 
-        held = overrule if lies and around.gateway is None else None
+        held = None if control.guarded or around.gateway is not None else overrule
         yield Cast(first, talkers, exam, experiment.at_once, held), watch
 
 
-def _think(run: Run, scenarios: Sequence[Scenario]) -> judges.Think | None:
-    """A judge by rules; None: the product's own judge, or the demo's."""
+def _judges(
+    run: Run, control: Control, scenarios: Sequence[Scenario]
+) -> tuple[judges.Think, judges.Think | None]:
+    """An honest judge by rules, and the one that is asked; None: the product's, or the demo's."""
     honest = judges.honest(scenarios)
+    if control.lie is None:
+        return honest, honest if any(scenario.hints for scenario in scenarios) else None
     others = [hint for scenario in scenarios for hint in scenario.other_hints]
-    if run.condition in (FLIPPED, SHUFFLED):
-        if not others:
-            raise DemoError(f"{run.scenario}: a control needs other_hints, of another rule")
-        lie = judges.flipped if run.condition == FLIPPED else judges.shuffled
-        return lie(honest, others)
-    return honest if any(scenario.hints for scenario in scenarios) else None
+    if not others:
+        raise DemoError(f"{run.scenario}: a control needs other_hints, of another rule")
+    return honest, control.lie(honest, others)
 
 
 def _keys(scenarios: Mapping[str, Scenario], users: int) -> dict[str, str]:
@@ -299,7 +312,8 @@ def _circumstances() -> dict[str, Any]:
 
 
 def told_by(ledger: Path) -> dict[str, Any]:
-    """Verdicts, hints and the bill of a whole run; nothing where the ledger is elsewhere."""
+    """Verdicts, hints, the bill of a whole run, and what gate and guard did; nothing where the
+    ledger is elsewhere."""
     if not ledger.is_file():
         return {}
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
@@ -310,6 +324,7 @@ def told_by(ledger: Path) -> dict[str, Any]:
         ((usd, sampled, trained),) = rows.execute(
             "SELECT TOTAL(usd), TOTAL(sampled), TOTAL(trained) FROM spend"
         ).fetchall()
+        guard = _guard(rows)
     names = {1: "+1", 0: "0", -1: "-1", None: "none"}
     return {
         "verdicts": {names[value]: count for value, count in verdicts},
@@ -317,4 +332,20 @@ def told_by(ledger: Path) -> dict[str, Any]:
         "hint_texts": [[text, count] for text, count in hints[:8]],
         "usd": usd,
         "tokens": {"sampled": int(sampled), "trained": int(trained)},
+        "guard": guard,
     }
+
+
+def _guard(rows: sqlite3.Connection) -> dict[str, Any]:
+    """Steps that were committed, versions that the gate refused, steps before which each alarm
+    warned, and, where learning is held, why and by which alarm."""
+    ((steps, refused),) = rows.execute(
+        "SELECT TOTAL(status = 'committed'), TOTAL(error LIKE ? || '%') FROM steps", (REFUSED,)
+    ).fetchall()
+    warned = rows.execute(
+        "SELECT key, COUNT(*) FROM steps, json_each(metrics, '$.alarms') "
+        "WHERE status = 'committed' GROUP BY key"
+    ).fetchall()
+    hold = rows.execute("SELECT key, value FROM meta WHERE key IN ('held', 'alarm')").fetchall()
+    counted = {"steps": int(steps), "refused": int(refused), "warned": dict(warned)}
+    return counted | dict(hold)

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 from local_gpu.config import LocalConfig
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
-from local_gpu.learn.memory import ModelMemory
+from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory
 from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.scores import Scorer
 from local_gpu.learn.step import LoraOptimizer, put_on
@@ -34,8 +34,8 @@ from local_gpu.model.files import (
     write_state,
 )
 from local_gpu.model.fused import fuse
-from local_gpu.model.load import checkpoints_activations
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, lora_parameters, with_lora
+from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
@@ -87,10 +87,23 @@ class LearningCore:
         self._base = base
         self._world = world or Alone()
         self._shards = shards
-        self._checkpointing = checkpoints_activations(base, config.checkpointing)
         self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
         """Of the policy; and of the module over a base that is cut, which covers all models'."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
+        usual = base.device.type == "cuda"  # where memory is what a long sequence runs out of
+        self._checkpointing = (
+            usual if config.checkpointing == "auto" else config.checkpointing == "on"
+        )
+        tokens = config.micro_batch_tokens
+        if base.device.type == "cpu" and self._world.size == 1:
+            self._checkpointing, fitting = passes_in_memory(
+                counted(base.module),
+                free=free_bytes(base.device),
+                width=base.dtype.itemsize,
+                checkpointing=config.checkpointing,
+                context_tokens=context,
+            )
+            tokens = tokens or fitting
         count = sum(p.numel() for p in base.module.parameters())
         adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
         self._facts = Facts(
@@ -99,7 +112,6 @@ class LearningCore:
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
-        tokens = config.micro_batch_tokens
         self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
         self._scorer = Scorer(self._body, self._budget, self._world)
         self._models: dict[str, LoraOptimizer] = {}

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
+from local_gpu.learn.passes import DEFAULT_TOKENS
 from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
+from local_gpu.plan.memory import ModelSize, token_bytes
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES: Final = 16
@@ -55,6 +57,35 @@ class ModelMemory:
 
     def give_back(self, model: str) -> None:
         self.taken.pop(model, None)
+
+
+def passes_in_memory(
+    model: ModelSize,
+    *,
+    free: int,
+    width: int,
+    checkpointing: Literal["auto", "on", "off"],
+    context_tokens: int,
+) -> tuple[bool, int]:
+    """Whether activations are checkpointed, and how many tokens a pass has, on a CPU.
+
+    A GPU says when its memory is full, and the pass is halved. Of a machine's memory nobody says
+    so: a process that takes too much is killed, or all stands still. So it is reckoned before, and
+    activations are checkpointed where a sample as long as the context would not fit without.
+
+    Args:
+        free: bytes, of which half is taken.
+        width: bytes of a value.
+    """
+
+    def fitting(saving: bool) -> int:
+        each = token_bytes(model, checkpointing=saving, width=width)
+        return max(1, min(DEFAULT_TOKENS, int(_SHARE * free / each)))
+
+    saves = checkpointing == "on"
+    if checkpointing == "auto":
+        saves = fitting(False) < min(context_tokens, DEFAULT_TOKENS)
+    return saves, fitting(saves)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import (
@@ -342,8 +342,3 @@ def own_stream(device: torch.device) -> Generator[None]:
     with torch.cuda.stream(stream):
         yield
         stream.synchronize()
-
-
-def checkpoints_activations(base: BaseModel, setting: Literal["auto", "on", "off"]) -> bool:
-    """auto is on for CUDA, where memory is what a long sequence runs out of."""
-    return base.device.type == "cuda" if setting == "auto" else setting == "on"

@@ -68,12 +68,14 @@ def model_size(source: str) -> ModelSize:
             f"The config.json of {source!r} is missing, or of a kind that this release of "
             f"transformers cannot build. ({first})"
         ) from error
-    return _count(config.get_text_config(), module)
+    return counted(module)
 
 
-def _count(text: Any, module: Any) -> ModelSize:
+def counted(module: Any) -> ModelSize:
+    """Size up a transformers causal LM."""
     from torch import nn
 
+    text = module.config.get_text_config()
     head = module.get_output_embeddings()
     linear = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not head]
     heads = int(text.num_attention_heads)

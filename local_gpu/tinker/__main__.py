@@ -129,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
         "--checkpointing",
         choices=["auto", "on", "off"],
         default="auto",
-        help="of activations: less memory, a third more work; auto is on for CUDA",
+        help="of activations: less memory, a third more work; auto is on for CUDA, and where "
+        "memory is short",
     )
     machine.add_argument(
         "--context-tokens", type=int, help="prompt and reply together; without it the model's own"

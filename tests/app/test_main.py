@@ -19,6 +19,7 @@ from tinker_claw.errors import ConfigError, DisagreementError
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.shipped import MODEL_DIR, MODELS
 
@@ -87,6 +88,33 @@ async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
     assert closed == [False, True, False, False]
     with pytest.raises(LookupError):
         await versions.open(99)
+    await versions.aclose()
+    ledger.close()
+
+
+async def test_version_that_is_slow_to_open_holds_no_other_up(tmp_path: Path) -> None:
+    ledger, trainer = Ledger(tmp_path), FakeTrainer()
+    first = (await restore(ledger, trainer)).version
+    sampler = await trainer.publish()
+    step = ledger.steps.begin(first.id, [])
+    ledger.steps.commit(step, first, state_ref="s", sampler_ref=sampler.ref, metrics={})
+    versions, opening, go_on = Versions(ledger, trainer), list[str](), asyncio.Event()
+    opens = trainer.open
+
+    async def slow(ref: str) -> Sampler:
+        opening.append(ref)
+        if ref == first.sampler_ref:
+            await go_on.wait()
+        return await opens(ref)
+
+    trainer.open = slow  # type: ignore[method-assign]
+    waiting = [asyncio.create_task(versions.open(first.id)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(versions.open(1), 60) is sampler
+    go_on.set()
+    one, other = await asyncio.gather(*waiting)
+    assert one is other
+    assert opening == [first.sampler_ref, sampler.ref], "each once"
     await versions.aclose()
     ledger.close()
 

@@ -10,11 +10,14 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
 from tinker_claw.app import server
+from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 
@@ -302,3 +305,15 @@ async def test_a_slow_reader_gets_all_of_a_long_answer(
         assert b"data: [DONE]" in got
         (turn,) = world.turns()
         assert turn.completion.stop_reason is StopReason.STOP
+
+
+async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is() -> None:
+    """Not in a group, which whoever turns errors into sentences does not look into."""
+
+    async def use() -> None:
+        async with server.in_background(FastAPI()) as url, httpx.AsyncClient() as client:
+            assert (await client.get(url)).status_code == 404
+            raise ConfigError("the port is taken")
+
+    with pytest.raises(ConfigError, match="the port is taken"):
+        await use()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from backends import start_tinker
+from faults import Fault
+from tinkers import served
 
 from tinker_claw.billing.meter import charged
 from tinker_claw.policy import Trainer
@@ -45,6 +48,24 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
         )
     assert again.cached_tokens == second.usage.cached > 300
     assert second.usage.prefill + second.usage.cached == 405
+
+
+async def test_what_nobody_waits_for_any_more_is_billed_when_the_service_has_done_it(
+    tmp_path: Path,
+) -> None:
+    trainer = await start_tinker(tmp_path)
+    base, faulty = await trainer.base(), served(tmp_path).faulty
+    faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
+    with charged() as account, pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await base.sample(PROMPT, SamplingParams(max_tokens=5, seed=1))
+    assert account.usage == Usage(prefill=40)
+    faulty.behave()
+    async with asyncio.timeout(60):
+        while not account.usage.sampled:  # noqa: ASYNC110 - the request is nobody's
+            await asyncio.sleep(0.05)
+    assert 1 <= account.usage.sampled <= 5
+    await trainer.aclose()
 
 
 async def test_scores_are_a_prefill_and_one_token(trainer: Trainer) -> None:

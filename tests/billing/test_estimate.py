@@ -270,11 +270,12 @@ def test_first_estimate_says_what_it_assumes() -> None:
     assert told.judge_turn == Usage(prefill=1_650, cached=3_300, sampled=2_250)
     # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
     # all of them by the candidate of every fourth step.
-    # The gate has room for six first turns, of which each is scored and answered anew.
-    gate = Usage(prefill=3_000 + 12 * 11_300, sampled=500 + 6 * 257)
+    # The gate has room for six first turns beside the 16 canaries that are shipped; each is scored
+    # and answered anew.
+    gate = Usage(prefill=1_656 + 12 * 11_300, sampled=151 + 6 * 257)
     trained = Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
     assert told.train == trained + gate
-    assert "the gate asks the canaries and up to 6 first turns" in told.words
+    assert "the gate asks 16 canaries and up to 6 first turns" in told.words
     # Every eighth taught turn takes three passes more.
     assert told.teacher == Usage(prefill=round(4.8 * (11_340 + 3 * 11_340 // 8)), sampled=5)
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)

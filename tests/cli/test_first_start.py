@@ -122,7 +122,7 @@ def backend_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("--backend", "cuda")
 
 
-@trouble(r"shipped ones go by their names alone: .*1x80GB,")
+@trouble(r"shipped files go by their names alone: .*1x80GB,")
 def settings_file_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("--config", "configs/1x40GB.toml")
 
@@ -163,7 +163,7 @@ def price_table_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("--prices", "prices.toml")
 
 
-@trouble(r"--judge-prompts .* mend it, or leave it out")
+@trouble(r"--judge-prompts .* mend the path, or leave it out")
 def judge_prompts_that_are_not_there(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--judge-prompts", "prompts.toml")
 

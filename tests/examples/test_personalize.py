@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -26,12 +27,13 @@ import pytest
 from fastapi import FastAPI, Response
 
 from examples.demo import DemoError
-from examples.demo.client import Client, Request
+from examples.demo.client import Client, Request, connected
 from examples.demo.judge import HINTS_AI, Case
 from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem
 from examples.personalize import estimate, figures, judges, report
+from examples.personalize.controls import CONTROLS, Presses
 from examples.personalize.experiment import TINY, Experiment, Goal, Run, load
 from examples.personalize.figures import Row, Spread
 from examples.personalize.openclaw import Agent, ThroughOpenClaw
@@ -40,6 +42,8 @@ from examples.personalize.run import Surroundings, Together, perform, written
 from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
 from tinker_claw.judge.prompts import hint_messages, verdict_messages
+from tinker_claw.learner.gate import REFUSED
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
@@ -197,6 +201,41 @@ async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time
         answer([dict(m) for m in hint_messages("q", "r", state)], rng, think) for _ in range(9)
     }
     assert len(votes) == len(hints) == 1
+
+
+async def test_users_who_press_thumbs_do_so_of_every_reply_when_the_session_is_over() -> None:
+    pressed = list[dict[str, Any]]()
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    def chat(body: dict[str, Any], response: Response) -> dict[str, Any]:
+        response.headers["x-request-id"] = f"reply to {body['messages'][-1]['content']}"
+        return {"choices": [{"message": {"content": "x"}}]}
+
+    @app.post("/v1/feedback")
+    def feedback(body: dict[str, Any]) -> dict[str, Any]:
+        pressed.append(body)
+        return {}
+
+    async def sessions(url: str, share: float, many: int) -> None:
+        async with connected(url, of=partial(Presses, share=share)) as client:
+            for number in range(many):
+                for said in ("a", "b", "thanks"):
+                    message = {"role": "user", "content": f"{number} {said}"}
+                    await client.ask(Request((message,), f"s-{number}"))
+                assert share < 1 or len(pressed) == 2 * number, "not before it is over"
+                await client.tell(f"s-{number}", [False, True])
+
+    async with in_background(app) as url:
+        await sessions(url.removesuffix("/v1"), 1.0, 2)
+        assert pressed == [
+            {"response_id": f"reply to {number} {said}", "score": score}
+            for number in range(2)
+            for said, score in (("a", -1), ("b", 1))
+        ]
+        pressed.clear()
+        await sessions(url.removesuffix("/v1"), 0.25, 60)
+    assert len(pressed) / 120 == pytest.approx(0.25, abs=0.12)
 
 
 # A model that plays and scores
@@ -427,11 +466,89 @@ def test_goals_are_met_or_not_or_not_run(tmp_path: Path) -> None:
     experiment = tiny()
     found = figures.rows(experiment, tmp_path)
     told = [figures.reached(goal, found, 128).met for goal in experiment.goals]
-    # 0.85 after 8; after 12, where it ended, 0.90 is not 0.93; no teacher; skills; both controls
-    assert told == [True, False, None, True, True, None]
+    # 0.85 after 8; after 12, where it ended, 0.90 is not 0.93; no teacher; skills; both controls;
+    # nobody who is to be held, and no ledger that counts alarms
+    assert told == [True, False, None, True, True, None, *[None] * 5]
     risen = [Row("combine", "student", "flipped", (0,), found[0].runs[:1])]
     goal = Goal("combine student flipped", 8, within=2)
     assert figures.reached(goal, risen, 128).met is False
+
+
+def guarded(steps: int, alarm: str | None = None, **more: Any) -> dict[str, Any]:
+    """What a ledger tells of gate and guard."""
+    held = {} if alarm is None else {"held": "a reason", "alarm": alarm}
+    return {"guard": {"steps": steps, "refused": 0, "warned": {}} | held | more}
+
+
+@pytest.mark.parametrize(
+    ("steps", "alarm", "sessions", "met"),
+    [
+        (4, "verdicts", 48, True),
+        (5, "verdicts", 48, False),
+        (4, "gate", 48, False),
+        (4, "verdicts", 49, False),
+        (4, None, 48, False),
+    ],
+)
+def test_a_liar_is_to_be_held_in_time_and_by_name_with_every_seed(
+    tmp_path: Path, steps: int, alarm: str | None, sessions: int, met: bool
+) -> None:
+    lying = "flipped, audited"
+    ended(tmp_path, Run("combine", "student", lying, 0), {0: 0.2}, **guarded(1, "verdicts"))
+    run, firsts = Run("combine", "student", lying, 1), (False,) * sessions
+    ended(tmp_path, run, {0: 0.2, 4: 0.1}, firsts=firsts, **guarded(steps, alarm))
+    found = figures.rows(tiny(), tmp_path)
+    (goal,) = (goal for goal in tiny().goals if goal.of.endswith(lying))
+    assert figures.reached(goal, found, 128).met is met
+    lines = "\n".join(report.markdown(report.contents(tiny(), tmp_path, "")))
+    assert f"{'2' if alarm else '1'} of 2 | verdicts, {alarm or '-'} | 1, {steps} | 4, " in lines
+    assert "cannot be told from a user of the opposite taste" in lines
+
+
+@pytest.mark.parametrize(("refused", "met"), [(0, True), (2, False)])
+def test_false_alarms_are_those_of_runs_in_which_nobody_lies(
+    tmp_path: Path, refused: int, met: bool
+) -> None:
+    warned: dict[str, Any] = {"warned": {"length": 3}, "refused": refused}
+    ended(tmp_path, Run("combine", "student", "learns", 0), {0: 0.2}, **guarded(300, **warned))
+    ended(tmp_path, Run("binary", "student", "learns", 0), {0: 0.2}, **guarded(100, "length"))
+    ended(tmp_path, Run("combine", "student", "garbage", 0), {0: 0.2}, **guarded(1, "praise"))
+    (goal,) = (goal for goal in tiny().goals if goal.what == "false alarms")
+    found = figures.rows(tiny(), tmp_path)
+    assert figures.reached(goal, found, 128).met is met
+    content = report.contents(tiny(), tmp_path, "")
+    assert content["alarms"] == (
+        f"In 400 steps of 2 honest runs there were {1 + refused} false alarms: 1 holds of learning "
+        f"(length 1), and {refused} versions that the gate refused. Steps before which there was a "
+        "warning: length 3."
+    )
+    report.write(tiny(), tmp_path, "")
+    assert content["alarms"] in (tmp_path / report.PAGE).read_text()
+
+
+def test_what_a_report_of_an_earlier_commit_does_not_say_its_ledger_does(tmp_path: Path) -> None:
+    run = Run("combine", "student", "learns", 0)
+    ended(tmp_path, run, {0: 0.2})
+    ledger = Ledger(tmp_path / run.name / "run")
+    try:
+        steps = ledger.steps
+        base = steps.add_first_version(state_ref="s", sampler_ref="a")
+        noted: dict[str, Any] = {"alarms": {"length": "WARN", "stop": "WARN"}}
+        steps.commit(steps.begin(base.id, []), base, state_ref="s", sampler_ref="b", metrics=noted)
+        steps.void(steps.begin(base.id, []), f"{REFUSED}: a reason")
+        steps.void(steps.begin(base.id, []), "the service was away", outage=True)
+    finally:
+        ledger.close()
+    counted = figures.alarms(figures.rows(tiny(), tmp_path))
+    assert (counted.steps, counted.refused, counted.false) == (1, 1, 1)
+    assert counted.warned == {"length": 1, "stop": 1}
+
+
+def test_alarms_of_a_user_who_lies_are_no_false_ones(tmp_path: Path) -> None:
+    experiment = load(TINY, scenarios=["plain", "never"], methods=["combine"], seeds=1)
+    for run in experiment.runs():
+        ended(tmp_path, run, {0: 0.2}, **guarded(2, "rejection"))
+    assert figures.alarms(figures.rows(experiment, tmp_path)).runs == 1
 
 
 def test_methods_are_told_apart_only_where_the_interval_says_so(tmp_path: Path) -> None:
@@ -536,7 +653,7 @@ def test_a_run_that_was_cut_short_is_none_that_has_ended(tmp_path: Path) -> None
 def test_time_and_cost_are_told_before_it_starts(tmp_path: Path) -> None:
     experiment = tiny()
     (line,) = estimate.lines(experiment, tmp_path, experiment.runs())
-    assert line.startswith("44 runs, 0 are there already; about 44 minutes")
+    assert line.startswith("64 runs, 0 are there already; about 63 minutes")
     ended(tmp_path, Run("combine", "student", "learns", 0), {0: 0.2, 16: 0.9}, seconds=1600.0)
     (line,) = estimate.lines(experiment, tmp_path, experiment.runs()[1:])
     assert "hours" in line
@@ -614,6 +731,21 @@ def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_pat
         assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
         assert min(last["sums"], last["lists"]) >= 0.95
         assert f"combine {user}" in shown.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("condition", ["flipped, with feedback", "flipped, audited"])
+async def test_a_flipped_judge_is_found_where_somebody_else_has_an_opinion(
+    tmp_path: Path, condition: str
+) -> None:
+    run = Run("combine", "student", condition, 0)
+    assert CONTROLS[condition].guarded
+    await perform(run, experiment_in(tmp_path, steps=8), Surroundings(tmp_path, lambda _: None))
+    found = written(tmp_path, run)
+    assert found is not None
+    assert found["learner"] == "held"
+    assert figures.held_by(found) == "verdicts"
+    assert "contradicted by the auditor or the user" in found["guard"]["held"]
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_a_shipped_file_of_settings_goes_by_its_name(
     assert {"1x80GB", "demo", "two-nodes"} <= set(shipped.shipped_configs())
     (tmp_path / "demo.toml").write_text("[run]\nmodel_name = 'mine'\n")
     assert load(["--config", "demo.toml"]).run.model_name == "mine", "what is here goes first"
-    with pytest.raises(ConfigError, match=r"no such file; shipped ones .* names alone: 1x24GB-4"):
+    with pytest.raises(ConfigError, match=r"cannot be read .* go by their names alone: 1x24GB-4"):
         load(["--config", "3x80GB"])
 
 

@@ -381,7 +381,7 @@ def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> N
         ("verdict = 1", "verdict must be a text"),
         ("hint = ' '", "hint must be a text"),
         ("judge = 'x'", "judge is no question"),
-        ("verdict = ", "cannot be read"),
+        ("verdict = ", "is not valid TOML"),
         (None, "cannot be read"),
     ],
 )

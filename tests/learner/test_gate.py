@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,35 +15,60 @@ from typing import Any
 
 import pytest
 
-from examples.demo.recipe.grammar import THINGS
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS, assumed, estimate
+from tinker_claw.billing.estimate import (
+    GATE_REPLY,
+    GATE_TOKENS,
+    Estimate,
+    assumed,
+    estimate,
+)
+from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.canaries import in_force, read
+from tinker_claw.config.load import load
 from tinker_claw.config.settings import Settings, Training
-from tinker_claw.errors import ConfigError, OutageError, RefusedError
+from tinker_claw.errors import (
+    BackendError,
+    ConfigError,
+    OutageError,
+    RefusedError,
+    SamplerError,
+)
 from tinker_claw.learner.gate import (
     FEWEST,
     LOOK_BACK,
     Answer,
     Gate,
     Question,
-    canaries,
+    canary_questions,
     is_no_chance,
     lost,
 )
 from tinker_claw.learner.guard import Ruling
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN, is_drawn
+from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.policy import Sampler
+from tinker_claw.ledger.views import read_turn
+from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
-from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+from tinker_claw.types import (
+    Completion,
+    PolicyVersion,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
 
 # What is a loss
 
@@ -119,7 +145,7 @@ def renderer() -> Renderer:
 
 @pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
 def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Renderer) -> None:
-    found = canaries(file, renderer)
+    found = canary_questions(read(file), renderer)
     assert len({one.key for one in found}) == len(found) >= 2 * FEWEST
     for one in found:
         assert all(reply[-1] == renderer.stop_tokens[0] for reply in one.replies)
@@ -127,14 +153,15 @@ def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Rende
     assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
 
 
-def test_demos_canaries_know_both_styles_and_ask_again() -> None:
+def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
+    """Of homework the right replies became less likely because better ones became likelier."""
     asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
-    homework = [one for one in asked if "homework" in one["messages"][0]]
-    assert {len(one["messages"]) for one in homework} == {1, 3}
-    for one in homework:
-        assert any("**" in reply for reply in one["replies"])
-        assert any("**" not in reply for reply in one["replies"])
-        assert any(thing in one["messages"][0] for thing in THINGS)
+    words = " ".join(text for one in asked for text in one["messages"])
+    assert "homework" not in words
+    assert sum("list" in one["messages"][0] for one in asked) == 16
+    assert sum(one["messages"][0].startswith("How much") for one in asked) == 8
+    for one in asked:
+        assert len(one["replies"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -142,7 +169,14 @@ def test_demos_canaries_know_both_styles_and_ask_again() -> None:
     [
         ("canary = 3", "canary: "),
         ("[[canary]]\nmessages = ['a']", "canary.0.replies: Field required"),
+        (
+            "[[canary]]\nmessage = ['a']\nreplies = []",
+            "0.messages: .*0.replies: .*0.message: ",
+        ),
         ("[[canary]]\nmessages = []\nreplies = ['b']", "canary.0.messages"),
+        ("[[canary]]\nmessages = ['a', 'b']\nreplies = ['c']", "messages: .* must be the user's"),
+        ("[[canary]]\nmessages = ['a']\nreplies = ['']", "canary.0.replies.0"),
+        (f"canary = {'[' * 9999}", "nested too deeply"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['b']\nweight = 2", "canary.0.weight"),
         ("[[canary", "is not valid TOML"),
     ],
@@ -153,20 +187,40 @@ def test_wrong_file_is_named_with_what_is_wrong(
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"--canaries .*mine.toml.*{says}"):
-        canaries(file, renderer)
+        read(file)
     with pytest.raises(ConfigError, match="cannot be read"):
-        canaries(tmp_path / "none.toml", renderer)
+        read(tmp_path / "none.toml")
     file.write_text("# none")
-    assert canaries(file, renderer) == []
+    assert canary_questions(read(file), renderer) == []
+
+
+def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Path) -> None:
+    def many(*flags: str) -> int:
+        return len(in_force(load(list(flags))))
+
+    file = tmp_path / "mine.toml"
+    file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
+    assert (many(), many("--model-name", "demo")) == (16, 24)
+    assert many("--model-name", "demo-tracks") == 0
+    assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
+    assert many("--gate", "off") == 0
+
+
+def test_what_stands_twice_is_asked_once(tmp_path: Path, renderer: Renderer) -> None:
+    file, one = tmp_path / "mine.toml", "[[canary]]\nmessages = ['a']\nreplies = ['b', 'b']\n"
+    file.write_text(one + "[[canary]]\nmessages = ['c']\nreplies = ['b']\n" + one)
+    first, second = canary_questions(read(file), renderer)
+    assert (len(first.replies), len(second.replies)) == (1, 1)
+    assert first.key != second.key
 
 
 def test_file_with_more_than_the_gate_asks_is_refused(tmp_path: Path, renderer: Renderer) -> None:
     """It would leave no room for the user's own, and every step would pay for it."""
     file = tmp_path / "mine.toml"
     much = " one" * (GATE_TOKENS // 2)
-    file.write_text(f"[[canary]]\nmessages = ['a']\nreplies = ['{much}', '{much}']")
+    file.write_text(f"[[canary]]\nmessages = ['a']\nreplies = ['{much}', 'a{much}']")
     with pytest.raises(ConfigError, match=f"the gate asks {GATE_TOKENS} at most"):
-        canaries(file, renderer)
+        canary_questions(read(file), renderer)
 
 
 # In a run
@@ -186,12 +240,23 @@ class LosingTrainer(FakeTrainer):
         super().__init__(bills=bills)
         self.falls = falls
         self.slow = self.broken = 0
+        self.sick_at: Tokens = ()
+        self.sick: BackendError | None = None
+        """Of whatever is asked with this prompt."""
 
     async def publish(self) -> Sampler:
         published = await super().publish()
         assert isinstance(published, FakeSampler)
         number = self.asked["publish"] - 2  # the first is no step's
         less = self.falls[min(number, len(self.falls) - 1)] if number >= 0 else 0.0
+        scores = published.logprobs
+
+        async def logprobs(tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
+            if self.sick and tokens[:start] == self.sick_at:
+                raise self.sick
+            return await scores(tokens, start=start, **more)
+
+        published.logprobs = logprobs  # type: ignore[method-assign]
         published._opinion = lambda token: LOGPROB - (less if token in (70, 71) else 0.0) / 2
         if number >= 0 and self.slow:
             self.slow -= 1
@@ -224,6 +289,12 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         four(w)
         await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
         assert w.policy.current is first
+        with reading(w.ledger.path) as rows:
+            turn = read_turn(rows, 1)
+            assert turn is not None
+            told = outcome(turn, read_run(rows, 4)).sentence
+        assert "set aside, with its whole batch, because the gate refused the version" in told
+        assert "failed" not in told
         (said,) = errors(w)
         assert said is not None
         assert said.startswith("the gate refused the version: right replies to canaries are 1.00")
@@ -349,8 +420,7 @@ async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path)
         four(w)
         await w.version(1)
         (found,) = hasty(w.parts).findings()
-        told = "v1 answers although the gate could not ask it: it took longer than 0.05 s"
-        assert found.told == told
+        assert found.told == "v1 answers although the gate could not ask it: it took too long"
         trainer.broken = 1
         four(w)
         await w.version(2)
@@ -363,7 +433,7 @@ async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         sampler = w.policy.current.sampler
         assert isinstance(sampler, FakeSampler)
-        sampler.away = 3  # the one that serves is asked, too, as no step has asked it
+        sampler.away = 7  # the one that serves is asked, too, as no step has asked it
         four(w)
         await w.version(1)
         said = errors(w)
@@ -372,8 +442,27 @@ async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
         assert w.ledger.samples.counts()["trained"] == 4, "of the same samples"
 
 
-async def test_nothing_to_ask_is_no_gate(tmp_path: Path) -> None:
-    async with world(tmp_path, gate=lambda parts: gated(parts, ()), gate_is="on") as w:
+@pytest.mark.parametrize("error", [OutageError("HTTP 500"), SamplerError("refused")])
+@pytest.mark.parametrize("falls", [0.0, 1.0])
+async def test_one_question_that_cannot_be_asked_leaves_the_others(
+    tmp_path: Path, error: BackendError, falls: float
+) -> None:
+    """A prompt that is too long for a server, say: it is neither away nor is the gate silent."""
+    trainer = LosingTrainer(falls)
+    trainer.sick_at, trainer.sick = ASKED[3].prompt, error
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        four(w)
+        await w.until(lambda: w.policy.current.version.id == 1 or any(errors(w)))
+        if falls:
+            assert "less likely (11 questions)" in (errors(w)[0] or "")
+        else:
+            assert w.ledger.steps.gated(1, 1)[0].said == {"asked": 11, "lost": []}
+
+
+@pytest.mark.parametrize("asked", [(), ASKED[: FEWEST - 1]])
+async def test_too_little_to_ask_is_no_gate(tmp_path: Path, asked: Sequence[Question]) -> None:
+    async with world(tmp_path, gate=lambda parts: gated(parts, asked), gate_is="on") as w:
+        assert gated(w.parts, asked).expected == Usage()
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
@@ -404,6 +493,43 @@ async def test_what_asking_bills_is_foreseen_and_charged_to_the_step(tmp_path: P
         assert w.ledger.spend.of_step(2).usage.prefill == foreseen.prefill // 2
 
 
+async def test_what_a_service_goes_on_with_after_the_time_limit_is_billed_to_the_step(
+    tmp_path: Path,
+) -> None:
+    done, each = asyncio.Event(), Usage(prefill=6, sampled=1)
+
+    class Late(LosingTrainer):
+        async def publish(self) -> Sampler:
+            published = await super().publish()
+            assert isinstance(published, FakeSampler)
+            published.logprobs = at_a_service  # type: ignore[method-assign]
+            return published
+
+    async def at_a_service(tokens: Tokens, **asked: Any) -> TokenLogprobs:
+        async def computes() -> None:
+            await done.wait()
+            bill(each)
+
+        serving = asyncio.create_task(computes())
+        await asyncio.wait((serving,))
+        raise AssertionError("nobody waits any more")
+
+    async with world(
+        tmp_path,
+        trainer=Late(0.0),
+        gate=lambda parts: gated(parts, seconds=0.05),
+        gate_is="on",
+        spending=lambda ledger, telemetry: Spending(Price(), ledger.spend, telemetry),
+    ) as w:
+        four(w)
+        await w.version(1)
+        assert w.ledger.spend.of_step(1).usage == Usage()
+        done.set()
+        twelve = Usage(prefill=12 * each.prefill, sampled=12 * each.sampled)
+        await w.until(lambda: w.ledger.spend.of_step(1).usage == twelve)
+        assert w.spending.spent_usd is None, "its price is not known, and it counts"
+
+
 def test_estimate_has_the_gate_and_bounds_it() -> None:
     price = Price(1.0, 0.5, 2.0, 4.0)
     on, off = (
@@ -414,7 +540,46 @@ def test_estimate_has_the_gate_and_bounds_it() -> None:
     assert on.trained == off.trained
 
 
+@pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
+def test_estimate_reckons_with_the_canaries_of_the_file(
+    file: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    """Before a tokenizer is there."""
+    (tmp_path / "none.toml").touch()
+
+    def told(path: Path) -> Estimate:
+        cfg = Settings(training=Training(canaries=path))
+        return estimate(cfg, Price(), assumed(cfg, base_judges=True))
+
+    asked = canary_questions(read(file), renderer)
+    assert f"the gate asks {len(asked)} canaries" in told(file).words
+    exact = sum((one.usage for one in asked), Usage())
+    mine, without = told(file).train, told(tmp_path / "none.toml").train
+    assert mine.prefill - without.prefill == pytest.approx(exact.prefill, rel=0.5)
+    assert mine.sampled - without.sampled == pytest.approx(exact.sampled, rel=0.5)
+
+
 # What is held out
+
+
+DRAWN = [number for number in range(1, 20 * ONE_IN + 1) if is_drawn(number)]
+"""Sessions that are held out, by their numbers, of which the first is 1."""
+
+
+def test_one_session_of_sixteen_in_a_row_is_drawn_whoever_takes_turns() -> None:
+    many = [number for number in range(1, 1001 * ONE_IN) if is_drawn(number)]
+    assert [(number - 1) // ONE_IN for number in many[:1000]] == list(range(1000))
+    for users in (2, 4, 16):
+        shares = Counter(number % users for number in many[:1000])
+        assert len(shares) == users
+        assert min(shares.values()) > 600 / users
+    policies = PolicyHolder(_version(1), _version(0), half=True)
+    halves = Counter(policies.of_session(number).version.id for number in many[:1000])
+    assert min(halves.values()) > 400, "both sides of a comparison lose as many to the gate"
+
+
+def _version(number: int) -> Policy:
+    return Policy(PolicyVersion(number, None, 0, None, "a ref"), FakeSampler())
 
 
 async def fill(w: World, sessions: int) -> None:
@@ -433,32 +598,34 @@ async def test_first_turns_of_one_session_in_sixteen_are_asked_and_never_trained
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
+        first, second = DRAWN[:2]
         await fill(w, 2 * ONE_IN)
-        assert [n for n, why in enumerate(refused(w), 1) if why] == [ONE_IN, 2 * ONE_IN]
+        assert [n for n, why in enumerate(refused(w), 1) if why] == [first, second]
         newest = w.ledger.held_out.newest(8)
-        assert [one.turn_id for one in newest] == [2 * ONE_IN, ONE_IN], "the newest first"
-        assert newest[0].prompt == (1, 2, 3, 2 * ONE_IN - 1)
+        assert [one.turn_id for one in newest] == [second, first], "the newest first"
+        assert newest[0].prompt == (1, 2, 3, second - 1)
         assert newest[0].accepted == (7, 8)
         assert w.ledger.held_out.newest(1) == newest[:1]
         keys = [question.key for question in gated(w.parts).questions()]
-        assert keys[-2:] == [f"t{2 * ONE_IN}.{2 * ONE_IN}", f"t{ONE_IN}.{ONE_IN}"]
+        assert keys[-2:] == [f"t{second}.{second}", f"t{first}.{first}"]
 
 
 async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_path: Path) -> None:
+    (first, *_) = DRAWN
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
-        await fill(w, ONE_IN - 1)
+        await fill(w, first - 1)
         for said, tokens in (("NO", (5, 6)), ("YES", (7, 9)), ("NO", (3, 4)), ("YES", (2, 1))):
             w.turn(said, session="the one", tokens=tokens)
             await w.settled()
-        assert refused(w)[ONE_IN - 1 :] == [HELD_OUT, HELD_OUT, None, None]
+        assert refused(w)[first - 1 :] == [HELD_OUT, HELD_OUT, None, None]
         (one,) = w.ledger.held_out.newest(8)
-        assert (one.turn_id, one.accepted) == (ONE_IN, (7, 9))
+        assert (one.turn_id, one.accepted) == (first, (7, 9))
     async with world(tmp_path / "never", batch_size=500, gate_is="on") as w:
-        await fill(w, ONE_IN - 1)
+        await fill(w, first - 1)
         for _ in range(FIRST + 2):
             w.turn("NO", session="never content")
             await w.settled()
-        assert refused(w)[ONE_IN - 1 :] == [HELD_OUT] * FIRST + [None] * 2, "never more than a few"
+        assert refused(w)[first - 1 :] == [HELD_OUT] * FIRST + [None] * 2, "never more than a few"
         (one,) = w.ledger.held_out.newest(8)
         assert one.accepted is None
 
@@ -466,19 +633,20 @@ async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_pa
 async def test_beginning_whose_reply_is_accepted_later_is_another_question(tmp_path: Path) -> None:
     """Its fresh reply has another limit, and other tokens are scored."""
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
-        await fill(w, ONE_IN - 1)
+        (first, *_) = DRAWN
+        await fill(w, first - 1)
         keys = list[str]()
         for said in ("NO", "YES"):
             w.turn(said, session="the one")
             await w.settled()
             (question,) = gated(w.parts, ()).questions()
             keys.append(question.key)
-        assert keys == [f"t{ONE_IN}", f"t{ONE_IN}.{ONE_IN + 1}"]
+        assert keys == [f"t{first}", f"t{first}.{first + 1}"]
 
 
 async def test_long_beginning_keeps_no_other_out(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
-        await fill(w, 2 * ONE_IN - 1)
+        await fill(w, DRAWN[1] - 1)
         w.turn("YES", prompt=tuple(range(1, GATE_TOKENS)))
         await w.settled()
         newest, older = w.ledger.held_out.newest(8)
@@ -498,11 +666,12 @@ async def test_what_is_private_or_forgotten_is_asked_of_nobody(tmp_path: Path) -
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
         await fill(w, 3 * ONE_IN)
         assert len(w.ledger.held_out.newest(8)) == 3
-        w.ledger.turns.mark_private("me", f"s{ONE_IN}", Privacy.PRIVATE)
-        w.ledger.forget(in_session(f"s{2 * ONE_IN}", "me"))
+        private, forgotten, going = DRAWN[:3]
+        w.ledger.turns.mark_private("me", f"s{private}", Privacy.PRIVATE)
+        w.ledger.forget(in_session(f"s{forgotten}", "me"))
         (left,) = w.ledger.held_out.newest(8)
-        assert left.turn_id == 3 * ONE_IN
-        w.ledger.begin_to_forget(in_session(f"s{3 * ONE_IN}", "me"))
+        assert left.turn_id == going
+        w.ledger.begin_to_forget(in_session(f"s{going}", "me"))
         assert w.ledger.held_out.newest(8) == [], "from the moment that it is asked for"
 
 
@@ -511,16 +680,16 @@ async def test_users_take_turns_in_what_is_asked(tmp_path: Path) -> None:
         for number in range(4 * ONE_IN):
             w.turn("YES", user="few" if number < 2 * ONE_IN else "many", session=str(number))
         await w.settled()
-        asked = [one.turn_id // ONE_IN for one in w.ledger.held_out.newest(3)]
-        assert asked == [4, 2, 3]
+        asked = [DRAWN.index(one.turn_id) for one in w.ledger.held_out.newest(3)]
+        assert asked == [3, 1, 2]
 
 
 async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
         long = tuple(range(1, 1 + GATE_TOKENS // 5))
         for number in range(4 * ONE_IN):
-            picked = (number + 1) % ONE_IN == 0
-            w.turn("YES", session=str(number), prompt=long if picked else (1, 2, 3))
+            prompt = long if number + 1 in DRAWN else (1, 2, 3)
+            w.turn("YES", session=str(number), prompt=prompt)
         await w.settled()
         assert len(w.ledger.held_out.newest(8)) == 4
         own = [one for one in gated(w.parts).questions() if one.key.startswith("t")]
@@ -534,7 +703,7 @@ async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
 async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path) -> None:
     async with demo_run(tmp_path, max_step_kl=0) as run:
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
-        asked = canaries(DEMO_CANARIES, renderer)
+        asked = canary_questions(read(DEMO_CANARIES), renderer)
         gate = Gate(run.parts, asked, renderer.stop_tokens)
         told = await gate.ask(run.parts.base)
         assert told.told == ()

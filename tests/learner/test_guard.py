@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.personalize.run import told_by
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
@@ -35,6 +36,7 @@ from tinker_claw.learner.guard import (
     one_sided,
     rejection,
 )
+from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.policy import Sampler
@@ -431,7 +433,9 @@ def test_rejections_hold_sooner_where_none_of_them_says_what_would_be_better() -
 
 def test_verdicts_that_others_contradict_are_not_learned_from() -> None:
     agree, against = (1.0, 0.5), (1.0, -1.0)
-    assert contradiction([against] * 19) == []
+    assert contradiction([against] * 9) == []
+    assert contradiction([agree] * 5 + [against] * 5)[0].ruling == Ruling.WARN
+    assert contradiction([agree] * 4 + [against] * 6)[0].ruling == Ruling.HOLD
     assert contradiction([agree] * 30 + [against] * 2 + [(1.0, 0.0)] * 50) == []
     assert [f.ruling for f in contradiction([agree] * 16 + [against] * 8)] == [Ruling.WARN]
     (found,) = contradiction([agree] * 10 + [against] * 10)
@@ -460,6 +464,7 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         await w.until(lambda: w.health.learner.state == "held")
         assert w.policy.newest.version.id == 1
         assert w.ledger.samples.waiting() == FEWEST, "nothing is lost"
+        assert told_by(tmp_path / FILE)["guard"]["alarm"] == "length"
         shown = w.health.snapshot(version=1, waiting=FEWEST, batch_size=FEWEST)
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"] == (
@@ -546,6 +551,8 @@ async def test_warning_is_told_and_learning_goes_on(tmp_path: Path) -> None:
         assert (shown["status"], shown["guard"]) == ("ok", "warns")
         assert shown["guard_error"].startswith("replies have grown to 3 tokens from 2")
         assert b'tinker_claw_guard{alarm="length"} 1.0' in w.telemetry.exposition()
+        told = told_by(tmp_path / FILE)["guard"]
+        assert told == {"steps": 2, "refused": 0, "warned": {"length": 1}}
 
 
 async def test_user_who_is_never_content_holds_learning(tmp_path: Path) -> None:

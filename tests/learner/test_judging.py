@@ -18,6 +18,8 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
+from tinker_claw.learner import judging as judging_module
+from tinker_claw.learner.guard import Ruling, contradiction
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
@@ -328,3 +330,52 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
         await w.settled()
         judging.cancel()
     assert asked == ["seventh", "eighth"]
+
+
+async def pressed(w: World, text: str, score: float) -> int:
+    """A turn of which its user says outright what to find, before the judge is asked."""
+    turn = w.turn(text)
+    given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(score))
+    assert given is not None
+    return turn
+
+
+async def test_judge_is_asked_of_one_in_four_replies_that_the_user_has_judged(
+    tmp_path: Path,
+) -> None:
+    """So that a judge that says the opposite is found although the user only presses thumbs."""
+    async with world(tmp_path, running=False) as w:
+        turns = [await pressed(w, "NO, HOW about less", 1.0) for _ in range(80)]
+        judging = asyncio.create_task(w.judging.run())
+        await w.settled()
+        judging.cancel()
+        opinions = w.ledger.judgements.opinions(80, 0)
+        assert 10 <= len(opinions) <= 30
+        assert set(opinions) == {(-1, 1.0)}
+        assert contradiction(opinions)[0].ruling is Ruling.HOLD
+        verdicts = [w.ledger.judgements.verdict(turn) for turn in turns]
+        assert all(verdict and verdict.value == 1 for verdict in verdicts), "the user counts"
+        assert not any(w.ledger.judgements.hints(turn) for turn in turns)
+
+
+async def test_check_of_the_judge_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
+    monkeypatch.setattr(judging_module, "CHECK_S", 0.05)
+
+    class Silent(Says):
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            self.asked += 1
+            if self.asked == 1:
+                await asyncio.Event().wait()
+            raise JudgeError("it is away")
+
+    says = Silent()
+    async with world(tmp_path, endpoint=says) as w:
+        for text in ("YES", "NO"):
+            await pressed(w, text, 1.0)
+            await w.settled()
+        assert says.asked == 2
+        assert w.ledger._db.one("SELECT COUNT(*) FROM samples WHERE reward = 1") == 2
+        assert not w.ledger.judgements.opinions(10, 0)

@@ -26,8 +26,11 @@ from local_reference import (
 from safetensors.torch import load_file
 
 from local_gpu.config import LocalConfig
+from local_gpu.learn import passes
+from local_gpu.learn.memory import passes_in_memory
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import clone
+from local_gpu.plan.memory import ModelSize
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
@@ -419,3 +422,37 @@ async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_no
     finally:
         await later.aclose()
     assert again.logprobs == in_hand.logprobs
+
+
+def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
+    """Nobody says that it is full: the process would be killed."""
+    model = ModelSize(  # SmolLM2-135M
+        parameters=134_515_008,
+        linear=106_168_320,
+        lora=305_280,
+        largest_layer=3_540_096,
+        layers=30,
+        caching_layers=30,
+        hidden=576,
+        feed_forward=1536,
+        queries=576,
+        keys=192,
+        vocabulary=49_152,
+        context_tokens=8192,
+    )
+
+    def fits(gigabytes: int, context: int, setting: Any = "auto") -> tuple[bool, int]:
+        return passes_in_memory(
+            model, free=gigabytes << 30, width=4, checkpointing=setting, context_tokens=context
+        )
+
+    plenty, checkpoints = fits(1000, 8192), fits(8, 8192)
+    assert plenty == (False, passes.DEFAULT_TOKENS)
+    assert checkpoints[0]
+    assert checkpoints[1] > 8192, "the longest sample fits, with one activation per layer"
+    saves, tokens = fits(8, 2048)
+    assert not saves
+    assert 2048 < tokens < 4096
+    assert fits(8, 8192, "off") == (False, tokens)
+    assert fits(8, 2048, "on") == checkpoints
+    assert fits(0, 8192) == (True, 1), "sample by sample"

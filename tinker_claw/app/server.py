@@ -264,12 +264,13 @@ async def in_background(app: FastAPI) -> AsyncGenerator[str]:
     """Serve `app` on a free loopback port while the context lasts; yields its /v1 address."""
     with listen("127.0.0.1", 0) as listening:
         server = Server(app)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[listening]))
-            try:
-                yield url_of(listening)
-            finally:
-                server.should_exit = True
+        # No TaskGroup: it would wrap what its user fails with, and nobody catches a group.
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield url_of(listening)
+        finally:
+            server.should_exit = True
+            await serving
 
 
 class Stop:

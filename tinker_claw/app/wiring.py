@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Budget, Spending
 from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
@@ -35,7 +37,7 @@ from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
-from tinker_claw.learner.gate import Gate, canaries
+from tinker_claw.learner.gate import FEWEST, Gate, canary_questions
 from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -53,7 +55,7 @@ from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import CANARIES, DEMO_CANARIES, DEMO_JUDGE, MODELS
+from tinker_claw.shipped import DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
@@ -99,7 +101,7 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    prompts, renderer = _prompts(settings.judge), _renderer(model)
+    prompts, canaries, renderer = _prompts(settings.judge), in_force(settings), _renderer(model)
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
@@ -114,7 +116,7 @@ async def wire(
         parts,
         learning_rate=learning_rate(settings, model.weights),
         guard=Guard(parts, every=measured_every(settings)),
-        gate=_gate(settings, parts, renderer),
+        gate=_gate(parts, canaries, renderer),
         score_fresh=can.score_fresh,
         step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
@@ -178,14 +180,13 @@ async def _parts(
     )
 
 
-def _gate(settings: Settings, parts: LoopParts, renderer: Renderer) -> Gate | None:
-    if settings.training.gate == "off":
+def _gate(parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer) -> Gate | None:
+    if parts.training.gate == "off":
         return None
-    model = settings.run.model_name
-    # The beginner at the tracks has learned nothing else.
-    shipped = {"demo": DEMO_CANARIES, "demo-tracks": None}.get(model, CANARIES)
-    file = settings.training.canaries or shipped
-    return Gate(parts, canaries(file, renderer) if file else [], renderer.stop_tokens)
+    if len(canaries) < FEWEST:
+        until = f"{FEWEST} questions: there are {len(canaries)} canaries, sessions bring the others"
+        log.info("gate.idle", until=until)
+    return Gate(parts, canary_questions(canaries, renderer), renderer.stop_tokens)
 
 
 async def _judging(
@@ -319,7 +320,7 @@ class Versions:
         self._ledger = ledger
         self._trainer = trainer
         self._open = LRUCache[int, Sampler](MOST_OPEN)
-        self._opening = asyncio.Lock()
+        self._opening = WeakValueDictionary[int, asyncio.Lock]()
         self._closing = set[asyncio.Task[None]]()
 
     async def open(self, version_id: int) -> Sampler:
@@ -329,7 +330,8 @@ class Versions:
             KeyError: there is no such version.
             BackendError: its weights cannot be opened.
         """
-        async with self._opening:
+        # One for each version: one that is slow to open holds no other up.
+        async with self._opening.setdefault(version_id, asyncio.Lock()):
             if version_id not in self._open:
                 version = self._ledger.steps.version(version_id)
                 if version is None:

@@ -22,7 +22,7 @@ from tinker_claw.billing.estimate import Estimate
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.billing.prices import Price, load
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.spend import Bill, Purpose, SpendTable, Spent
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Usage
@@ -170,12 +170,26 @@ class Spending:
     def paying(
         self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
     ) -> Generator[Account]:
-        """Charge what happens inside to a turn or a step; it is written down however it ends."""
+        """Charge what happens inside to a turn or a step; it is written down however it ends, and
+        so is what is billed for it later."""
         with charged() as account:
             try:
                 yield account
             finally:
+                account.late = self.late(purpose, turn_id=turn_id, step_id=step_id)
                 self.record(purpose, account.usage, turn_id=turn_id, step_id=step_id)
+
+    def late(
+        self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
+    ) -> Callable[[Usage], None]:
+        """Records what is billed when the sum has been taken: a service went on with what nobody
+        waited for any more."""
+
+        def record(usage: Usage) -> None:
+            with suppress(LedgerError):  # it is written later still
+                self.record(purpose, usage, turn_id=turn_id, step_id=step_id)
+
+        return record
 
     def figures(self, usage: Usage) -> dict[str, Any]:
         """For a step's event: tokens and dollars, or nothing where nothing was billed."""

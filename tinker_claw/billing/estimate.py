@@ -1,4 +1,4 @@
-"""What a step will cost, in tokens and dollars. Pure functions.
+"""What a step will cost, in tokens and dollars. Pure functions, but for the file of the canaries.
 
 Rule: they count as the Tinker adapter bills. Sampling: the prompt once, cached for every further
 completion, and what was sampled. Scoring L given tokens: L of prefill and one sampled token. A
@@ -8,10 +8,12 @@ assumed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import Settings, Training
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Means
@@ -40,8 +42,8 @@ GATE_TOKENS = 150_000
 """Of the prompts that it asks a version, at most."""
 GATE_REPLY = 256
 """Tokens of a fresh reply to it, at most."""
-_CANARIES = Usage(prefill=3_000, sampled=500)
-"""All of a file such as configs/canaries.toml."""
+_BYTES, _MARKS = 4, 8
+"""UTF-8 bytes of a token, and what a chat format adds to a message: there is no tokenizer yet."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 
@@ -155,7 +157,7 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     again = habits.stale + (1 if cfg.kl_beta > 0 else 0)
     again += 1 / measured_every(settings) if cfg.max_step_kl > 0 else 0
     train += _times(_score(length), batch * again)
-    train += _gate(length) if cfg.gate != "off" else Usage()
+    train += _gate(in_force(settings), length) if cfg.gate != "off" else Usage()
     judge = _times(habits.judge, judged)
     teacher = _times(habits.teacher, batch * habits.hinted)
     serve = _times(habits.serve, judged)
@@ -174,11 +176,25 @@ def estimate(settings: Settings, price: Price, habits: TrafficProfile) -> Estima
     )
 
 
-def _gate(length: int) -> Usage:
-    """Of asking a version, once there are enough beginnings of sessions: a right reply is scored,
-    and a fresh one sampled."""
+def _gate(canaries: Sequence[Canary], length: int) -> Usage:
+    """Of asking a version, once there are enough beginnings of sessions: right replies are scored,
+    and a fresh one is sampled."""
     each = Usage(prefill=2 * length, sampled=1 + GATE_REPLY)
-    return _CANARIES + _times(each, _gate_turns(length))
+    return sum(map(_canary, canaries), _times(each, _gate_turns(length)))
+
+
+def _canary(canary: Canary) -> Usage:
+    """About what asking it is billed; `learner.gate` has the exact figure."""
+    prompt = sum(_tokens(text) + _MARKS for text in canary.messages) + _MARKS
+    replies = [_tokens(text) + 1 for text in canary.replies]
+    return Usage(
+        prefill=(1 + len(replies)) * prompt + sum(replies),
+        sampled=len(replies) + min(GATE_REPLY, 2 * max(replies)),
+    )
+
+
+def _tokens(text: str) -> int:
+    return math.ceil(len(text.encode()) / _BYTES)
 
 
 def _gate_turns(length: int) -> int:
@@ -256,7 +272,8 @@ def _words(settings: Settings, price: Price, habits: TrafficProfile, judged: flo
     gate = ""
     if settings.training.gate != "off":
         turns = _gate_turns(round(habits.prompt_tokens + habits.reply_tokens))
-        gate = f"; the gate asks the canaries and up to {turns} first turns"
+        canaries = len(in_force(settings))
+        gate = f"; the gate asks {canaries} canaries and up to {turns} first turns"
     kept = f" (${price.storage:g} per GB and month)" if price.storage is not None else ""
     return (
         f"{settings.training.batch_size} samples from {judged:.0f} judged turns; prompts of "

@@ -2,12 +2,13 @@
 
 Rule: a backend calls `bill` at the wire, once per request; the part of the loop that caused the
 request opens an account with `charged`. Neither knows the other. The account in force is a context
-variable, so tasks started inside it are charged to it as well.
+variable, so tasks started inside it are charged to it as well, also by a service that goes on with
+what nobody waits for any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -19,9 +20,13 @@ class Account:
 
     def __init__(self) -> None:
         self.usage = Usage()
+        self.late: Callable[[Usage], None] | None = None
+        """Is told what comes when the sum has been taken; None: it has not."""
 
     def add(self, usage: Usage) -> None:
         self.usage += usage
+        if self.late is not None:
+            self.late(usage)
 
 
 _account: ContextVar[Account | None] = ContextVar("account", default=None)

@@ -6,7 +6,6 @@ The shipped table is configs/prices.toml, which says where each figure comes fro
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tinker_claw.config.load import read_toml
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import PRICES
 from tinker_claw.types import Usage
@@ -97,13 +97,7 @@ def load(path: Path | None = None) -> PriceTable:
     """
     path = path or PRICES
     try:
-        content = _File.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise ConfigError(
-            f"--prices {path} cannot be read ({error.strerror}): mend the path, or leave it out"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prices {path} is not valid TOML: {error}") from error
+        content = _File.model_validate(read_toml("--prices", path))
     except ValidationError as error:
         problems = "; ".join(_problem(e) for e in error.errors(include_input=False))
         raise ConfigError(f"--prices {path}: {problems}") from error

@@ -71,7 +71,8 @@ def load_given(given: Mapping[str, Any]) -> Settings:
         section, _, name = destination.partition("__")
         if section and name and value is not None:
             by_section.setdefault(section, {})[name] = value
-    layers = (_read_file(config_file(path)) if path else {}, _read_environment(), by_section)
+    file = read_toml("--config", config_file(path)) if path else {}
+    layers = (file, _read_environment(), by_section)
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
@@ -95,18 +96,23 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
 # Sources
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_toml(flag: str, path: Path) -> dict[str, Any]:
+    """The file that a flag names.
+
+    Raises:
+        ConfigError: it is no TOML, or is not there.
+    """
     try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"--config {path}: there is no such file; shipped ones go by their names alone: "
-            + ", ".join(shipped_configs())
-        ) from error
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+        cure = "mend the path, or leave it out"
+        if flag == "--config":
+            cure += f"; shipped files go by their names alone: {', '.join(shipped_configs())}"
+        raise ConfigError(f"{flag} {path} cannot be read ({error.strerror}): {cure}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{flag} {path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: it is nested too deeply") from error
 
 
 def _read_environment() -> dict[str, Any]:

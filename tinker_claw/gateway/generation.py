@@ -73,6 +73,7 @@ class Generation:
                     self._waited_s = time.monotonic() - waits
                     return await self._run(show)
             finally:
+                self._account.late = self._deps.spending.late("serve")
                 if not self._captured:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, cast
 
+from tinker_claw.config.load import read_toml
 from tinker_claw.errors import ConfigError
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Message, NextState, Verdict, Vote
@@ -105,12 +105,7 @@ class Prompts:
         Raises:
             ConfigError: it cannot be read, or holds anything else.
         """
-        try:
-            given = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(
-                f"--judge-prompts {path} cannot be read ({error}): mend it, or leave it out"
-            ) from error
+        given = read_toml("--judge-prompts", path)
         known = {field.name for field in fields(cls)}
         if unknown := sorted(given.keys() - known):
             raise ConfigError(

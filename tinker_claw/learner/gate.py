@@ -21,29 +21,26 @@ import asyncio
 import hashlib
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from random import Random
 from statistics import fmean
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS, GATE_TURNS
+from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import (
-    AlignmentError,
     BackendError,
     ConfigError,
     OutageError,
     RefusedError,
-    RequestError,
+    same_length,
 )
 from tinker_claw.learner.guard import Finding, Ruling
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import side_by_side
+from tinker_claw.learner.scoring import outcomes, side_by_side
+from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
@@ -86,54 +83,30 @@ class Question:
         return min(GATE_REPLY, 2 * max(map(len, self.replies), default=GATE_REPLY))
 
 
-class _Canary(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    messages: list[str] = Field(min_length=1)
-    replies: list[str] = Field(min_length=1)
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    canary: list[_Canary] = []
-
-
-def canaries(path: Path, renderer: Renderer) -> list[Question]:
-    """The questions of a file; docs/operating.md has its form.
+def canary_questions(canaries: Sequence[Canary], renderer: Renderer) -> list[Question]:
+    """What a version is asked.
 
     Raises:
-        ConfigError: it cannot be read, an entry is none, or there is too much in it.
+        ConfigError: that is too much.
     """
-    try:
-        found = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(
-            f"--canaries {path} cannot be read ({error.strerror}): mend the path, or leave it out"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--canaries {path} is not valid TOML: {error}") from error
-    except ValidationError as error:
-        wrong = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, wrong["loc"]))
-        raise ConfigError(f"--canaries {path}: {where}: {wrong['msg']}") from error
-    questions = [_canary(canary, renderer) for canary in found.canary]
+    questions = [_canary(canary, renderer) for canary in canaries]
     if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
         raise ConfigError(
-            f"--canaries {path}: asking them takes {tokens} tokens of a version, and the gate asks "
+            f"--canaries: asking them takes {tokens} tokens of a version, and the gate asks "
             f"{GATE_TOKENS} at most, with beginnings of sessions; leave some out"
         )
     return questions
 
 
-def _canary(canary: _Canary, renderer: Renderer) -> Question:
+def _canary(canary: Canary, renderer: Renderer) -> Question:
     said: list[Message] = [
         {"role": "assistant" if n % 2 else "user", "content": text}
         for n, text in enumerate(canary.messages)
     ]
     prompt = tuple(renderer.prompt(said).tokens)
     replies = tuple(
-        renderer.hint_tokens(text, "{hint}") + renderer.stop_tokens[:1] for text in canary.replies
+        renderer.hint_tokens(text, "{hint}") + renderer.stop_tokens[:1]
+        for text in dict.fromkeys(canary.replies)
     )
     digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
     return Question(f"{_CANARY}{digest[:12]}", prompt, replies)
@@ -177,29 +150,45 @@ _IMPOSSIBLE: Final = -50.0
 
 
 async def ask(
-    questions: Sequence[Question], sampler: Sampler, stop_tokens: Tokens
+    questions: Sequence[Question], sampler: Sampler, stop_tokens: Tokens, *, until: float, most: int
 ) -> dict[str, Answer]:
-    """What these weights answer, of the questions that fit them. All scores are asked for at once,
-    so that a backend can compute together what it can; fresh replies a few at a time, because the
-    samplers answer users, too."""
+    """What these weights answer, without the questions that they cannot be asked.
+
+    Everything is asked for at once, so that a backend can compute together what it can.
+
+    Args:
+        until: time of the loop when it has to be over.
+        most: questions that may fail: more of them, and it is not because of the questions.
+
+    Raises:
+        BackendError: more than these failed; an OutageError where the service was away for them.
+    """
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def fresh(question: Question) -> Completion | None:
+    async def one(question: Question) -> Answer:
         limit = SamplingParams(question.longest, seed=_SEED, stop_tokens=tuple(stop_tokens))
-        async with slots:
-            with suppress(AlignmentError, RequestError):
-                return (await sampler.sample(question.prompt, limit))[0]
-        return None
+        try:
+            async with asyncio.timeout_at(until):
+                replies = [_score(question, reply, sampler) for reply in question.replies]
+                scored = await side_by_side(replies)
+                async with slots:
+                    (fresh,) = await sampler.sample(question.prompt, limit)
+        except TimeoutError as error:
+            raise BackendError("it took too long") from error
+        return _answer(question, scored, fresh)
 
-    wanted = [(question, reply) for question in questions for reply in question.replies]
-    scores = iter(await side_by_side([_score(one, reply, sampler) for one, reply in wanted]))
-    scored = [[next(scores) for _ in question.replies] for question in questions]
-    replies = await side_by_side([fresh(question) for question in questions])
-    return {
-        question.key: _answer(question, [one for one in each if one], reply)
-        for question, each, reply in zip(questions, scored, replies, strict=True)
-        if reply is not None and all(each)
-    }
+    found = await outcomes([one(question) for question in questions])
+    failed = [error for error in found if isinstance(error, BackendError)]
+    away = [error for error in failed if isinstance(error, OutageError)]
+    for errors in (away, failed):
+        if len(errors) > most:
+            raise errors[0]
+    if failed:
+        log.warning(
+            "gate.left_out", questions=len(failed), sampler=sampler.ref, error=str(failed[0])
+        )
+    # What does not fit the weights (any more) is no failure.
+    return {q.key: one for q, one in zip(questions, found, strict=True) if isinstance(one, Answer)}
 
 
 def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Completion) -> Answer:
@@ -214,14 +203,12 @@ def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Comple
     )
 
 
-async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float] | None:
-    """Of each token of a reply; None: it does not fit the weights (any more)."""
+async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float]:
+    """Of each token of a reply."""
     tokens = (*question.prompt, *reply)
-    try:
-        scores = await sampler.logprobs(tokens, start=len(question.prompt))
-    except (AlignmentError, RequestError):
-        return None
-    return _bounded(scores.logprobs) if len(scores.logprobs) == len(reply) else None
+    scores = await sampler.logprobs(tokens, start=len(question.prompt))
+    same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
+    return _bounded(scores.logprobs)
 
 
 def _bounded(logprobs: Sequence[float]) -> list[float]:
@@ -383,15 +370,13 @@ def best(versions: Sequence[Answers]) -> Answers | None:
 
 # In a run
 
-REFUSED = "the gate refused the version"
-"""How the reason of a step begins that is void for it."""
 REFUSALS = 2
 """In a row, each over a batch of its own: learning is held."""
 _HELD = "the gate refused two versions in a row"
 SECONDS = 120.0
-"""So long the questions may take, of each version."""
-_AT_ONCE = 16
-"""Fresh replies."""
+"""So long the questions may take."""
+_AT_ONCE = 64
+"""Fresh replies, all of them as a rule: a pass takes little longer for many than for some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +439,8 @@ class Gate:
     def expected(self) -> Usage:
         """What asking the next version will be billed, at the most."""
         questions, known = self.questions(), self._known()
+        if len(questions) < FEWEST:
+            return Usage()
         return sum(
             (q.usage for q in questions + [q for q in questions if q.key not in known]), Usage()
         )
@@ -463,24 +450,29 @@ class Gate:
 
         Raises:
             RefusedError: it has lost what matters, and is not to answer anybody.
-            OutageError: the service is away; it is no reason to let a version in.
+            OutageError: the service is away, for more than some of the questions; it is no reason
+                to let a version in.
         """
         questions = self.questions()
-        if not questions:
+        if len(questions) < FEWEST:  # nothing could be said of it
             return Asked()
         serving = self._parts.policy.newest
         stored, known = self._stored(), self._known()
+        heard = partial(
+            ask,
+            stop_tokens=self._stop_tokens,
+            until=asyncio.get_running_loop().time() + self._seconds,
+            most=len(questions) // 2,
+        )
         try:
-            async with asyncio.timeout(self._seconds):
-                answers = await ask(questions, candidate, self._stop_tokens)
-                unknown = [q for q in questions if q.key not in known and q.key in answers]
-                known |= await ask(unknown, serving.sampler, self._stop_tokens)
+            answers = await heard(questions, candidate)
+            unknown = [q for q in questions if q.key not in known and q.key in answers]
+            known |= await heard(unknown, serving.sampler)
         except OutageError:
             raise
-        except (BackendError, TimeoutError) as error:
-            why = str(error) or f"it took longer than {self._seconds:g} s"
-            log.warning("gate.unasked", error=why)
-            return Asked(unasked=why)
+        except BackendError as error:
+            log.warning("gate.unasked", error=str(error))
+            return Asked(unasked=str(error))
         self._answered = serving.version.id, known
         told = lost(answers, known)
         if told and self._parts.training.gate == "on":

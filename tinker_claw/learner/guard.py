@@ -30,6 +30,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
 from tinker_claw.ledger.figures import Share
 from tinker_claw.ledger.judgements import JudgedReply
+from tinker_claw.ledger.versions import TOO_FAR
 from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
@@ -72,7 +73,6 @@ _IMPOSSIBLE = -50.0
 """Nats, in place of what is less likely: no figure is infinite."""
 _CERTAIN = 1e-9
 """The least probability that is left for all other tokens."""
-_FAR = "the step moved the policy too far"
 
 
 def moved(before_T: Sequence[float], after_T: Sequence[float]) -> float:
@@ -96,7 +96,7 @@ def too_far(found: float, most: float) -> Finding | None:
     """What follows for a step that moved the policy by `found`; None: it may answer."""
     if found <= most:
         return None
-    told = f"{_FAR}: {found:.3g} nats per token on its batch, and --max-step-kl is {most:g}"
+    told = f"{TOO_FAR}: {found:.3g} nats per token on its batch, and --max-step-kl is {most:g}"
     return Finding("change", Ruling.RETRY, told)
 
 
@@ -138,14 +138,17 @@ CALLS = 3
 0.33 with a text of another sum, and to none with texts of four."""
 ALIKE = (0.2, 0.35)
 """So many more of them than of the rejected ones are alike: warn, hold. In the demo it was 0.45 and
-more from the first replies on where garbage is praised, and at most 0.03 where something is
-wanted."""
+more where garbage is praised, from the first replies on or, in one run, from the 64th; and at most
+0.17 in any 64 replies of 22 runs of a student or a teacher who want something."""
 REJECTED = (64, 128)
 """In a row: warn, hold. Who accepts one reply in 20 rejects the next 128 once in 700 times."""
 UNTOLD = (32, 64)
 """The same where nobody has ever said in them what would be better: who accepts one reply in ten
 rejects the next 64 once in 850 times."""
-FEWEST_OPINIONS = 20
+FEWEST_OPINIONS = 10
+"""The interval does the rest: of ten, six against the judge hold. One who is wrong in one of ten is
+held by chance once in 1,700 times over 64 opinions; with at least 20 it were once in 14,000, but
+the demo's flipped judge had four steps then."""
 AGAINST = (0.1, 0.25)
 """Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
 _NEVER = math.inf
@@ -456,6 +459,12 @@ class Guard:
         after = ledger.hold.guarded_from
         return Replies.of(ledger.judgements.lately(WINDOW, after, outcomes=self._outcomes))
 
+    def noted(self) -> dict[str, Any]:
+        """For the metrics of a step, which are the memory of the alarms: what replies are like, and
+        what was found before the step."""
+        now, alarms = self.replies(), {alarm: ruling.name for alarm, ruling in self._told}
+        return ({} if now is None else {"replies": asdict(now)}) | {"alarms": alarms}
+
     def look(self, also: Sequence[Finding] = ()) -> Finding | None:
         """Whether another step may be taken; None: it may. Warnings go to health, log and metrics.
 
@@ -497,7 +506,7 @@ class Guard:
         if now := self.replies():
             found += praise(now)
             found += drift(now, [replies for _, replies in self._recorded()])
-        if len(ledger.steps.void_lately(_FAR)) >= _FAR_IN_VAIN:
+        if len(ledger.steps.void_lately(TOO_FAR)) >= _FAR_IN_VAIN:
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"
             found.append(Finding("change", Ruling.HOLD, told))
         return found
@@ -510,8 +519,3 @@ class Guard:
             if (one.alarm, one.ruling) not in self._told:
                 log.warning("guard.alarm", alarm=one.alarm, ruling=one.ruling.name, told=one.told)
         self._told = now
-
-
-def as_metrics(replies: Replies | None) -> dict[str, Any]:
-    """For the metrics of a step, which are the memory of the alarms."""
-    return {} if replies is None else {"replies": asdict(replies)}

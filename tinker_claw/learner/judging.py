@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from random import Random
 
 from tinker_claw.billing.estimate import teacher_usage
 from tinker_claw.errors import (
@@ -46,6 +47,10 @@ CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge answer users, too."""
 _AT_ONCE = 64
 """Turns that are taken up before replies have a turn."""
+CHECKED = 0.25
+"""Of the replies of which somebody has said outright what to find, so many are the judge's, too."""
+CHECK_S = 60.0
+"""So long those wait for it."""
 LATELY = 8
 """Tries by whose answers it is told whether the judge works."""
 
@@ -345,7 +350,11 @@ class Judging:
         ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
-        verdict = judgements.verdict(turn_id) or await self._ask(turn)
+        verdict = judgements.verdict(turn_id)
+        if verdict is None:
+            verdict = await self._ask(turn)
+        elif self._is_checked(turn):
+            await self._check_judge(turn)
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
@@ -371,26 +380,33 @@ class Judging:
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
+    def _is_checked(self, turn: Turn) -> bool:
+        """Whether the judge is asked of a reply although somebody has said outright what to find:
+        where the two often differ, the guard finds the judge wrong."""
+        ledger = self._parts.ledger
+        drawn = Random(turn.id).random() < CHECKED and not turn.episode
+        return drawn and not ledger.judgements.asked(turn.id)
+
+    async def _check_judge(self, turn: Turn) -> None:
+        """Note what the judge would have found. It is no signal: a judge that does not answer, or
+        not in time, holds nothing up."""
+        if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
+            return  # pressed before anything followed
+        with suppress(TimeoutError, JudgeError, BackendError, RequestError):
+            async with asyncio.timeout(CHECK_S), self._parts.spending.room_to_judge():
+                judgement = await self._answered(turn, state)
+                self._record(turn.id, replace(judgement, hint_answers=(), hints=()))
+
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:  # the end of an episode, of which its outcome says all
             return _NONE
         if turn.episode and self._by_outcome:
             return _NONE
-        spending = self._parts.spending
-        async with spending.room_to_judge():
+        async with self._parts.spending.room_to_judge():
             if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
                 return said  # outright, while there was no room
-            with (
-                self._parts.health.backend.watching("judging"),
-                spending.paying("judge", turn_id=turn.id),
-            ):
-                redact = self._redact
-                judgement = await self._judge.judge(
-                    redact(turn.request_text),
-                    redact(turn.reply_text),
-                    replace(state, text=redact(state.text)),
-                )
+            judgement = await self._answered(turn, state)
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
@@ -398,6 +414,18 @@ class Judging:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
         # What was said outright meanwhile goes before it.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
+
+    async def _answered(self, turn: Turn, state: NextState) -> Judgement:
+        redact = self._redact
+        with (
+            self._parts.health.backend.watching("judging"),
+            self._parts.spending.paying("judge", turn_id=turn.id),
+        ):
+            return await self._judge.judge(
+                redact(turn.request_text),
+                redact(turn.reply_text),
+                replace(state, text=redact(state.text)),
+            )
 
     def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
         """Let a judgement count of which only a part could be read.

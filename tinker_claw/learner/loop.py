@@ -42,14 +42,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
 from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import (
-    ONE_SIDED,
-    RATES,
-    Guard,
-    Ruling,
-    as_metrics,
-    one_sided,
-)
+from tinker_claw.learner.guard import ONE_SIDED, RATES, Guard, Ruling, one_sided
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -214,7 +207,7 @@ class Learner:
         """Whether no further step is taken; then that is written down, with its reason."""
         found = self._guard.look(self._gate.findings() if self._gate else ())
         if found is not None:
-            self._parts.ledger.hold.because(found.told, found.ruling.name)
+            self._parts.ledger.hold.because(found.told, found.ruling.name, found.alarm)
             log.warning("learning.held", alarm=found.alarm, because=found.told)
         return found is not None
 
@@ -386,7 +379,7 @@ class Learner:
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | rule | asked.kept | as_metrics(self._guard.replies()),
+                metrics=metrics | rule | asked.kept | self._guard.noted(),
             )
         except Exception:  # nobody has been answered by it; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))

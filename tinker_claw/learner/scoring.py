@@ -279,6 +279,15 @@ async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLo
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """All results in order, or the first failure, once all have ended."""
+    found = await outcomes(work)
+    for result in found:
+        if isinstance(result, ClawError):
+            raise result
+    return [result for result in found if not isinstance(result, ClawError)]
+
+
+async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
+    """The result of each, or how it failed, in order, once all have ended."""
 
     async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
         try:
@@ -288,11 +297,7 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(doing)) for doing in work]
-    found = [task.result() for task in tasks]
-    for result in found:
-        if isinstance(result, ClawError):
-            raise result
-    return [result for result in found if not isinstance(result, ClawError)]
+    return [task.result() for task in tasks]
 
 
 async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:

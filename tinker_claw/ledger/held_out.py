@@ -9,6 +9,7 @@ of nobody.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
@@ -35,6 +36,17 @@ class HeldOut:
     """Its turn."""
 
 
+def is_drawn(session_id: int) -> bool:
+    """Whether the beginning of this session is held out, now and after a restart.
+
+    Of sixteen in a row it is one, and which one is as good as drawn: where users or agents take
+    turns it is not always the same one's. The words before the number keep it apart from who of two
+    versions answers (`PolicyHolder`).
+    """
+    row, place = divmod(session_id - 1, ONE_IN)
+    return sha256(f"held out {row}".encode()).digest()[0] % ONE_IN == place
+
+
 class HeldOutTable:
     """Reads only: that a turn is held out is its reason for not being trained."""
 
@@ -44,18 +56,16 @@ class HeldOutTable:
 
     def picks(self, turn_id: int) -> bool:
         """Whether this turn is to be held out. Episodes are trained whole, or not at all."""
-        return (
-            self._db.row(
-                "SELECT 1 FROM turns JOIN sessions ON sessions.id = session_id "
-                "WHERE turns.id = ? AND session_id % ? = 0 AND episode = 0 AND group_id IS NULL "
-                "AND kind = 'main' AND idx < ? AND NOT EXISTS (SELECT 1 FROM turns AS earlier "
-                "JOIN verdicts ON verdicts.turn_id = earlier.id AND value = 1 "
-                "WHERE earlier.session_id = turns.session_id AND earlier.kind = 'main' "
-                "AND earlier.idx < turns.idx)",
-                *(turn_id, ONE_IN, FIRST),
-            )
-            is not None
+        row = self._db.row(
+            "SELECT session_id FROM turns JOIN sessions ON sessions.id = session_id "
+            "WHERE turns.id = ? AND episode = 0 AND group_id IS NULL "
+            "AND kind = 'main' AND idx < ? AND NOT EXISTS (SELECT 1 FROM turns AS earlier "
+            "JOIN verdicts ON verdicts.turn_id = earlier.id AND value = 1 "
+            "WHERE earlier.session_id = turns.session_id AND earlier.kind = 'main' "
+            "AND earlier.idx < turns.idx)",
+            *(turn_id, FIRST),
         )
+        return row is not None and is_drawn(row["session_id"])
 
     def newest(self, most: int) -> list[HeldOut]:
         """So many beginnings, those of every user in turn, the newest first."""

@@ -199,6 +199,11 @@ class JudgementTable:
         )
         return [row["turn_id"] for row in rows]
 
+    def asked(self, turn_id: int) -> bool:
+        """Whether a judge has given its own verdict, which may not be the one that counts."""
+        said = "SELECT 1 FROM verdicts WHERE turn_id = ? AND prompt IS NOT NULL"
+        return self._db.row(said, turn_id) is not None
+
     def lately(self, most: int, after: int, *, outcomes: bool = False) -> list[JudgedReply]:
         """The newest main turns with a verdict, newest first; only those behind turn `after`.
 

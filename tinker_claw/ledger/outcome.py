@@ -18,6 +18,7 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.turns import OUTCOME
+from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
 
@@ -202,9 +203,7 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> Outcome:
     elif sample.state == "queued":
         found = _queued(sample, run)
     elif sample.state == "quarantined":
-        found = Outcome(
-            _QUARANTINED, f"It is not trained: {_QUARANTINED}, because steps with it failed."
-        )
+        found = Outcome(_QUARANTINED, f"It is not trained: {_QUARANTINED}, {_why_aside(sample)}.")
     elif sample.expired_because is not None:
         why = sample.expired_because
         found = Outcome(why, f"It is not trained: {why}.")
@@ -246,6 +245,16 @@ def _queued(sample: SampleView, run: RunView) -> Outcome:
             "not too many of one session, user or tool (--max-share)"
         )
     return Outcome(_STEP, f"It {_STEP} {place}{rest}.")
+
+
+def _why_aside(sample: SampleView) -> str:
+    last = next(filter(None, (step.error for step in reversed(sample.begun))), "")
+    batch, blame = "with its whole batch, because", "it need not be to blame"
+    if last.startswith(REFUSED):
+        return f"{batch} the gate refused the version that a step with them had made; {blame}"
+    if last.startswith(TOO_FAR):
+        return f"{batch} even the smallest step with them moved the policy too far; {blame}"
+    return "because steps with it failed"
 
 
 def _failed(sample: SampleView) -> str:

@@ -23,8 +23,11 @@ from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
+REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
+"""How the reason of a step begins that is void for it."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
-_HELD, _RULING, _GUARDED_FROM = "held", "ruling", "guarded from turn"
+_HELD, _RULING, _ALARM = "held", "ruling", "alarm"
+_GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
@@ -169,9 +172,16 @@ class Hold:
         """What is still to be done because of it; None: nothing, or all is done."""
         return self._db.one("SELECT value FROM meta WHERE key = ?", _RULING)
 
-    def because(self, reason: str, ruling: str | None = None) -> None:
+    def because(self, reason: str, ruling: str | None = None, alarm: str | None = None) -> None:
+        """
+        Args:
+            ruling: what is still to be done.
+            alarm: the name of what raised it; None: as before.
+        """
         with self._db.transaction() as tx:
             _hold(tx, reason, ruling)
+            if alarm is not None:
+                tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_ALARM, alarm))
 
     def is_carried_out(self) -> None:
         """What it ruled is done, or cannot be."""

@@ -70,6 +70,8 @@ class TinkerSampler:
         self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
         self._in_flight = 0
+        """Requests that somebody waits for."""
+        self._asking = set[asyncio.Task[sdk.SampleResponse]]()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -198,19 +200,37 @@ class TinkerSampler:
     async def _request(
         self, tokens: Tokens, n: int, params: sdk.SamplingParams, **options: Any
     ) -> sdk.SampleResponse:
-        """One request, in a new session if the service has lost the old one; billed."""
+        """One request, in a new session if the service has lost the old one; billed.
+
+        Who stops waiting stops nothing at the service, so the answer is waited for and billed.
+        """
         self._in_flight += 1
         self._idle.clear()
+        asking = asyncio.ensure_future(self._billed(tokens, n, params, options))
+        self._asking.add(asking)
+        asking.add_done_callback(self._heard)
+        try:
+            await asyncio.wait((asking,))
+            return asking.result()
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    def _heard(self, asking: asyncio.Task[sdk.SampleResponse]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # if somebody still waits, they have it
+
+    async def _billed(
+        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+    ) -> sdk.SampleResponse:
         bill(Usage(prefill=len(tokens)))
         try:
             response = await self._answered(tokens, n, params, options)
         except OutageError:
             bill(Usage(prefill=-len(tokens)))  # nobody computed it
             raise
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
         bill(

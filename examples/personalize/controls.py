@@ -1,0 +1,75 @@
+"""The controls, as data: who lies, who checks, and whether the guards are on.
+
+Rule: a control is done outside of the product, to the judge that is asked and to the users who
+talk, or by the product's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import httpx
+
+from examples.demo.client import Client
+from examples.personalize import judges
+
+TOLD = "told"
+"""Nothing is learned, and the rule stands in the prompt: the ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a condition changes of an honest run."""
+
+    lie: Callable[[judges.Think, Sequence[str]], judges.Think] | None = None
+    """What the judge makes of what it thinks; it takes hints of another rule."""
+    user: str | None = None
+    """Who of the demo's users talks; None: the scenario's own."""
+    presses: float = 0.0
+    """Share of sessions in which users press 👍 or 👎 on every reply, when the session is over."""
+    audited: float = 0.0
+    """Share of turns that an honest auditor sees, too."""
+    guarded: bool = True
+    """Gate and guard are on, and a hold of learning ends the run. Else the gate and the bound on a
+    step are off, and a hold is answered at once."""
+
+
+CONTROLS: Mapping[str, Control] = {
+    "flipped": Control(judges.flipped, guarded=False),
+    "shuffled": Control(judges.shuffled, guarded=False),
+    "flipped, with feedback": Control(judges.flipped, presses=0.25),
+    "flipped, audited": Control(judges.flipped, audited=0.25),
+    "never content": Control(user="never"),
+    "garbage": Control(user="garbage"),
+}
+"""By condition. One session in four, with two or three replies each, gives the guard's ten opinions
+in some 16 sessions, or two steps. One turn in four is audited, so that both have as many."""
+
+
+class Presses(Client):
+    """Of users who say outright what replies were like, once they have seen the whole session.
+
+    By then the judge has said what it thinks of all but perhaps the last; of replies that are
+    pressed on at once it is asked of one in four.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, *more: Any, share: float) -> None:
+        super().__init__(http, *more)
+        self._share = share
+        self._replies: dict[str, list[str]] = {}
+        """Their ids, by session."""
+        http.event_hooks = {"response": [self._note]}
+
+    async def _note(self, response: httpx.Response) -> None:
+        session = response.request.headers.get("x-session-id")
+        if session and (reply := response.headers.get("x-request-id")):
+            self._replies.setdefault(session, []).append(reply)
+
+    async def tell(self, session: str, liked: Sequence[bool]) -> None:
+        replies = self._replies.pop(session)
+        if Random(f"presses-{session}").random() < self._share:
+            for reply, good in zip(replies, liked, strict=False):  # nobody looks at the last one
+                await self.press(reply, 1 if good else -1)

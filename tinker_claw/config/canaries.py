@@ -1,0 +1,72 @@
+"""The canaries: questions with right replies, which a model must go on giving. `learner.gate` asks
+them, and `billing.estimate` reckons with them before any tokenizer is there.
+
+Rule: a file is read once in a process, and whatever is wrong in it is told by its place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from tinker_claw.config.load import read_toml
+from tinker_claw.config.settings import Settings
+from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import CANARIES, DEMO_CANARIES
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class Canary(BaseModel):
+    """What is said, a user's message first, then replies and messages by turns; what is right."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    messages: list[_Text] = Field(min_length=1)
+    replies: list[_Text] = Field(min_length=1)
+
+    @field_validator("messages")
+    @classmethod
+    def _ends_with_the_user(cls, messages: list[str]) -> list[str]:
+        if len(messages) % 2 == 0:
+            raise ValueError("the last one must be the user's, so their number is odd")
+        return messages
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    canary: list[Canary] = []
+
+
+def in_force(settings: Settings) -> tuple[Canary, ...]:
+    """Those of --canaries, else those that are shipped for the model.
+
+    For `demo-tracks` none are: it has learned its tools and nothing else, and what it must not
+    lose is measured by its tasks' outcomes.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    shipped = {"demo": DEMO_CANARIES, "demo-tracks": None}.get(settings.run.model_name, CANARIES)
+    file = settings.training.canaries or shipped
+    return read(file) if file and settings.training.gate != "off" else ()
+
+
+@cache
+def read(path: Path) -> tuple[Canary, ...]:
+    """Those of a file, each once; docs/operating.md has its form.
+
+    Raises:
+        ConfigError: it cannot be read, or an entry is none; names all that is wrong.
+    """
+    try:
+        found = _File.model_validate(read_toml("--canaries", path)).canary
+    except ValidationError as error:
+        each = error.errors(include_input=False, include_url=False)
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in each)
+        raise ConfigError(f"--canaries {path}: {wrong}") from error
+    return tuple(one for at, one in enumerate(found) if one not in found[:at])
