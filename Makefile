@@ -8,6 +8,7 @@
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
 # verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
+# dist: the packages of a release, and the list of all that they bring, in dist.
 # tracks: train the shipped beginner on two tracks, three seeds each, and show what came of it; again: go on.
 #   ARGS="--seeds 1 --steps 8 --rewards steps" is a short one.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,8 +18,9 @@ VLLM := .venv-vllm
 COOKBOOK := .venv-cookbook
 VERIFIERS := .venv-verifiers
 BITS := .venv-4bit
+SBOM := .venv-sbom
 
-.PHONY: setup demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers tracks bench clean
+.PHONY: setup dist demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers tracks bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -53,6 +55,11 @@ soak: $(READY)
 check: docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec compose.yaml
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/pyright
 
 # Anew each time, because a page that has not changed is warned of once only. A dead link is an error.
@@ -90,5 +97,14 @@ tracks: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# The list is of an environment that has the packages alone.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/hatchling build
+	$(PYTHON) -m venv --clear $(SBOM)
+	$(SBOM)/bin/pip install --quiet --progress-bar off -c constraints.txt dist/*.whl
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+	  --output-reproducible --output-file dist/tinker-claw.cdx.json $(SBOM)
+
 clean:
-	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(BITS) runs
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(BITS) $(SBOM) dist runs

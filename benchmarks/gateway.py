@@ -51,7 +51,8 @@ from benchmarks.gateway_rows import (
     relaying,
     settle,
 )
-from benchmarks.gateway_silence import idle, too_large
+from benchmarks.gateway_silence import idle, page_read, too_large
+from benchmarks.many_turns import fill
 
 Say = Callable[[str], None]
 BUSY = 0.9
@@ -105,6 +106,11 @@ async def measure(
             ours = await _gateway(wire, size, say)
             say(f"memory: twice {size.memory:,} requests")
             grown = await memory(wire, size, say)
+        say(f"the gateway: the page of {size.turns:,} turns")
+        fill(folder / "long", size.turns)
+        with server("gateway_server", cores.server, str(folder / "long"), str(tokenizer)) as at:
+            beside = Wire(at, cores.client, failures=wire.failures)
+            ours += await page_read(beside, size)
         other = await _litellm(folder, cores, size, say) if litellm else None
         say(f"comparing {len(wire.sent):,} prompts with a full render")
     finally:
@@ -239,7 +245,10 @@ def ratios(figures: Figures) -> dict[str, float]:
     idle = rows["first token, idle"]
     learning = [row for row in figures.ours if row.what.startswith("first token, during")]
     pairs += [(f"{row.what} / idle", row, idle) for row in learning]
-    taken = [row for row in figures.ours if row.what.startswith("first turn, ")][1:]
+    unread, read = (row for row in figures.ours if row.what.startswith("first turn, page"))
+    pairs.append((f"{read.what} / by nobody", read, unread))
+    taken = [row for row in figures.ours if row.what.startswith("first turn, one system")]
+    taken += [row for row in figures.ours if row.what.endswith("system prompts in turn")]
     if taken:
         pairs.append(("many system prompts / one", taken[1], taken[0]))
     found: dict[str, float] = {}

@@ -176,10 +176,11 @@ def server(module: str, core: int, *arguments: str) -> Generator[Measured]:
 
 
 @contextmanager
-def pulse(url: str, core: int) -> Generator[list[float]]:
-    """/healthz asked every 20 ms, from a process of its own; the list is filled at the end."""
-    health = url.removesuffix("/v1") + "/healthz"
-    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", health])
+def pulse(url: str, core: int, *paths: str) -> Generator[list[float]]:
+    """/healthz, or these in turn, asked every 20 ms, from a process of its own; the list is filled
+    at the end."""
+    asked = [url.removesuffix("/v1") + path for path in paths or ("/healthz",)]
+    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", *asked])
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         waits: list[float] = []

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.gateway_pulse URL`: how long a small request has to wait.
+"""`python -m benchmarks.gateway_pulse URL...`: how long a small request has to wait.
 
-Asks every 20 ms on one connection until standard input is closed, then prints all waits in seconds.
+Asks every 20 ms on one connection, for one address after the other, until standard input is closed,
+then prints all waits in seconds.
 Where its connection is closed it opens another, as clients do, and the wait goes on.
 
 Rule: the standard library only, so that it starts at once and takes next to nothing.
@@ -9,6 +10,7 @@ Rule: the standard library only, so that it starts at once and takes next to not
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import select
 import sys
@@ -36,16 +38,17 @@ def ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPRe
 
 
 def main() -> None:
-    (url,) = sys.argv[1:]
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=PATIENCE_S)
+    parts = [urlsplit(url) for url in sys.argv[1:]]
+    asked = itertools.cycle(f"{part.path}?{part.query}" for part in parts)
+    connection = http.client.HTTPConnection(parts[0].netloc, timeout=PATIENCE_S)
     waits: list[float] = []
     stopped = False
     while not stopped:
         started = time.perf_counter()
-        answer = ask(connection, parts.path)
+        path = next(asked)
+        answer = ask(connection, path)
         if answer.status != 200:
-            raise SystemExit(f"{url} answered {answer.status}")
+            raise SystemExit(f"{path} answered {answer.status}")
         waits.append(time.perf_counter() - started)
         if len(waits) == 1:
             print("begun", flush=True)

@@ -51,6 +51,10 @@ class Size:
     """System prompts that take turns; 0: that row is not asked for."""
     idle: tuple[int, ...] = (0, 1_000, 10_000)
     """Connections that nothing is said on."""
+    turns: int = 100_000
+    """Of the ledger whose page is read."""
+    readers: int = 4
+    """Of that page at the same time."""
 
     @property
     def memory_every(self) -> int:

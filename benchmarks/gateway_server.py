@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,18 @@ from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
+from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import GatewayDeps
+from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
+from tinker_claw.page.access import Access
+from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
@@ -195,55 +200,62 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
     telemetry, health = Remembering(None), Health()
     spending = Spending(Price(), ledger.spend, telemetry)
     trainer = Elsewhere(sampler)
-    learner = Learner(
-        LoopParts(
-            ledger=ledger,
-            trainer=trainer,
-            base=sampler,
-            method=build("binary"),
-            policy=policy,
-            telemetry=telemetry,
-            health=health,
-            spending=spending,
-            training=Training(),
-        ),
-        learning_rate=1e-4,
+    parts = LoopParts(
+        ledger=ledger,
+        trainer=trainer,
+        base=sampler,
+        method=build("binary"),
+        policy=policy,
+        telemetry=telemetry,
+        health=health,
+        spending=spending,
+        training=Training(),
     )
+    learner = Learner(parts, learning_rate=1e-4)
 
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
 
     settings, compute = Gateway(), ComputeRounds()
-    app = create_app(
-        GatewayDeps(
-            settings=settings,
-            served_name=MODEL,
-            policy=policy,
-            open_version=open_version,
-            turns=ledger.turns,
-            feedback=ledger.feedback,
-            index=ConversationIndex(ledger.turns, IDLE_S),
-            privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
-            compute=compute,
-            spending=spending,
-            renderer=renderer,
-            context_tokens=CONTEXT_TOKENS,
-            student_topk=TOPK,
-            gives_topk=True,
-            constrains=False,
-            on_next_state=lambda: None,
-            health=lambda: spending.shown_in(
-                health.snapshot(
-                    version=policy.current.version.id,
-                    waiting=ledger.samples.waiting(),
-                    batch_size=16,
-                )
-            ),
-            telemetry=telemetry,
-            outages=health.backend,
+    deps = GatewayDeps(
+        settings=settings,
+        served_name=MODEL,
+        policy=policy,
+        open_version=open_version,
+        turns=ledger.turns,
+        feedback=ledger.feedback,
+        index=ConversationIndex(ledger.turns, IDLE_S),
+        privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+        compute=compute,
+        spending=spending,
+        renderer=renderer,
+        context_tokens=CONTEXT_TOKENS,
+        student_topk=TOPK,
+        gives_topk=True,
+        constrains=False,
+        on_next_state=lambda: None,
+        health=lambda: spending.shown_in(
+            health.snapshot(
+                version=policy.current.version.id,
+                waiting=ledger.samples.waiting(),
+                batch_size=16,
+            )
         ),
-        [Chat()],
+        telemetry=telemetry,
+        outages=health.backend,
     )
+    app = create_app(deps, [Chat()])
+    page = PageDeps(
+        ledger=ledger.path,
+        training=Training(),
+        access=Access(Keys(None, ()), 0),
+        local=True,
+        health=deps.health,
+        decode=renderer.decode,
+        say=partial(record, deps),
+        undo=Rollback(parts, learner, lambda session: None, lambda: None),
+    )
+    app.router.routes.extend(create_page(page))
 
     learning: list[asyncio.Task[None]] = []
 

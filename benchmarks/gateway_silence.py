@@ -1,7 +1,7 @@
 """How long the gateway is deaf: /healthz while others hold connections and say nothing, and while a
-body is handled that is far too large.
+body is handled that is far too large; and first turns while others read the page.
 
-Rule: the longest wait counts, because that is what a user sees.
+Rule: the longest wait of /healthz counts, because that is what a user sees.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import asyncio
 import json
 import resource
 import socket
+from contextlib import ExitStack
+from dataclasses import replace
 from random import Random
 from urllib.parse import urlsplit
 
 from benchmarks.agent_requests import MODEL
 from benchmarks.gateway_client import Connection, pulse
-from benchmarks.gateway_rows import Row, Timing, Wire
+from benchmarks.gateway_rows import Row, Size, Timing, Wire, openings, run
 
 _AT_ONCE = 200
 _OPENED_WITHIN_S = 90.0
 _HELD_S = 2.0
 """After the last of them was opened."""
 _PROSE_BYTES = 1_200_000
+_ROUNDS = 4
+"""Of each kind, in turn, so that what others do to this machine is in both."""
 
 
 async def idle(wire: Wire, count: int) -> Row:
@@ -60,6 +64,29 @@ async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
     timing.cpu_s = wire.at.cpu_s() - cpu
     kind = "prose" if spaced else "signs without blanks"
     return timing.row(f"1.2 MB of {kind}, beyond the context", health=waits)
+
+
+async def page_read(wire: Wire, size: Size) -> list[Row]:
+    """First turns while nobody reads the page, and while some read it without a pause; and what
+    these wait for."""
+    paths = [f"/ui{path}" for path in ("", "/turns", "/turns?verdict=-1", "/steps", "/versions")]
+    timings, reads = {readers: Timing() for readers in (0, size.readers)}, Timing()
+    await run(wire, openings(wire, size.alone, "page"), 1)
+    for number in range(_ROUNDS):
+        for readers, timing in timings.items():
+            with ExitStack() as stack:
+                asked = [pulse(wire.at.url, wire.client_core, *paths) for _ in range(readers)]
+                waits = [stack.enter_context(one) for one in asked]
+                talks = openings(wire, -(-size.alone // _ROUNDS), f"page-{readers}-{number}")
+                some = await run(wire, talks, 1)
+            timing.seconds += some.seconds
+            timing.errors += some.errors
+            reads.errors += sum(not one for one in waits)
+            reads.seconds += [wait for one in waits for wait in one]
+    # What the page's own requests cost the processor is none of a turn's.
+    named = {f"first turn, page read by {who or 'nobody'}": of for who, of in timings.items()}
+    named["the page, one of its readers"] = reads
+    return [replace(timing.row(what), cpu_ms=0.0) for what, timing in named.items()]
 
 
 def _prose(random: Random, spaced: bool) -> bytes:

@@ -14,8 +14,8 @@ from typing import Final
 
 _OTHERS: Final = 0o077
 _OURS: Final = (
-    *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm", "lock", "control.json"),
-    *("metrics.jsonl", "adapters", "states", "logs"),
+    *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm", "ledger.old.sqlite3"),
+    *("lock", "control.json", "metrics.jsonl", "adapters", "states", "logs"),
 )
 """What a run keeps in its data directory."""
 

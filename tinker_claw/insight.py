@@ -5,7 +5,7 @@ Rule: the figures and the words are those of `ledger`; nothing is locked or writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.figures import read_figures, read_step, rewards_of
 from tinker_claw.ledger.gains import read_gains
-from tinker_claw.ledger.outcome import RunView, read_run, run_of
+from tinker_claw.ledger.outcome import RunView, plural, read_run, run_of
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.ledger.views import Contents, Record, TurnView
 from tinker_claw.methods import METHODS
@@ -82,6 +82,89 @@ def overview(rows: Rows, batch_size: int) -> Record:
         # By user, whether what the teacher is told of their turns teaches.
         "teachability": taught,
     }
+
+
+# In words
+
+_DEFINED = (
+    "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
+    "whose verdict is not -1. In brackets the 95 % interval. Versions that a rollback has left "
+    "behind do not count. What you ask changes over time as well: this is a record, no experiment."
+)
+_DEFINED_TOO = " Episode outcomes: 0 % where all were -1, 100 % where all were +1."
+_JUDGE_ALONE = (
+    "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
+    "the opposite taste"
+)
+_FOLLOWS = {
+    1.0: "they count in full",
+    0.0: "they are weighted to nothing, rewards count as ever",
+}
+
+
+def facts(seen: Record) -> Iterator[tuple[str, str]]:
+    """What fits into a line each: its name, and the line."""
+    model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
+    here, directory = Path.cwd(), Path(seen["data_dir"])
+    near = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    yield "records", f"{near}: {method} on {model}, backend {backend}"
+    if seen["policy_version"] is None:
+        yield "policy", "no version yet: the run has not begun"
+    else:
+        pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
+        pin = pin.replace("answers", "answers one session in two") if seen["compared"] else pin
+        steps = plural(seen["step"], "step")
+        yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
+    if seen["held"]:
+        yield "held", f"learning waits for a rollback: {seen['held']}"
+    if compared := seen["compared"]:
+        yield "compared", f"accepted first replies: {compared['meaning']}"
+    if seen["gate"]:
+        yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
+    queued, whole = seen["samples_waiting"], seen["batch_size"]
+    yield "next step", f"{queued} of {whole} samples"
+    private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
+    turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
+    yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
+    if any((episodes := seen["episodes"]).values()):
+        yield "episodes", f"{episodes['running']} running, {episodes['over']} over"
+    votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
+    none = f"{seen['verdicts']['none']} without a valid vote"
+    yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    said = seen["feedback"]
+    if seen["verdicts"]["good"] and not seen["auditor"]["audited"] and not any(said.values()):
+        yield "auditor", _JUDGE_ALONE
+    if audited := (heard := seen["auditor"])["audited"]:
+        told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
+        yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
+    if any(said.values()):
+        told = f"replies {said['replies']}, sessions {said['sessions']}"
+        yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
+    for user, known in seen["teachability"].items():
+        follows = _FOLLOWS.get(known["weight"], f"they count {known['weight']:g}")
+        yield "hints", f"of {user}: {known['meaning']}; {follows}"
+    if seen["lost_next_states"]:
+        yield "lost", lost(seen["lost_next_states"])
+    samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
+    yield "samples", samples or "none"
+    if usd := seen["usd"]:
+        told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
+        unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
+        yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+
+
+def defined(helps: Mapping[str, Record]) -> str:
+    """What the shares of these measures are."""
+    return _DEFINED + _DEFINED_TOO * ("episode_outcomes" in helps)
+
+
+def lost(causes: Mapping[str, int]) -> str:
+    """What users said that nobody judges, by cause."""
+    told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
+    return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
+
+
+# What is left, and what trained
 
 
 def read_kept(rows: Rows) -> list[Record]:

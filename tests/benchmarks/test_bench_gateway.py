@@ -30,6 +30,8 @@ TINY = Size(
     memory=4,
     prompts=3,
     idle=(0, 9),
+    turns=200,
+    readers=2,
 )
 
 
@@ -66,6 +68,9 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
         "9 idle connections",
         "1.2 MB of prose, beyond the context",
         "1.2 MB of signs without blanks, beyond the context",
+        "first turn, page read by nobody",
+        "first turn, page read by 2",
+        "the page, one of its readers",
     ]
     assert figures.failures == []
     assert sum(row.errors for row in [*figures.bare, *figures.ours]) == 0
@@ -81,7 +86,13 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     text = io.StringIO()
     gateway.show(Console(file=text, width=140), figures)
     assert f"verified {requests} of {requests}" in text.getvalue()
-    for shown in ("bare route: first", "ours: further turn", "ours / bare, median", "sessions"):
+    for shown in (
+        "bare route: first",
+        "ours: further turn",
+        "ours / bare, median",
+        "page read by 2 / by nobody",
+        "sessions",
+    ):
         assert shown in text.getvalue()
     assert json.loads(json.dumps(gateway.document(figures)))["check"]["equal"] == requests
 

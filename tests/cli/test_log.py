@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.many_turns import fill
+from benchmarks.many_turns import fill
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.many_turns import fill
+from benchmarks.many_turns import fill
 from tests.processes import product
 from tests.stories import run
 from tests.talk import learn, rows

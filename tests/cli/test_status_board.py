@@ -33,8 +33,8 @@ from tinker_claw.types import Usage, Vote
 
 KEYS = (
     "data_dir batch_size run policy_version pinned compared held step samples_waiting "
-    "sessions private_sessions turns verdicts auditor feedback hints samples steps not_trained "
-    "lost_next_states usd bills_without_price helps teachability"
+    "sessions private_sessions episodes turns verdicts auditor feedback hints samples steps gate "
+    "not_trained lost_next_states usd bills_without_price helps teachability"
 )
 
 

@@ -306,7 +306,8 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
-        assert line["gate"] == {"asked": 12, "lost": []}
+        assert (line["gate"]["asked"], line["gate"]["lost"]) == (12, [])
+        assert line["gate"]["losses"]["canaries"] == 0
         stored = w.ledger.steps.gated(1, 1)[0]
         assert (len(stored.after), len(stored.before)) == (12, 12)
         assert gated(w.parts).findings() == []
@@ -406,11 +407,12 @@ async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path
         await w.version(2)
         first, second = (json.loads(line)["gate"] for line in w.metrics.read_text().splitlines())
         assert "1.00 nats less likely" in first["lost"][0]
+        assert first["losses"]["canaries"] == pytest.approx(1)
         assert [one[:6] for one in second["lost"]] == ["in all"], "since v1 nothing more"
 
 
 async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path) -> None:
-    trainer = LosingTrainer(1.0, 1.0, 1.0)
+    trainer = LosingTrainer(1.0)
     trainer.slow = 1
 
     def hasty(parts: LoopParts) -> Gate:
@@ -421,11 +423,35 @@ async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path)
         await w.version(1)
         (found,) = hasty(w.parts).findings()
         assert found.told == "v1 answers although the gate could not ask it: it took too long"
-        trainer.broken = 1
+
+
+async def test_version_that_can_be_asked_no_more_than_the_last_one_serves(tmp_path: Path) -> None:
+    trainer = LosingTrainer(1.0)
+    trainer.broken = 1
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        serving = w.policy.current.sampler
+        assert isinstance(serving, FakeSampler)
+        serving.fail_logprobs = 1000
         four(w)
-        await w.version(2)
-        (found,) = hasty(w.parts).findings()
+        await w.version(1)
+        (found,) = gated(w.parts).findings()
         assert "scoring fails, as told" in found.told
+
+
+async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
+    tmp_path: Path,
+) -> None:
+    """As one whose logits are not finite."""
+    trainer = LosingTrainer(0.0)
+    trainer.broken = 1
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        four(w)
+        await w.until(lambda: any(errors(w)))
+        told = "the gate refused the version: it does not answer: scoring fails, as told"
+        assert errors(w)[0] == told
+        assert w.policy.current.version.id == 0
+        four(w)
+        await w.version(1)
 
 
 async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:

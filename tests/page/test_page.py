@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import html
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -17,15 +20,18 @@ from starlette.applications import Starlette
 
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
-from tinker_claw.errors import UndoError
+from tinker_claw.errors import RequestError, UndoError
 from tinker_claw.gateway.auth import Keys
+from tinker_claw.insight import defined, facts, read_overview
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import NextState, StopReason
+from tinker_claw.types import Attempt, NextState, StopReason, Vote
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -46,16 +52,25 @@ XSS = (
 )
 
 
+GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "length": -0.125}}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read a moment ago is read anew."""
+    monkeypatch.setattr(routes, "FRESH_S", 0.0)
+
+
 class Undoes:
     """Takes orders down, in place of what a learner carries out."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[str, int | None]] = []
 
-    async def pin(self, version: int) -> None:
+    async def pin(self, version: int, *, half: bool = False) -> None:
         if version == 9:
             raise UndoError("there is no v9")
-        self.orders.append(("pin", version))
+        self.orders.append(("half" if half else "pin", version))
 
     async def unpin(self) -> int:
         self.orders.append(("unpin", None))
@@ -70,11 +85,11 @@ class Page:
 
     def __init__(self, ledger: Ledger, users: tuple[User, ...]) -> None:
         keys = Keys(None, users)
-        self.ledger, self.undo = ledger, Undoes()
+        self.ledger, self.undo, self.now = ledger, Undoes(), 1e6
         deps = routes.PageDeps(
             ledger=ledger.path,
             training=Training(),
-            access=access.Access(keys, 30000),
+            access=access.Access(keys, 30000, lambda: self.now),
             local=not keys.needed,
             health=lambda: {
                 **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0], "guard": "ok"},
@@ -114,9 +129,13 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     turns = [write(ledger, user, f"{name}{user}") for name in XSS for user in ("anna", "ben")]
     samples = [ledger.samples.add(turn, 1 - turn % 2 * 2, None) for turn in turns[:4]]
     step = ledger.steps.begin(0, samples)
-    metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "moved": 1e-3}
+    metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "moved": 1e-3, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
-    ledger.steps.void(ledger.steps.begin(1, []), XSS[3])
+    ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}")
+    for number in range(2):
+        for user in ("anna", "ben"):
+            attempt(ledger, user, f"{number}", 1 - 2 * number)
+    ledger.groups.release(time.time(), 128)
     opened = Page(ledger, users)
     try:
         yield opened
@@ -137,6 +156,16 @@ def write(ledger: Ledger, user: str, text: str) -> int:
     )
     assert ledger.feedback.give(user, About("turn", turn), Feedback(-0.5, text))
     return turn
+
+
+def attempt(ledger: Ledger, user: str, name: str, score: float) -> None:
+    """One of two episodes of the same task, that has ended."""
+    session = ledger.turns.session(user, f"episode {name}")
+    assert ledger.turns.enrol(session, user, Attempt(XSS[0], XSS[1], 2, episode=True))
+    turn = ledger.turns.add(new_turn(ledger, session_id=session))
+    place = About("session", f"episode {name}")
+    assert ledger.feedback.give(user, place, Feedback(score, final=True))
+    ledger.samples.add(turn, None, None)
 
 
 class Tags(HTMLParser):
@@ -162,6 +191,7 @@ class Tags(HTMLParser):
 PATHS = (
     *("", "/turns", "/turns/1", "/turns/3", "/turns/5", "/steps", "/steps/1", "/steps/2"),
     *("/versions", "/versions/1/pin", "/versions/0/rollback", "/turns/999", "/steps/999"),
+    *("/versions/0/half", "/episodes", "/groups/1", "/groups/999"),
     *(f"/turns?session={httpx.QueryParams({'s': text})['s']}" for text in ("x", XSS[2])),
 )
 
@@ -188,6 +218,9 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
         assert 'class="up-' in up.split("What came next")[0].split("It replied")[1]
         assert re.search(r'class="down-\d" title="-', down)
         assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
+        named = down.split("The strongest:")[1].split("</p>")[0]
+        strong = re.findall(r'class="down-\d" title', down)
+        assert len(re.findall(r"</code> -[\d.]+", named)) == len(strong) > 0
         untrained = (await opened.get("/turns/9")).text
         assert "title=" not in untrained.split("It replied")[1]
 
@@ -212,6 +245,11 @@ async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> Non
             shown = (await opened.get(path)).text
             assert set(re.findall(r"/ui/turns/(\d*[02468])\"", shown)) == set(), "Ben's"
             assert "/ui/steps" not in shown
+        mates = (await opened.get("/episodes")).text
+        assert set(re.findall(r"/ui/groups/(\d+)", mates)) == {"1"}
+        assert "ben" not in mates
+        assert (await opened.get("/groups/1")).status_code == 200
+        assert (await opened.get("/groups/2")).status_code == 404, "Ben's"
         for path in ("/steps", "/steps/1", "/versions", "/versions/0/pin"):
             assert (await opened.get(path)).status_code == 403
         assert (await opened.post("/versions/0/pin")).status_code == 403
@@ -227,7 +265,7 @@ async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> Non
 async def test_admin_changes_what_answers_by_our_own_forms_alone(tmp_path: Path) -> None:
     async with page(tmp_path, *USERS) as opened:
         await opened.log_in(ROOT_KEY)
-        for what, order in (("pin", 1), ("unpin", None), ("rollback", 1)):
+        for what, order in (("pin", 1), ("half", 1), ("unpin", None), ("rollback", 1)):
             assert (await opened.get(f"/versions/1/{what}")).status_code == 200
             before = len(opened.undo.orders)
             for token in ("", "0" * 64, "é"):
@@ -329,3 +367,215 @@ def test_curve_draws_numbers_alone() -> None:
     assert "nan" not in drawn
     assert curve([Point(1, float("inf"))]) == ""
     assert StopReason.STOP not in curve([Point(1, 3.0)])
+
+
+# What the console says
+
+
+def told(answer: httpx.Response) -> str:
+    """A page's text, as one reads it."""
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", answer.text)).split())
+
+
+async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        shown = told(await opened.get(""))
+        seen = read_overview(tmp_path, Training().batch_size)
+        for name, line in facts(seen):
+            said = line.partition(": ")[2] if name == "gate" else line  # its step is a link
+            assert " ".join(said.split()) in shown
+        assert defined(seen["helps"]) in shown
+        for measure in seen["helps"].values():
+            assert measure["meaning"] in shown
+        assert "episode outcomes" in shown
+
+
+async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        overview, versions = [told(await opened.get(path)) for path in ("", "/versions")]
+        step, refused = [told(await opened.get(f"/steps/{number}")) for number in (1, 2)]
+        warned = f"v1 serves, though {' '.join(XSS[2].split())}"
+        for shown in (overview, versions, step):
+            assert warned in shown
+        for shown in (overview, versions, refused):
+            assert f"{REFUSED}: {XSS[3]}" in shown
+        assert "canaries 0.200 0.150" in step
+        assert "length -0.125" in step
+        assert "accepted" not in step.split("matters from")[1].split("In the mean")[0], "not asked"
+        assert "canaries : nats by which" in overview
+
+
+async def test_two_versions_are_compared_with_their_intervals(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        assert "Two versions compared" not in told(await opened.get(""))
+        opened.ledger.pin.to(0, half=True)
+        for number in range(9):
+            for version, value in ((0, -1), (1, 1)):
+                one = new_turn(opened.ledger, f"{number} of {version}", policy_version=version)
+                turn = opened.ledger.turns.add(one)
+                none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+                opened.ledger.judgements.add(turn, value=cast("Vote", value), **none)
+        compared = read_overview(tmp_path, 16)["compared"]
+        shown = told(await opened.get(""))
+        assert compared["meaning"].startswith("learning helps")
+        assert f"Accepted first replies: {compared['meaning']}." in shown
+        assert "v0 9 0 0% 0% to 30%" in shown
+        assert "v0 answers one session in two, which is pinned" in shown
+        assert told(await opened.get("/versions")).count("answers") == 2
+
+
+async def test_episodes_have_their_outcome_and_groups_their_rewards(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        shown = told(await opened.get("/episodes"))
+        assert shown.count("over") == 4
+        assert f"{' '.join(XSS[1].split())} v0 1 -1 over" in shown
+        group = told(await opened.get("/groups/1"))
+        assert "+1 +1 v0 over" in group
+        assert "-1 -1 v0 over" in group
+        assert group.endswith("mean +0"), "of step 0"
+        turn = told(await opened.get("/turns/19"))
+        assert f"Its session is an episode at task {XSS[0]}, one of 2 of group" in turn
+        running = opened.ledger.turns.session("anna", "runs")
+        assert opened.ledger.turns.enrol(running, "anna", Attempt(None, None, None, episode=True))
+        assert "waits for its outcome" in told(await opened.get("/episodes"))
+
+
+async def test_long_list_of_episodes_has_pages(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        for number in range(read.ROWS):
+            attempt(opened.ledger, "cara", f"{number}", 1)
+        first = (await opened.get("/episodes")).text
+        (rest,) = re.findall(r"/ui/episodes\?(before=\d+)", first)
+        second = (await opened.get(f"/episodes?{rest}")).text
+        numbers = [re.findall(r"session=(\d+)", text) for text in (first, second)]
+        assert [len(some) for some in numbers] == [read.ROWS, 4]
+        assert not set(numbers[0]) & set(numbers[1])
+
+
+async def test_overview_is_read_once_for_all_who_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "FRESH_S", 1e9)
+    times, really = list[int](), read.read_overview
+
+    def counted(rows: Rows, training: Training) -> dict[str, Any]:
+        times.append(1)
+        return really(rows, training)
+
+    monkeypatch.setattr(read, "read_overview", counted)
+    async with page(tmp_path) as opened:
+        shown = await asyncio.gather(*(opened.get("") for _ in range(5)))
+        assert {answer.status_code for answer in shown} == {200}
+        assert len(times) == 1
+
+
+async def test_long_list_of_versions_has_pages(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        newest = opened.ledger.steps.newest_version()
+        assert newest is not None
+        for _ in range(read.ROWS):
+            opened.ledger.steps.roll_back(newest)
+        first = (await opened.get("/versions")).text
+        (rest,) = re.findall(r"/ui/versions\?(before=\d+)", first)
+        second = (await opened.get(f"/versions?{rest}")).text
+        numbers = [re.findall(r"<strong>v(\d+)</strong>", text) for text in (first, second)]
+        assert [len(some) for some in numbers] == [read.ROWS, 2]
+        assert numbers[1] == ["1", "0"]
+        assert (await opened.get("/versions/0/pin")).status_code == 200
+        assert (await opened.get("/versions/99/pin")).status_code == 404
+
+
+# What goes wrong
+
+
+async def test_ledger_that_cannot_be_read_is_not_one_that_cannot_be_written(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        opened.ledger.path.rename(tmp_path / "away")
+        for path in ("", "/turns", "/turns/1", "/steps", "/versions", "/episodes"):
+            answer = await opened.get(path)
+            assert answer.status_code == 503
+            assert "cannot read the ledger" in told(answer)
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/turns/one", "/turns/1/none", "/logout", "/static/"])
+async def test_address_that_there_is_not_is_a_page(tmp_path: Path, path: str) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        for logged_in in (False, True):
+            if logged_in:
+                await opened.log_in(ANNA)
+            answer = await opened.get(path)
+            assert answer.status_code == 404
+            assert answer.headers["content-type"].startswith("text/html")
+            assert "There is no such page." in told(answer)
+            assert "content-security-policy" in answer.headers
+            assert ("/ui/turns" in answer.text) == logged_in
+        assert (await opened.client.put(f"/ui{path}")).status_code == 404
+        assert (await opened.get("/")).headers["location"] == "/ui"
+
+
+# Logins
+
+
+async def test_nobody_ends_another_s_login(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        await opened.log_in(ROOT_KEY)
+        admin = dict(opened.client.cookies)
+        firsts = list[dict[str, str]]()
+        for _ in range(access.MOST + 1):
+            opened.client.cookies.clear()
+            await opened.log_in(ANNA)
+            firsts.append(dict(opened.client.cookies))
+
+        async def sees(cookies: dict[str, str]) -> bool:
+            opened.client.cookies.clear()
+            opened.client.cookies.update(cookies)
+            return (await opened.get("/turns")).status_code == 200
+
+        assert await sees(admin)
+        assert not await sees(firsts[0])
+        assert await sees(firsts[1])
+        assert await sees(firsts[-1])
+        opened.now += access.LASTS_S + 1
+        assert not await sees(firsts[-1])
+
+
+async def test_guesses_are_slowed_down_and_whoever_logged_in_before_is_not(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as opened:
+        assert (await opened.log_in(ANNA)).status_code == 303
+        known = dict(opened.client.cookies)
+        opened.client.cookies.clear()
+        tried = [(await opened.log_in(f"guess {n}")).status_code for n in range(access.FREE + 2)]
+        assert tried == [401] * access.FREE + [429] * 2
+        refused = await opened.log_in(ROOT_KEY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "try again in 1 s" in told(refused)
+        opened.client.cookies.update(known)
+        assert (await opened.post("/logout")).status_code == 303
+        assert (await opened.log_in(ANNA)).status_code == 303
+        opened.client.cookies.clear()
+        opened.client.cookies.set("tinker-claw-30000-known", f"{'0' * 64}anna", path="/ui")
+        assert (await opened.log_in(ANNA)).status_code == 429, "anybody could write that"
+        opened.client.cookies.clear()
+        opened.now += 1
+        tried = [(await opened.log_in(key)).status_code for key in ("guess", ROOT_KEY)]
+        assert tried == [401, 429]
+        opened.now += 1
+        assert (await opened.log_in(ROOT_KEY)).status_code == 303, "who waits is let in"
+
+
+def test_tries_are_counted_by_network_and_take_no_more_memory() -> None:
+    opened = access.Access(Keys(None, USERS), 30000, lambda: 0.0)
+
+    def tried(address: str) -> int:
+        with pytest.raises(RequestError) as error:
+            opened.log_in("wrong", {}, address, secure=False)
+        return error.value.status
+
+    many = [f"2001:db8::{n:x}" for n in range(access.FREE)]
+    assert {tried(address) for address in many} == {401}
+    assert tried("2001:db8::ffff") == 429
+    assert tried("2001:db8:0:1::1") == 401
+    assert {tried(f"::ffff:10.0.0.{n}") for n in range(20)} == {401}
+    for number in range(5000):
+        tried(f"10.{number >> 8}.{number & 255}.1")
+    assert len(opened._forgiven) <= 4096

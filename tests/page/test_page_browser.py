@@ -22,7 +22,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)"),
 ]
-PATHS = ("", "/turns", "/turns/1", "/turns/2", "/steps", "/steps/1", "/versions", "/versions/1/pin")
+PATHS = (
+    *("", "/turns", "/turns/1", "/turns/2", "/steps", "/steps/1", "/versions", "/versions/1/pin"),
+    *("/versions/0/half", "/episodes", "/groups/1"),
+)
 
 
 @asynccontextmanager

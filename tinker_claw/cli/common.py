@@ -332,22 +332,12 @@ def short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def plural(count: int, noun: str) -> str:
-    """3 samples, 1 sample."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def span(seconds: float) -> str:
     """A time span in words: 12 s, 4 min, 3 h, 2 d."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if abs(seconds) >= 2 * size:
             return f"{abs(seconds) / size:.0f} {unit}"
     return f"{abs(seconds):.0f} s"
-
-
-def vote(value: float | None) -> str:
-    """+1, 0 or -1, or a reward between; `none` where no vote was valid."""
-    return "none" if value is None else f"{value:+.3g}" if value else "0"
 
 
 def version(value: int | None) -> str | None:

@@ -34,11 +34,10 @@ from tinker_claw.billing.estimate import forecast, unknown
 from tinker_claw.cli import common, openclaw, openclaw_file
 from tinker_claw.cli.common import Command, span, table, wrapped, write
 from tinker_claw.cli.log import COLUMNS, read_log
-from tinker_claw.cli.status import lost
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, LedgerError, RequestError
 from tinker_claw.files import open_to_others
-from tinker_claw.insight import read_run_view
+from tinker_claw.insight import lost, read_run_view
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE, Rows, reading

@@ -18,8 +18,6 @@ from pydantic import Field
 from tinker_claw.cli.common import (
     LedgerCommand,
     number,
-    plural,
-    vote,
     wrapped,
     write,
 )
@@ -29,7 +27,7 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.insight import read_run_view, trained_by
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.figures import RewardView, rewards_of
-from tinker_claw.ledger.outcome import LOST, RunView, moment, outcome
+from tinker_claw.ledger.outcome import LOST, RunView, moment, of_episode, outcome, plural, vote
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
 from tinker_claw.methods import METHODS
@@ -75,7 +73,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
         *_request(turn, known, text=text),
         *_answer(turn, known, text=text),
         *_judged(turn, known, run, text=text),
-        *_episode(turn),
+        *(line for told in of_episode(turn) for line in wrapped(told)),
         *became,
         *_trained(rows, turn, known, run, training),
         *([_COST.format(known.usd)] if known.usd else []),
@@ -147,23 +145,6 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield "The prompt has no place for a hint, so it was not used."
     if known.untaught:
         yield from wrapped(f"No teacher was asked or heard: {known.untaught}.")
-
-
-def _episode(turn: TurnView) -> Iterator[str]:
-    task = f" at task {turn.task}" if turn.task else ""
-    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
-    if not turn.episode:
-        if task:
-            yield from wrapped(f"Its session is an attempt{task}.")
-        return
-    ended = "has no outcome"
-    if turn.session_outcome is not None:
-        ended = f"has the outcome {vote(turn.session_outcome)}"
-    yield from wrapped(f"Its session is an episode{task}{group}, and {ended}.")
-    sample = turn.sample
-    if sample is not None and sample.state != "held" and sample.reward is not None:
-        of = "outcome and votes" if turn.judged else "its outcome alone"
-        yield f"Reward of this step, {of}: {vote(sample.reward)}."
 
 
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:

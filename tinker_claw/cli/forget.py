@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerCommand, plural, write
+from tinker_claw.cli.common import LedgerCommand, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.outcome import plural
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
 from tinker_claw.ledger.views import Record
 

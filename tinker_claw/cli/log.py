@@ -24,7 +24,6 @@ from tinker_claw.cli.common import (
     short,
     table,
     version,
-    vote,
     write,
     write_json,
 )
@@ -32,7 +31,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import Outside, Rows, reading
-from tinker_claw.ledger.outcome import add_outcomes, moment
+from tinker_claw.ledger.outcome import add_outcomes, moment, vote
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
 
 ROWS = 50

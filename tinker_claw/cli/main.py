@@ -44,6 +44,7 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
+    "service": ("set up", "service"),
     "completion": ("set up", "main"),
     "status": ("look", "status"),
     "log": ("look", "log"),

@@ -23,7 +23,6 @@ from tinker_claw.cli.common import (
     GatewayUnreachable,
     ask,
     note,
-    plural,
     printable,
     short,
     span,
@@ -37,8 +36,8 @@ from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
-from tinker_claw.insight import read_overview
-from tinker_claw.ledger.outcome import moment
+from tinker_claw.insight import defined, facts, read_overview
+from tinker_claw.ledger.outcome import moment, plural
 from tinker_claw.ledger.views import Record
 from tinker_claw.privacy.marker import NEAR_MISS
 
@@ -218,11 +217,6 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
 
 BAR = 24
 _MOST_REASONS = 8
-DEFINED = (
-    "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
-    "whose verdict is not -1. In brackets the 95 % interval. Versions that a rollback has left "
-    "behind do not count. What you ask changes over time as well: this is a record, no experiment."
-)
 _LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
 _STEPS = (
     Column("step", "id", right=True),
@@ -237,73 +231,16 @@ def board(seen: Record) -> list[str]:
         "not trained, or not yet": _reasons(seen["not_trained"]),
         "does it help?": _helps(seen["helps"]),
     }
-    lines = [f"{label:<10} {printable(told)}" for label, told in _facts(seen)]
+    lines = [f"{label:<10} {_barred(label, seen)}{printable(told)}" for label, told in facts(seen)]
     for heading, told in sections.items():
         lines += ["", heading, *(f"  {line}".rstrip() for line in told)]
     return lines
 
 
-_JUDGE_ALONE = (
-    "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
-    "the opposite taste"
-)
-_FOLLOWS = {
-    1.0: "they count in full",
-    0.0: "they are weighted to nothing, rewards count as ever",
-}
-
-
-def _facts(seen: Record) -> Iterator[tuple[str, str]]:
-    """What fits into a line each."""
-    model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
-    here, directory = Path.cwd(), Path(seen["data_dir"])
-    near = directory.relative_to(here) if directory.is_relative_to(here) else directory
-    yield "records", f"{near}: {method} on {model}, backend {backend}"
-    if seen["policy_version"] is None:
-        yield "policy", "no version yet: the run has not begun"
-    else:
-        pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
-        pin = pin.replace("answers", "answers one session in two") if seen["compared"] else pin
-        steps = plural(seen["step"], "step")
-        yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
-    if seen["held"]:
-        yield "held", f"learning waits for a rollback: {seen['held']}"
-    if compared := seen["compared"]:
-        yield "compared", f"accepted first replies: {compared['meaning']}"
-    queued, whole = seen["samples_waiting"], seen["batch_size"]
-    yield "next step", f"[{_bar(queued, whole)}] {queued} of {whole} samples"
-    private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
-    turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
-    yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
-    votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
-    none = f"{seen['verdicts']['none']} without a valid vote"
-    yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
-    said = seen["feedback"]
-    if seen["verdicts"]["good"] and not seen["auditor"]["audited"] and not any(said.values()):
-        yield "auditor", _JUDGE_ALONE
-    if audited := (heard := seen["auditor"])["audited"]:
-        told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
-        yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
-    if any(said.values()):
-        told = f"replies {said['replies']}, sessions {said['sessions']}"
-        yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
-    for user, known in seen["teachability"].items():
-        follows = _FOLLOWS.get(known["weight"], f"they count {known['weight']:g}")
-        yield "hints", f"of {user}: {known['meaning']}; {follows}"
-    if seen["lost_next_states"]:
-        yield "lost", lost(seen["lost_next_states"])
-    samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
-    yield "samples", samples or "none"
-    if usd := seen["usd"]:
-        told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
-        unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
-        yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
-
-
-def lost(causes: Mapping[str, int]) -> str:
-    """What users said that nobody judges, by cause."""
-    told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
-    return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
+def _barred(label: str, seen: Record) -> str:
+    if label != "next step":
+        return ""
+    return f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "
 
 
 def _bar(part: float, whole: float) -> str:
@@ -333,4 +270,4 @@ def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
                 f"  {share['versions']:<14} {_bar(share['share'], 1)} {share['share']:4.0%} "
                 f"[{share['low']:4.0%} to {share['high']:4.0%}] of {share['of']}"
             )
-    yield from wrapped(DEFINED)
+    yield from wrapped(defined(measures))

@@ -1,4 +1,5 @@
-"""The SQLite file: reading it from outside, locking and writing it, long work beside the loop.
+"""The SQLite file: reading it from outside, locking and writing it, bringing it up to date, long
+work beside the loop.
 
 Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
@@ -22,9 +23,14 @@ from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION = 1
+UPGRADES: Final[tuple[str, ...]] = ()
+"""SQL that makes a ledger of schema version 1 one of version 2, the next one of that one of 3, and
+so on. A release that changes schema.sql adds one here; what was released is never changed."""
+SCHEMA_VERSION: Final = 1 + len(UPGRADES)
 FILE = "ledger.sqlite3"
 """Its name in the data directory."""
+COPY = "ledger.old.sqlite3"
+"""Beside it, what it was before its newest upgrade."""
 PAUSE_S = 0.005
 """Between two transactions of long work."""
 _BUSY_MS = 5000
@@ -103,13 +109,23 @@ def reading(path: Path) -> Generator[Outside]:
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version == 0:
+    if version == SCHEMA_VERSION:
+        return
+    if version <= 0:
         raise LedgerError(f"{path} is no ledger")
-    if version != SCHEMA_VERSION:
+    if version < SCHEMA_VERSION:
         raise LedgerError(
-            f"{path} was written by another release (its schema is version {version}, this program "
-            f"knows {SCHEMA_VERSION}); use that release, or another --data-dir"
+            f"{path} was written by an older release (its schema is version {version}, this "
+            f"program's is {SCHEMA_VERSION}); start run.py with the flags of that run, which "
+            "copies it and brings it up to date"
         )
+    before = path.with_name(COPY)
+    copied = f"; what it was before is in {before}" if before.exists() else ""
+    raise LedgerError(
+        f"{path} was written by a newer release (its schema is version {version}, this program "
+        f"knows {SCHEMA_VERSION}), and was left as it is; get that release with "
+        f"`pip install --upgrade tinker-claw`, or use another --data-dir{copied}"
+    )
 
 
 class Writer(Rows):
@@ -201,8 +217,7 @@ class Database(Writer):
             self._prepare()
         except (OSError, sqlite3.Error) as error:
             self._release()
-            code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
-            cure = _DISK.get(code & 0xFF, "move it away")
+            cure = _cure(error) or "move it away"
             raise LedgerError(
                 f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
             ) from error
@@ -211,7 +226,10 @@ class Database(Writer):
             raise
 
     def _prepare(self) -> None:
-        if (version := self.pragma("user_version")) != 0:
+        version = self.pragma("user_version")
+        if 0 < version < SCHEMA_VERSION:
+            _upgrade(self.path, version)
+        elif version != 0:
             _check_version(self.path, version)
         else:
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -230,6 +248,55 @@ class Database(Writer):
         if self.file >= 0:
             os.close(self.file)
         os.close(self._lock)
+
+
+def _cure(error: Exception) -> str | None:
+    """What helps where the disk is at fault; None: it is not."""
+    code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
+    return _DISK.get(code & 0xFF)
+
+
+def _upgrade(path: Path, version: int) -> None:
+    """Bring a ledger of an older release up to date, all of it or nothing of it.
+
+    Before that it is copied, log included, so that the older release can go on with the copy. Who
+    is killed before the end leaves the ledger as it was, and the next start copies it anew.
+
+    Raises:
+        LedgerError: it does not work with what this ledger holds; it is as it was.
+        sqlite3.Error: the disk is full or sick; it is as it was.
+    """
+    from tinker_claw.telemetry import log  # commands that write one row need none of it
+
+    copy = path.with_name(COPY)
+    log.info("ledger.upgrading", schema=SCHEMA_VERSION, before=version, copy=str(copy))
+    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+    # References are not enforced on this connection, so that a table may be made anew.
+    with closing(sqlite3.connect(path, timeout=_BUSY_MS / 1e3, isolation_level=None)) as ledger:
+        with closing(sqlite3.connect(copy, isolation_level=None)) as there:
+            there.execute("PRAGMA journal_mode = OFF")  # of half a copy nothing is wanted
+            ledger.backup(there)
+        try:
+            ledger.execute("PRAGMA secure_delete = ON")
+            scripts = "\n;".join(UPGRADES[version - 1 :])
+            ledger.executescript(
+                f"BEGIN IMMEDIATE; {scripts}\n; PRAGMA user_version = {SCHEMA_VERSION};"
+            )
+            if lost := len(ledger.execute("PRAGMA foreign_key_check").fetchall()):
+                raise sqlite3.IntegrityError(f"{lost} rows would name rows that are not there")
+            ledger.execute("COMMIT")
+        except sqlite3.Error as error:
+            if _cure(error):
+                raise
+            raise LedgerError(
+                f"{path} could not be brought from schema version {version} to {SCHEMA_VERSION} "
+                f"({error}); it is as it was. Go on with the release that wrote it, and report this"
+            ) from error
+
+
+def drop_copy(path: Path) -> None:
+    """Delete what a ledger was before its newest upgrade: nothing is taken out of it singly."""
+    path.with_name(COPY).unlink(missing_ok=True)
 
 
 def _check(path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
 from tinker_claw.ledger.samples import BY_TOOLS
-from tinker_claw.ledger.turns import STEP
-from tinker_claw.ledger.versions import compared_from, held, pinned, read_line
+from tinker_claw.ledger.turns import OUTCOME, STEP
+from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.types import StopReason
 
@@ -70,6 +70,10 @@ SELECT policy_version AS version, COUNT(*) AS judged, COUNT(value) AS voted,
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main'
 GROUP BY policy_version
 """
+_EPISODES = """
+SELECT COUNT(*) FILTER (WHERE episode = 1) AS running, COUNT(*) FILTER (WHERE episode = 2) AS over
+FROM sessions WHERE episode <> 0
+"""
 _OUTRIGHT = """
 SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
   COUNT(DISTINCT CASE WHEN final = 1 THEN session_id END) AS sessions,
@@ -80,6 +84,11 @@ _AUDITED = """
 SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
   COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
 FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
+"""
+_ENDED = f"""
+SELECT (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
+    ORDER BY idx LIMIT 1) AS version, ({OUTCOME}) AS score
+FROM sessions WHERE episode <> 0 ORDER BY id DESC LIMIT 5000
 """
 _LATELY = 1000
 """Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
@@ -100,6 +109,10 @@ class VersionFigures:
     """First main turns of their sessions, with a verdict."""
     accepted: int
     """Those of them whose verdict is not -1."""
+    ended: int = 0
+    """Episodes that began with it, of the newest, which have their outcome."""
+    points: float = 0.0
+    """Of these: 0 for an outcome of -1, 1 for +1."""
 
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
@@ -113,7 +126,7 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "SELECT id FROM versions WHERE step = 0 AND id < "
         "(SELECT COALESCE(MIN(id), 1e18) FROM versions WHERE step > 0)"
     )
-    versions = [VersionFigures(**dict(row)) for row in rows.rows(_BY_VERSION)]
+    versions = _versions(rows)
     live = read_line(rows).live
     compared = measures(
         [version for version in versions if version.version in live],
@@ -135,6 +148,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
         # Of them, those of which nothing is recorded now.
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
+        # Of them, those whose outcome, or that of their group, is to come, and those that are over.
+        "episodes": dict(rows.rows(_EPISODES)[0]),
         "turns": {
             kind: rows.one("SELECT COUNT(*) FROM turns WHERE kind = ?", kind)
             for kind in ("main", "side")
@@ -149,7 +164,9 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         "samples": _counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
-        "steps": read(rows, "steps", Filter(), steps),
+        "steps": (taken := read(rows, "steps", Filter(), steps)),
+        # What the gate said of their versions, the newest first.
+        "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows, run).most_common()),
         "lost_next_states": lost_of(rows),
         # By purpose, as far as prices were known; empty: nothing was billed.
@@ -157,6 +174,22 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "bills_without_price": sum(row["unpriced"] for row in spend),
         "helps": {measure.name: measure.record for measure in compared},
     }
+
+
+def _versions(rows: Rows) -> list[VersionFigures]:
+    ended = {
+        row["version"]: row
+        for row in rows.rows(
+            "SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points "
+            f"FROM ({_ENDED}) WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY 1"
+        )
+    }
+    judged = {row["version"]: dict(row) for row in rows.rows(_BY_VERSION)}
+    none = dict.fromkeys(("judged", "voted", "good", "bad", "firsts", "accepted"), 0)
+    return [
+        VersionFigures(**(judged.get(version) or none) | dict(ended.get(version) or {}))
+        for version in sorted({*judged, *ended})
+    ]
 
 
 def _verdicts(versions: Sequence[VersionFigures]) -> dict[str, int]:
@@ -202,7 +235,7 @@ class Share:
 
     first: int
     last: int
-    good: int
+    good: float
     of: int
 
     @property
@@ -235,6 +268,8 @@ class Measure:
 
     name: str
     shares: tuple[Share, ...]
+    of: str = "verdicts"
+    """What was counted."""
 
     @property
     def meaning(self) -> str:
@@ -243,7 +278,7 @@ class Measure:
             return "no verdicts yet"
         first, last = self.shares[0], self.shares[-1]
         if len(self.shares) == 1:
-            return f"nothing to compare yet: {first.of} verdicts, all in one group"
+            return f"nothing to compare yet: {first.of} {self.of}, all in one group"
         told = f"{last}, {first}"
         if last.interval[0] > first.interval[1]:
             return f"better than at first: {told}"
@@ -256,8 +291,10 @@ class Measure:
         return {"meaning": self.meaning, "by_versions": [share.record for share in self.shares]}
 
 
-def _interval(good: int, of: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209-212)."""
+def _interval(good: float, of: int) -> tuple[float, float]:
+    """The 95 % score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209-212). Of points
+    between 0 and 1 it is too wide, and never too narrow: no figure in these bounds varies more than
+    one that is either."""
     if not of:
         return 0.0, 1.0
     p, z2 = good / of, _Z * _Z / of
@@ -269,24 +306,26 @@ def _interval(good: int, of: int) -> tuple[float, float]:
 def measures(
     versions: Sequence[VersionFigures], untrained: AbstractSet[int]
 ) -> tuple[Measure, ...]:
-    """Good verdicts, and accepted first replies.
+    """Good verdicts, accepted first replies, and the outcomes of episodes, where there are any.
 
     Args:
         versions: by id.
         untrained: ids of versions that no step has made.
     """
+    outcomes = groups(versions, untrained, lambda v: (v.points, v.ended))
     return (
         Measure("good_verdicts", groups(versions, untrained, lambda v: (v.good, v.voted))),
         Measure(
             "accepted_first_replies", groups(versions, untrained, lambda v: (v.accepted, v.firsts))
         ),
+        *([Measure("episode_outcomes", outcomes, "episodes")] if outcomes else []),
     )
 
 
 def groups(
     versions: Sequence[VersionFigures],
     untrained: AbstractSet[int],
-    count: Callable[[VersionFigures], tuple[int, int]],
+    count: Callable[[VersionFigures], tuple[float, int]],
 ) -> tuple[Share, ...]:
     """Successive versions together, so that each group has enough verdicts to say something.
 

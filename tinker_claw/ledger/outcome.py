@@ -17,7 +17,7 @@ from typing import Any
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
-from tinker_claw.ledger.turns import OUTCOME
+from tinker_claw.ledger.turns import OUTCOME, STEP
 from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView, turns_where
 from tinker_claw.types import Kind, Lost
@@ -271,6 +271,79 @@ def moment(at: float, now: float | None = None) -> str:
     then = datetime.fromtimestamp(at)
     today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
     return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+def plural(count: int, noun: str) -> str:
+    """3 samples, 1 sample."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def vote(value: float | None) -> str:
+    """+1, 0 or -1, or a reward between; `none` where no vote was valid."""
+    return "none" if value is None else f"{value:+.3g}" if value else "0"
+
+
+# Episodes
+
+
+def of_episode(turn: TurnView) -> Iterator[str]:
+    """Sentences on the episode that a turn is of; none where its session is none."""
+    task = f" at task {turn.task}" if turn.task else ""
+    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
+    if not turn.episode:
+        if task:
+            yield f"Its session is an attempt{task}."
+        return
+    ended = "has no outcome"
+    if turn.session_outcome is not None:
+        ended = f"has the outcome {vote(turn.session_outcome)}"
+    yield f"Its session is an episode{task}{group}, and {ended}."
+    sample = turn.sample
+    if sample is not None and sample.state != "held" and sample.reward is not None:
+        of = "outcome and votes" if turn.judged else "its outcome alone"
+        yield f"Reward of this step, {of}: {vote(sample.reward)}."
+
+
+_EPISODES = f"""
+SELECT sessions.id AS session, sessions.user, created_at, sessions.task, group_id,
+  groups.name AS "group", size, episode, ({OUTCOME}) AS outcome,
+  (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
+    ORDER BY idx LIMIT 1) AS version,
+  (SELECT COUNT(*) FROM turns WHERE session_id = sessions.id AND kind = 'main') AS replies
+FROM sessions LEFT JOIN groups ON groups.id = group_id
+WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR group_id = ?2)
+  AND (?3 IS NULL OR sessions.id < ?3) ORDER BY sessions.id DESC LIMIT ?4
+"""
+
+
+def episodes(
+    rows: Rows, limit: int, *, user: str | None, group: int | None, before: int | None
+) -> list[Record]:
+    """The newest episodes, the newest first.
+
+    Args:
+        user, group: of these alone; None: of all.
+        before: only sessions of lower numbers.
+    """
+    found = [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
+    for one in found:
+        waits = _QUEUE if one["group_id"] is None else _GROUP
+        waits = _OUTCOME if one["outcome"] is None else waits
+        one["waits"] = None if one["episode"] == 2 else waits
+    return found
+
+
+def rewards_by_step(rows: Rows, group: int) -> list[Record]:
+    """Of the replies of a group, oldest first: `session`, `turn`, the step that it is of, and the
+    `reward` that it is compared by with the others of this step; None: it has none (yet)."""
+    found = rows.rows(
+        f"SELECT session_id AS session, turns.id AS turn, {STEP} AS step, "
+        "CASE state WHEN 'held' THEN NULL ELSE reward END AS reward FROM sessions "
+        "JOIN turns ON session_id = sessions.id LEFT JOIN samples ON turn_id = turns.id "
+        "WHERE group_id = ? AND kind = 'main' ORDER BY turns.id",
+        group,
+    )
+    return [dict(row) for row in found]
 
 
 # What some turns mean together

@@ -29,7 +29,7 @@ from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
-from tinker_claw.ledger.database import SCHEMA_VERSION, Rows, Writer
+from tinker_claw.ledger.database import Rows, Writer, drop_copy
 from tinker_claw.ledger.turns import BEGUN
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -519,13 +519,15 @@ def emptied_log(writer: Writer) -> Iterator[int]:
 def overwritten(path: Path, file: int) -> Iterator[int]:
     """Overwrite what pages hold of rows that are gone, a few pages at a time.
 
-    On a connection of its own, which remembers no page of earlier; others forget theirs once they
-    see that something was written.
+    A copy from before an upgrade, which still has those rows, goes whole. All else on a connection
+    of its own, which remembers no page of earlier; others forget theirs once they see that
+    something was written.
 
     Args:
         file: the ledger open for reading and writing, as long as any connection to it: closing it
             would drop the locks that SQLite has on the file.
     """
+    drop_copy(path)
     with closing(Writer(path)) as writer:
         yield from emptied_log(writer)
         for suspects in _suspects(writer, file):
@@ -556,7 +558,7 @@ def _overwrite(writer: Writer, file: int, suspects: Sequence[int]) -> bool:
                 os.pwrite(file, bytes(end - start), (page - 1) * size + start)
         os.fsync(file)
         # Written, so that other connections drop the pages that they remember.
-        tx.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        tx.execute(f"PRAGMA user_version = {writer.pragma('user_version')}")
     return True
 
 

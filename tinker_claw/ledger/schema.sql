@@ -119,6 +119,7 @@ CREATE TABLE verdicts (
   by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
   audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
 ) STRICT;
+CREATE INDEX verdicts_by_value ON verdicts (value);
 
 -- What was said of replies and sessions outright, by the user or a program. The newest one counts.
 CREATE TABLE feedback (
@@ -174,6 +175,7 @@ CREATE TABLE samples (
   created_at       REAL NOT NULL
 ) STRICT;
 CREATE INDEX samples_by_state ON samples (state, id);
+CREATE INDEX samples_by_turn ON samples (state, turn_id);
 
 CREATE TABLE steps (
   id          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -66,6 +66,40 @@ class Gated:
     before: Mapping[str, Any]
     """Those of the version before it, where no step had asked that one."""
 
+    @property
+    def warning(self) -> str | None:
+        """What is to be known of a version that serves; None: nothing."""
+        return _warning(self.version, self.said)
+
+
+def _warning(version: int, said: Mapping[str, Any]) -> str | None:
+    if why := said.get("unasked"):
+        return f"v{version} answers although the gate could not ask it: {why}"
+    lost = said.get("lost")
+    return f"v{version} serves, though {'; '.join(lost)}" if lost else None
+
+
+def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the gate said of a step's version; None: nothing.
+
+    `refused`: it never served. `losses`: against the version before, in the mean over the
+    questions, by what `learner.gate.FIGURES` names. `told`: all of it in a sentence.
+
+    Args:
+        step: as `views.read` has it.
+    """
+    said: dict[str, Any] | None = step["metrics"].get("gate")
+    refused = (step["error"] or "").startswith(REFUSED)
+    if said is None and not refused:
+        return None
+    number, known = step["version"], said or {}
+    told = step["error"] if refused else _warning(number, known)
+    well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
+    return {
+        **{"step": step["id"], "version": number, "refused": refused, "well": told is None},
+        **{"told": told or well, "losses": known.get("losses", {})},
+    }
+
 
 def read_line(rows: Rows) -> Line:
     """The line as it is now."""
@@ -99,8 +133,8 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     """All versions of a run, oldest first, and what each is to the run.
 
     `samples`: that the step trained on which made it; `made_by_step` is None where a start or a
-    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, or
-    will when the gateway runs.
+    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, if
+    only one session in two, or will when the gateway runs.
     """
     found = rows.rows(
         "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
@@ -109,13 +143,16 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
         "ORDER BY versions.id"
     )
     live, pin = read_line(rows).live, pinned(rows)
-    serving = max(live, default=None) if pin is None else pin
+    newest = max(live, default=None)
+    serving = {newest if pin is None else pin}
+    if compared_from(rows) is not None:
+        serving |= {newest}
     return [
         {
             **dict(row),
             "live": row["id"] in live,
             "pinned": row["id"] == pin,
-            "serving": row["id"] == serving,
+            "serving": row["id"] in serving,
         }
         for row in found
     ]

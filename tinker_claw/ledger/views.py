@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from tinker_claw.ledger.codec import load
@@ -424,7 +424,8 @@ _FIELDS: Mapping[Table, str] = {
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-    "metrics, error, outage",
+    # What is for programs alone is long; SQLite drops it without Python's lock.
+    "json_remove(metrics, '$.rule', '$.answers') AS metrics, error, outage",
     "versions": "id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
     "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
     "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
@@ -434,11 +435,9 @@ _FIELDS: Mapping[Table, str] = {
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
     "votes": json.loads,
-    "metrics": lambda text: {k: v for k, v in json.loads(text or "{}").items() if k not in _LONG},
+    "metrics": lambda text: json.loads(text or "{}"),
 }
 """Fields that SQLite knows only as numbers and texts."""
-_LONG = ("rule", "answers")
-"""Metrics that are for programs."""
 _TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
     "LEFT JOIN groups ON groups.id = group_id "
@@ -461,9 +460,67 @@ _ORDER: Mapping[Table, str] = {
 }
 
 
+_NEAR = 1000
+"""Turns among which those that are wanted are sought one by one."""
+
+
 def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
     """The newest `limit` rows that are wanted, oldest first."""
     where, values = _where(table, wanted)
+    if table != "turns" or limit is None or wanted.session is not None:
+        return _read(rows, table, where, values, limit)
+    # The rows of turns are wide. Most filters find enough of them among the newest; else indexes
+    # say which they are.
+    newest = rows.one("SELECT MAX(id) FROM turns") or 0
+    top = newest if wanted.before is None else min(newest, wanted.before - 1)
+    after = max(wanted.after, top - _NEAR)
+    near = _read(rows, table, *_where(table, replace(wanted, after=after)), limit)
+    if len(near) == limit or after == wanted.after:
+        return near
+    if wanted.since is not None or (found := _newest(rows, wanted, limit)) is None:
+        return _read(rows, table, where, values, limit)
+    return _read(rows, table, "WHERE turns.id IN (SELECT value FROM json_each(?))", [found], limit)
+
+
+def _newest(rows: Rows, wanted: Filter, limit: int) -> str | None:
+    """JSON of the ids of the newest turns that are wanted; None: of all that there are.
+
+    Each condition is a set of ids in the order of an index, or sorted once, and the newest of all
+    sets are merged, so that the last is read as far as it is wanted.
+    """
+    sets, values = list[str](), list[Any]()
+
+    def within(name: str, query: str, *given: Any, but: bool = False) -> None:
+        bounds = f"{name} > {wanted.after}"
+        if wanted.before is not None:
+            bounds += f" AND {name} < {wanted.before}"
+        joined = ("EXCEPT " if but else "INTERSECT ") if sets else ""
+        sets.append(f"{joined}SELECT {name} FROM {query} AND {bounds}")
+        values.extend(given)
+
+    if wanted.verdict is not None:
+        vote = None if wanted.verdict == "none" else int(wanted.verdict)
+        within("turn_id", "verdicts WHERE value IS ?", vote)
+    if wanted.trained:
+        within("turn_id", "samples WHERE state = 'trained'")
+    if wanted.user is not None:
+        of_user = "sessions CROSS JOIN turns ON session_id = sessions.id WHERE user = ?"
+        within("turns.id", of_user, wanted.user)
+    if wanted.kind is not None:
+        within("id", "turns WHERE kind = ?", wanted.kind)
+    if wanted.trained is False:
+        if not sets:
+            within("id", "turns WHERE TRUE")
+        within("turn_id", "samples WHERE state = 'trained'", but=True)
+    if not sets:
+        return None
+    found = rows.rows(f"{' '.join(sets)} ORDER BY 1 DESC LIMIT ?", *values, limit)
+    return json.dumps([row[0] for row in found])
+
+
+def _read(
+    rows: Rows, table: Table, where: str, values: Sequence[Any], limit: int | None
+) -> list[Record]:
     found = rows.rows(
         f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, _TURNS)} "
         f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
@@ -479,6 +536,7 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
 
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     conditions, values = list[str](), list[Any]()
+    no_index = "+" if table == "turns" else ""  # which are looked at in their order
 
     def demand(condition: str, *given: Any) -> None:
         conditions.append(condition)
@@ -487,17 +545,18 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     if table in ("verdicts", "samples"):
         demand(f"{table}.turn_id IS NOT NULL")
     if wanted.session is not None:
-        demand("(sessions.key = ? OR CAST(sessions.id AS TEXT) = ?)", *[wanted.session] * 2)
+        named = "SELECT id FROM sessions WHERE key = ? OR CAST(id AS TEXT) = ?"
+        demand(f"turns.session_id IN ({named})", *[wanted.session] * 2)
     if wanted.user is not None:
-        demand("sessions.user = ?", wanted.user)
+        demand(f"{no_index}sessions.user = ?", wanted.user)
     if wanted.kind is not None:
-        demand("turns.kind = ?", wanted.kind)
+        demand(f"{no_index}turns.kind = ?", wanted.kind)
     if wanted.verdict == "none":
-        demand("verdicts.turn_id IS NOT NULL AND verdicts.value IS NULL")
+        demand(f"verdicts.turn_id IS NOT NULL AND {no_index}verdicts.value IS NULL")
     elif wanted.verdict is not None:
-        demand("verdicts.value = ?", int(wanted.verdict))
+        demand(f"{no_index}verdicts.value = ?", int(wanted.verdict))
     if wanted.trained is not None:
-        demand(f"samples.state IS {'' if wanted.trained else 'NOT '}'trained'")
+        demand(f"{no_index}samples.state IS {'' if wanted.trained else 'NOT '}'trained'")
     if wanted.since is not None:
         demand(f"{table}.created_at >= ?", wanted.since)
     if wanted.after:

@@ -2,17 +2,24 @@
 
 Rule: a browser sends what a page of somebody else's makes it send. So a login is a cookie that
 no script reads and no other site's request carries, every change needs a token that only our own
-pages show, and a request that names another origin than ours is refused.
+pages show, and a request that names another origin than ours is refused. Nobody ends another's
+login or uses up another's tries, as far as they can be told apart: tries count for the address that
+they come from, which behind a proxy is the same for all; and in a browser with which a user has
+logged in, for this user.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
+from ipaddress import IPv6Address, ip_address
 from secrets import token_bytes, token_urlsafe
+from time import monotonic
 from typing import Final
 
 from cachetools import TTLCache
@@ -22,8 +29,13 @@ from tinker_claw.gateway.auth import Keys, Principal
 
 LASTS_S: Final = 12 * 3600
 """A login."""
-MOST: Final = 1024
-"""Logins at the same time; one more ends the oldest."""
+MOST: Final = 32
+"""Logins of a user at the same time; one more ends the one that was unused for longest."""
+FREE: Final = 10
+"""Wrong keys in a row; from then on one a second may be tried."""
+_KNOWN_S: Final = 90 * 24 * 3600
+_TRIED: Final = 4096
+"""Users and addresses of which tries are remembered; one more forgets one."""
 _LOCAL: Final = "local"
 
 
@@ -44,12 +56,18 @@ class Visitor:
 class Access:
     """Logins, and the tokens that forms carry."""
 
-    def __init__(self, keys: Keys, port: int) -> None:
+    def __init__(self, keys: Keys, port: int, clock: Callable[[], float] = monotonic) -> None:
         """`port`: of the gateway; cookies of one host are shared by all its ports."""
         self._keys = keys
         self._cookie = f"tinker-claw-{port}"
         self._secret = token_bytes(32)
-        self._logins = TTLCache[str, Principal](MOST, LASTS_S)
+        self._logins = defaultdict[str, TTLCache[str, Principal]](
+            lambda: TTLCache(MOST, LASTS_S, timer=clock)
+        )
+        """By user, and by the cookie's value."""
+        self._clock = clock
+        self._forgiven = TTLCache[str, float](_TRIED, FREE + 1, timer=clock)
+        """By who tries, when all their wrong keys are forgiven."""
 
     @property
     def needed(self) -> bool:
@@ -64,33 +82,61 @@ class Access:
         """
         if not self.needed:
             return Visitor(self._keys.principal(""), _LOCAL)
-        try:
-            sent = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return None
-        who = None if sent is None else self._logins.get(sent.value)
-        return None if sent is None or who is None else Visitor(who, sent.value)
+        token = _sent(headers, self._cookie)
+        found = (one[token] for one in self._logins.values() if token in one)
+        return next((Visitor(who, token) for who in found), None)
 
-    def log_in(self, key: str, *, secure: bool) -> str:
-        """The cookie of a new login, as a header's value.
+    def log_in(
+        self, key: str, headers: Mapping[str, str], address: str, *, secure: bool
+    ) -> Sequence[str]:
+        """The cookies of a new login, as values of headers.
 
         Args:
-            secure: the browser came over TLS, and shall send it back so only.
+            headers: names in lower case.
+            address: that the request comes from.
+            secure: the browser came over TLS, and shall send them back so only.
 
         Raises:
-            RequestError: 401, it is nobody's key.
+            RequestError: 401, it is nobody's key; 429, it was not looked at.
         """
-        who, token = self._keys.principal(key, "the key of a user"), token_urlsafe(32)
-        self._logins[token] = who
-        return self._set(token, LASTS_S) + ("; Secure" if secure else "")
+        who_tries, now = self._known(headers) or _network(address), self._clock()
+        forgiven = max(self._forgiven.get(who_tries, now), now)
+        if (wait_s := forgiven + 1 - now - FREE) > 0:
+            raise RequestError(
+                f"Too many wrong keys were tried: try again in {math.ceil(wait_s)} s.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                headers={"retry-after": str(math.ceil(wait_s))},
+            )
+        try:
+            who = self._keys.principal(key, "the key of a user")
+        except RequestError as error:
+            self._forgiven[who_tries] = forgiven + 1
+            raise RequestError("That is nobody's key.", status=error.status) from error
+        token = token_urlsafe(32)
+        self._logins[who.name][token] = who
+        cookies = (
+            self._set(self._cookie, token, LASTS_S),
+            self._set(f"{self._cookie}-known", f"{self._signed(who.name)}{who.name}", _KNOWN_S),
+        )
+        return [cookie + ("; Secure" if secure else "") for cookie in cookies]
 
     def log_out(self, visitor: Visitor) -> str:
         """The header's value that takes the cookie away."""
-        self._logins.pop(visitor.token, None)
-        return self._set("", 0)
+        self._logins[visitor.who.name].pop(visitor.token, None)
+        return self._set(self._cookie, "", 0)
 
-    def _set(self, token: str, lasts_s: int) -> str:
-        return f"{self._cookie}={token}; Path=/ui; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
+    @staticmethod
+    def _set(name: str, value: str, lasts_s: int) -> str:
+        return f"{name}={value}; Path=/ui; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
+
+    def _known(self, headers: Mapping[str, str]) -> str | None:
+        """Who has logged in with this browser; None: nobody."""
+        sent = _sent(headers, f"{self._cookie}-known")
+        signature, name = sent[:64], sent[64:]
+        return f"user {name}" if hmac.compare_digest(self._signed(name), signature) else None
+
+    def _signed(self, name: str) -> str:
+        return hmac.digest(self._secret, f"known {name}".encode(), "sha256").hex()
 
     def form_token(self, visitor: Visitor | None) -> str:
         """What a form of this visitor carries; of the login itself where there is none."""
@@ -110,3 +156,24 @@ class Access:
                 status=HTTPStatus.FORBIDDEN,
                 code="forbidden",
             )
+
+
+def _sent(headers: Mapping[str, str], name: str) -> str:
+    """A cookie's value; "" where there is none, or nothing that one can read."""
+    try:
+        sent = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    value = "" if sent is None else sent.value
+    return value if value.isascii() else ""
+
+
+def _network(address: str) -> str:
+    """Whoever has one address of IPv6 has 2^64."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        return found.exploded[:19] if found.ipv4_mapped is None else str(found.ipv4_mapped)
+    return address

@@ -9,13 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from statistics import fmean
 from typing import Any, Final
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
-from tinker_claw.insight import advantages, overview, read_kept, read_run_view, trained_by
+from tinker_claw.insight import (
+    advantages,
+    defined,
+    facts,
+    overview,
+    read_kept,
+    read_run_view,
+    trained_by,
+)
+from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.outcome import add_outcomes, outcome
+from tinker_claw.ledger.outcome import (
+    add_outcomes,
+    episodes,
+    of_episode,
+    outcome,
+    rewards_by_step,
+)
+from tinker_claw.ledger.versions import gate_of
 from tinker_claw.ledger.views import (
     Contents,
     Filter,
@@ -31,12 +48,16 @@ from tinker_claw.types import Tokens
 
 ROWS: Final = 50
 """Of a table."""
+_STEPS: Final = 30
+"""Columns of a table."""
 STEPS: Final = 300
 """Newest steps of a curve."""
 LONGEST: Final = 20_000
 """Characters of a text that are shown, and tokens of a reply."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is of about 1."""
+_STRONGEST: Final = 6
+"""Tokens whose advantages are named, too: a title is seen by nobody without a mouse."""
 _CURVES: Final = (
     ("accepted replies", "of the newest judged ones", ("replies", "good"), 0.0, 1.0),
     ("mean reward", "of a step's samples", ("reward_mean",), None, None),
@@ -47,6 +68,13 @@ _CURVES: Final = (
         "sd of sampler against trainer, in nats per token",
         ("agreement_sd",),
         0.0,
+        None,
+    ),
+    (
+        "canaries",
+        "nats by which right replies are less likely than before the step",
+        ("gate", "losses", "canaries"),
+        None,
         None,
     ),
 )
@@ -81,14 +109,15 @@ def missing(what: str) -> RequestError:
 
 
 def read_overview(rows: Rows, training: Training) -> Record:
-    """How the run goes: the figures of `status`, with curves."""
+    """How the run goes: the figures of `status`, in its words, with curves."""
     figures = overview(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     helps = [
         {"name": name.replace("_", " "), **found, "svg": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
-    return {**figures, "helps": helps, "curves": list(_curves(steps))}
+    shown = {"facts": list(facts(figures)), "defined": defined(figures["helps"])}
+    return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 
 def _shares(groups: Sequence[Record]) -> str:
@@ -139,12 +168,17 @@ def read_one(
     run = read_run_view(rows, training.batch_size)
     by = trained_by(rows, turn, run, training)
     found = () if by is None else advantages(rows, turn, known, by)
+    pieces = list(_pieces(known, found, decode)) if found else []
     return {
         "turn": turn,
         "known": _cut(known),
         "outcome": outcome(turn, run),
+        "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
-        "pieces": list(_pieces(known, found, decode)) if found else [],
+        "pieces": pieces,
+        "strongest": sorted(
+            (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
+        )[:_STRONGEST],
         "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
         "neighbours": _neighbours(rows, turn),
     }
@@ -200,6 +234,44 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
     return Piece(text, mean, f"{side}-{strength}" if strength else "")
 
 
+def read_episodes(
+    rows: Rows, user: str | None, before: int | None
+) -> tuple[list[Record], int | None]:
+    """The newest episodes, newest first, and where the next page begins; None: there is none.
+
+    Args:
+        user: whose; None: everybody's.
+    """
+    found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
+    return found[:ROWS], found[ROWS - 1]["session"] if len(found) > ROWS else None
+
+
+def read_group(rows: Rows, number: int, user: str | None) -> Record:
+    """Episodes that are compared with one another, and their rewards step by step.
+
+    Args:
+        user: whose it has to be; None: anybody's.
+
+    Raises:
+        RequestError: 404, they have no such group.
+    """
+    group = rows.row(
+        "SELECT * FROM groups WHERE id = ?1 AND (?2 IS NULL OR user = ?2)", number, user
+    )
+    if group is None:
+        raise missing("group")
+    tried = episodes(rows, ROWS, user=None, group=number, before=None)[::-1]
+    rewards = rewards_by_step(rows, number)
+    steps = range(1 + max((one["step"] for one in rewards), default=-1))[:_STEPS]
+    for one in tried:
+        own = [reward for reward in rewards if reward["session"] == one["session"]]
+        one["steps"] = [[reward for reward in own if reward["step"] == step] for step in steps]
+    of_step = [[one["reward"] for one in rewards if one["step"] == step] for step in steps]
+    given = [[reward for reward in some if reward is not None] for some in of_step]
+    means = [fmean(some) if some else None for some in given]
+    return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
+
+
 def read_steps(rows: Rows) -> list[Record]:
     """The newest first."""
     return read(rows, "steps", Filter(), ROWS)[::-1]
@@ -224,7 +296,9 @@ def read_step(rows: Rows, step_id: int) -> Record:
     run = read_run_view(rows, 1)
     return {
         "step": step,
-        "metrics": sorted(_flat(step["metrics"])),
+        "gate": gate_of(step),
+        "figures": FIGURES,
+        "metrics": sorted(_flat({k: v for k, v in step["metrics"].items() if k != "gate"})),
         "turns": [(turn, outcome(turn, run).word) for turn in turns],
         "before": _answered(rows, step["parent"]),
         "after": [] if step["version"] is None else _answered(rows, step["version"]),
@@ -259,12 +333,30 @@ def _answered(rows: Rows, version: int) -> list[Record]:
     ]
 
 
-def read_versions(rows: Rows) -> list[tuple[int, Record]]:
-    """All versions as a tree, each with how deep it stands: a line goes on at its depth, and what
-    a rollback has left stands one deeper."""
-    kept = {one["id"]: one for one in read_kept(rows)}
+def read_versions(
+    rows: Rows, before: int | None = None
+) -> tuple[list[tuple[int, Record]], int | None]:
+    """The newest versions as a tree, each with how deep it stands: a line goes on at its depth, and
+    what a rollback has left stands one deeper. `gate`: what it said of the version; `refused`: of
+    those that would have come after it, the newest first. Then where the next page begins; None:
+    there is none.
+
+    Args:
+        before: only versions of lower numbers.
+    """
+    kept: dict[int, Record] = {
+        one["id"]: {**one, "gate": None, "refused": list[Record]()} for one in read_kept(rows)
+    }
+    for step in reversed(read(rows, "steps", Filter(), STEPS)):
+        said = gate_of(step)
+        if said is not None and said["refused"]:
+            kept[step["parent"]]["refused"].append(said)
+        elif said is not None:
+            kept[step["version"]]["gate"] = said
     depth = dict[int, int]()
     for number, one in kept.items():
         above = depth.get(one["parent"], 0)
         depth[number] = above + (not one["live"] and kept.get(one["parent"], one)["live"])
-    return [(depth[number], one) for number, one in reversed(kept.items())]
+    found = [number for number in reversed(kept) if before is None or number < before]
+    rest = found[ROWS - 1] if len(found) > ROWS else None
+    return [(depth[number], kept[number]) for number in found[:ROWS]], rest

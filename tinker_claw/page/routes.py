@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from time import monotonic
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,7 +22,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import ClawError, RequestError, UndoError
+from tinker_claw.errors import ClawError, LedgerError, RequestError, UndoError
 from tinker_claw.gateway import errors
 from tinker_claw.gateway.limits import BODY_S, read_body
 from tinker_claw.learner.rollback import Rollback
@@ -32,6 +33,7 @@ from tinker_claw.ledger.views import Filter, Record
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.page.access import Access, Visitor
+from tinker_claw.telemetry import log
 
 ROOT: Final = "/ui"
 _STATIC: Final = Path(__file__).parent / "static"
@@ -55,6 +57,18 @@ _MOST_BYTES: Final = 4096
 """Of a form."""
 _AT_ONCE: Final = 2
 """Readers of the ledger: whoever reloads in a hurry waits for themselves."""
+FRESH_S = 2.0
+"""So long all who look are shown the same overview: its sums take a third of a second of a
+processor where there are 100,000 turns."""
+_PAGES: Final = (
+    ("overview", "", False),
+    ("turns", "/turns", False),
+    ("episodes", "/episodes", False),
+    ("steps", "/steps", True),
+    ("versions", "/versions", True),
+)
+"""Name, address, and whether it is for admins alone."""
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
@@ -93,6 +107,8 @@ def create_page(deps: PageDeps) -> list[Route]:
     visitors: Mapping[tuple[str, str], Serve] = {
         ("GET", ""): page.overview,
         ("GET", "/turns"): page.turns,
+        ("GET", "/episodes"): page.episodes,
+        ("GET", "/groups/{number:row}"): page.group,
         ("GET", "/turns/{number:row}"): page.turn,
         ("POST", "/turns/{number:row}/feedback"): page.feedback,
         ("POST", "/logout"): page.log_out,
@@ -110,6 +126,7 @@ def create_page(deps: PageDeps) -> list[Route]:
         Route(f"{ROOT}/login", page.ask_key, methods=["GET"]),
         Route(f"{ROOT}/login", page.log_in, methods=["POST"]),
         Route(f"{ROOT}/static/{{name:str}}", page.static, methods=["GET"]),
+        Route(f"{ROOT}/{{rest:path}}", page.elsewhere, methods=_METHODS),
     ]
 
 
@@ -117,6 +134,9 @@ class _Page:
     def __init__(self, deps: PageDeps) -> None:
         self._deps = deps
         self._readers = asyncio.Semaphore(_AT_ONCE)
+        self._one_overview = asyncio.Lock()
+        self._seen: tuple[float, Record | None] = 0.0, None
+        """When the figures of the overview were read, and what they were."""
         self._templates = Environment(
             loader=PackageLoader("tinker_claw.page"),
             autoescape=True,
@@ -124,7 +144,7 @@ class _Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"moment": moment, "signed": _signed}
+        self._templates.filters |= {"moment": moment, "signed": _signed, "share": _share}
 
     # Around every address
 
@@ -169,6 +189,8 @@ class _Page:
             visitor=visitor,
             form_token=access.form_token(visitor),
             login=access.needed,
+            pages=_PAGES,
+            here=name.removesuffix(".html"),
             **shown,
         )
         return HTMLResponse(text, status, _HEADERS)
@@ -179,7 +201,14 @@ class _Page:
                 return look(ledger)
 
         async with self._readers:
-            return await asyncio.to_thread(there)
+            try:
+                return await asyncio.to_thread(there)
+            except LedgerError as error:
+                log.error("page.unread", error=str(error))
+                raise RequestError(
+                    "The page cannot read the ledger at the moment; the gateway's log says why.",
+                    status=HTTPStatus.SERVICE_UNAVAILABLE,
+                ) from error
 
     async def _form(self, request: Request) -> dict[str, str]:
         """The fields of a form that one of our pages has shown to this visitor."""
@@ -209,7 +238,7 @@ class _Page:
             return self._failed(error, None)
         if self._deps.access.visitor(request.headers) is not None:
             return _to("")
-        return self._html("login.html", None, wrong=False)
+        return self._html("login.html", None, wrong="")
 
     async def log_in(self, request: Request) -> Response:
         access = self._deps.access
@@ -218,12 +247,18 @@ class _Page:
             try:
                 # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
                 secure = request.headers.get("origin", "").startswith("https:")
-                cookie = access.log_in(key, secure=secure)
+                address = "" if request.client is None else request.client.host
+                cookies = access.log_in(key, request.headers, address, secure=secure)
             except RequestError as error:
-                return self._html("login.html", None, status=error.status, wrong=True)
+                answer = self._html("login.html", None, status=error.status, wrong=str(error))
+                answer.headers.update(error.headers or {})
+                return answer
         except ClawError as error:
             return self._failed(error, None)
-        return _to("", {"set-cookie": cookie})
+        answer = _to("")
+        for cookie in cookies:
+            answer.headers.append("set-cookie", cookie)
+        return answer
 
     async def log_out(self, request: Request, visitor: Visitor) -> Response:
         await self._form(request)
@@ -236,6 +271,16 @@ class _Page:
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
+    async def elsewhere(self, request: Request) -> Response:
+        """Addresses that there are not, in place of what a client of the API is told."""
+        if not request.path_params["rest"]:
+            return _to("")
+        try:
+            self._refuse_others(request)
+        except ClawError as error:
+            return self._failed(error, None)
+        return self._failed(read.missing("page"), self._deps.access.visitor(request.headers))
+
     # What is shown
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:
@@ -245,8 +290,13 @@ class _Page:
             turns, _ = await self._read(lambda rows: read.read_turns(rows, wanted, training))
             health = {"status": self._deps.health()["status"]}
             return self._html("mine.html", visitor, health=health, turns=turns)
-        seen = await self._read(lambda rows: read.read_overview(rows, self._deps.training))
-        return self._html("overview.html", visitor, health=self._deps.health(), seen=seen)
+        training, health = self._deps.training, self._deps.health()
+        async with self._one_overview:
+            at, seen = self._seen
+            if seen is None or monotonic() - at >= FRESH_S:
+                seen = await self._read(lambda rows: read.read_overview(rows, training))
+                self._seen = monotonic(), seen
+        return self._html("overview.html", visitor, health=health, seen=seen, gate_is=training.gate)
 
     async def turns(self, request: Request, visitor: Visitor) -> Response:
         asked = {name: value for name, value in request.query_params.items() if value}
@@ -256,6 +306,17 @@ class _Page:
         )
         further = "" if rest is None else urlencode({**asked, "before": rest})
         return self._html("turns.html", visitor, turns=turns, asked=asked, further=further)
+
+    async def episodes(self, request: Request, visitor: Visitor) -> Response:
+        before = _number(request.query_params.get("before", ""))
+        found, rest = await self._read(lambda rows: read.read_episodes(rows, visitor.user, before))
+        further = "" if rest is None else urlencode({"before": rest})
+        return self._html("episodes.html", visitor, episodes=found, further=further)
+
+    async def group(self, request: Request, visitor: Visitor) -> Response:
+        number = request.path_params["number"]
+        found = await self._read(lambda rows: read.read_group(rows, number, visitor.user))
+        return self._html("group.html", visitor, **found)
 
     async def turn(self, request: Request, visitor: Visitor) -> Response:
         number, deps = request.path_params["number"], self._deps
@@ -273,7 +334,10 @@ class _Page:
         return self._html("step.html", visitor, **found)
 
     async def versions(self, request: Request, visitor: Visitor) -> Response:
-        return self._html("versions.html", visitor, versions=await self._read(read.read_versions))
+        before = _number(request.query_params.get("before", ""))
+        found, rest = await self._read(lambda rows: read.read_versions(rows, before))
+        further = "" if rest is None else urlencode({"before": rest})
+        return self._html("versions.html", visitor, versions=found, further=further)
 
     async def confirm(self, request: Request, visitor: Visitor) -> Response:
         what = _change(request)
@@ -305,11 +369,11 @@ class _Page:
         what, number = _change(request), request.path_params["number"]
         await self._form(request)
         match what:
-            case "pin":
-                await self._deps.undo.pin(number)
+            case "pin" | "half":
+                await self._deps.undo.pin(number, half=what == "half")
             case "unpin":
                 await self._deps.undo.unpin()
-            case "rollback":
+            case _:
                 await self._deps.undo.roll_back(number)
         return _to("/versions")
 
@@ -317,29 +381,33 @@ class _Page:
 def _filter(asked: Mapping[str, str], visitor: Visitor) -> Filter:
     trained = {"yes": True, "no": False}.get(asked.get("trained", ""))
     verdict = asked.get("verdict")
-    before = asked.get("before", "")
     return Filter(
         session=asked.get("session"),
         user=visitor.user or asked.get("user"),
         kind=asked.get("kind"),
         verdict=verdict if verdict in _VERDICTS else None,
         trained=trained,
-        before=int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None,
+        before=_number(asked.get("before", "")),
     )
 
 
-def _change(request: Request) -> Literal["pin", "unpin", "rollback"]:
-    what = request.path_params["what"]
-    if what == "pin" or what == "unpin" or what == "rollback":
-        return what
-    raise read.missing("page")
+def _number(text: str) -> int | None:
+    """Of a row; None: it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _change(request: Request) -> str:
+    what: str = request.path_params["what"]
+    if what not in ("pin", "half", "unpin", "rollback"):
+        raise read.missing("page")
+    return what
 
 
 def _version(rows: Rows, number: int) -> Record:
-    found = [one for _, one in read.read_versions(rows) if one["id"] == number]
-    if not found:
+    found, _ = read.read_versions(rows, number + 1)
+    if not found or found[0][1]["id"] != number:
         raise read.missing("version")
-    return found[0]
+    return found[0][1]
 
 
 def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
@@ -348,3 +416,7 @@ def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.3g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}"

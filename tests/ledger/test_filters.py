@@ -1,0 +1,91 @@
+"""Filters on turns find what one finds who looks at all of them, without looking at all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.many_turns import fill
+from tinker_claw.ledger import views
+from tinker_claw.ledger.database import FILE, Outside, reading
+from tinker_claw.ledger.views import Filter, read
+
+TURNS, LIMIT = 1500, 51
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    directory = tmp_path_factory.mktemp("filters")
+    fill(directory, TURNS, blob=40)
+    with reading(directory / FILE) as opened, opened.moment():
+        yield opened
+
+
+def fits(turn: dict[str, Any], wanted: Filter) -> bool:
+    verdict = {None: "none"}.get(turn["verdict"], str(turn["verdict"]))
+    return (
+        wanted.user in (None, turn["user"])
+        and wanted.kind in (None, turn["kind"])
+        and (wanted.verdict is None or (turn["judged"] and wanted.verdict == verdict))
+        and wanted.trained in (None, turn["sample"] == "trained")
+        and wanted.after < turn["id"] < (wanted.before or TURNS + 1)
+    )
+
+
+@pytest.mark.parametrize("near", [1, 100])
+def test_filters_find_what_fits(
+    ledger: Outside, monkeypatch: pytest.MonkeyPatch, near: int
+) -> None:
+    monkeypatch.setattr(views, "_NEAR", near)
+    everything = read(ledger, "turns", Filter(), None)
+    assert len(everything) == TURNS
+    for user, kind, verdict, trained, (after, before) in itertools.product(
+        (None, "user1", "nobody"),
+        (None, "main", "side"),
+        (None, "1", "-1", "none"),
+        (None, True, False),
+        ((0, None), (40, 1200)),
+    ):
+        wanted = Filter(None, user, kind, verdict, trained, None, after, before)
+        expected = [turn for turn in everything if fits(turn, wanted)][-LIMIT:]
+        assert read(ledger, "turns", wanted, LIMIT) == expected, wanted
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Filter(user="user1"),
+        Filter(kind="main"),
+        Filter(kind="side"),
+        Filter(verdict="1"),
+        Filter(verdict="-1"),
+        Filter(verdict="none"),
+        Filter(trained=True),
+        Filter(trained=False),
+        Filter(session="key7"),
+        Filter(session="7"),
+        Filter(kind="main", before=TURNS // 2),
+    ],
+    ids=str,
+)
+def test_filters_do_not_look_at_all_turns(
+    ledger: Outside, monkeypatch: pytest.MonkeyPatch, wanted: Filter
+) -> None:
+    monkeypatch.setattr(views, "_NEAR", 100)
+    steps = [0]
+
+    def count() -> None:
+        steps[0] += 1
+
+    def taken(wanted: Filter, limit: int | None) -> int:
+        """Instructions of SQLite's machine, in tens."""
+        steps[0] = 0
+        ledger._connection.set_progress_handler(count, 10)
+        read(ledger, "turns", wanted, limit)
+        ledger._connection.set_progress_handler(None, 0)
+        return steps[0]
+
+    assert taken(wanted, LIMIT) < taken(Filter(), None) / 5
