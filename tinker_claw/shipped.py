@@ -1,5 +1,5 @@
-"""What is shipped beside the code: two small models, the demo's judge and canaries, the prices, and
-canaries for all other models.
+"""What is shipped beside the code: the demo with its tiny model, a second model, and the files of
+settings, of prices and of canaries.
 
 Rule: each lies at one path of the repository. In a wheel the same path stands below
 `tinker_claw/shipped/`, where pyproject.toml puts it; whoever wants a file asks here.
@@ -15,12 +15,33 @@ from typing import Final, cast
 from tinker_claw.errors import ModelFileError
 
 _PACKAGE: Final = Path(__file__).resolve().parent
+_PACKED: Final = _PACKAGE / "shipped"
+"""There in a wheel alone."""
 
 
 def shipped(path: str) -> Path:
     """Where a file or folder of the repository lies, in a wheel or else in the checkout."""
-    packed = _PACKAGE / "shipped" / path
+    packed = _PACKED / path
     return packed if packed.exists() else _PACKAGE.parent / path
+
+
+def config_file(named: str) -> Path:
+    """A file of settings: where it is, else the shipped one of that path or short name (1x80GB)."""
+    ours = (shipped(path) for path in (named, f"configs/{named}", f"configs/{named}.toml"))
+    return next((path for path in (Path(named), *ours) if path.is_file()), Path(named))
+
+
+def shipped_configs() -> list[str]:
+    """The short names that `config_file` knows and that are settings."""
+    tables = (PRICES.stem, CANARIES.stem)
+    return sorted(p.stem for p in shipped("configs").glob("*.toml") if p.stem not in tables)
+
+
+def install(extras: str) -> str:
+    """The command that adds optional parts, for whoever reads that they are missing."""
+    if _PACKED.is_dir():
+        return f"pip install 'tinker-claw[{extras}]'"
+    return f"pip install -c constraints.txt -e '.[{extras}]' in {_PACKAGE.parent}"
 
 
 PRICES: Final = shipped("configs/prices.toml")

@@ -1,6 +1,7 @@
-"""`python -m examples.demo`: start the product, let a user talk to it, show what it learned.
+"""`tinker-claw demo`: start the product, let a user talk to it, show what it learned.
 
 Exit status: 0 done, 1 the product failed (the end of its log is shown), 2 wrong flags, 130 Ctrl-C.
+On a terminal its page stays open at the end, until Ctrl-C.
 Rule: whatever happens, the child has ended and what was reached is written before this returns.
 """
 
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -49,22 +51,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _demo(options: Options, console: Console) -> None:
-    """Run, and present what was reached even where the run was cut short."""
+    """Run, and present what was reached, once, even where the run was cut short."""
     server.end_on_signals()
     launch = server.Launch.of(options)
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
-    progress, user = Progress(options), USERS[options.user]
+    progress, user, presented = Progress(options), USERS[options.user], False
+
+    def present() -> None:
+        nonlocal presented
+        progress.ended = progress.ended or time.monotonic()
+        if progress.births and not presented:
+            presented = True
+            _present(progress, console)
+
     try:
         async with server.running(launch) as child:
+            page = f"{child.url}/ui"
+            console.print(f"Watch it learn, in a browser: {page}", soft_wrap=True, highlight=False)
             progress.started = time.monotonic()
             exam = RuleExam.draw(user, options.eval_prompts)
             cast = Cast(child.client, [(child.client, user)], exam)
             await conduct(cast, progress, (child.watch, lambda: view.show(progress, console)))
             progress.ended = time.monotonic()
+            if sys.stdout.isatty():
+                present()
+                console.print(f"Its page stays open until Ctrl-C: {page}", highlight=False)
+                with suppress(asyncio.CancelledError):
+                    await child.watch()
     finally:
-        progress.ended = progress.ended or time.monotonic()
-        if progress.births:
-            _present(progress, console)
+        present()
 
 
 def _present(progress: Progress, console: Console) -> None:

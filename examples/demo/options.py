@@ -17,7 +17,7 @@ from examples.demo.user import USERS
 from tinker_claw.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository: run.py and configs/ lie here."""
+"""The repository, or what a wheel has of it: run.py and configs/ lie here."""
 
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m examples.demo",
+        prog="tinker-claw demo",
         description="A simulated user corrects a tiny model through the real product, until it "
         "replies the way they like. Needs no GPU and no network.",
         allow_abbrev=False,

@@ -41,6 +41,7 @@ from local_gpu.config import Dtype
 from local_gpu.model.lora import BaseModel, Quantization, fused_experts, lora_targets
 from local_gpu.tree.body import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
+from tinker_claw.shipped import install
 
 _DEVICES: Final = ("cuda", "cpu")
 _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
@@ -54,8 +55,8 @@ def check_quantization(device: torch.device) -> None:
     """
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
-            "4-bit base weights need bitsandbytes: pip install -c constraints.txt -e "
-            "'.[local,4bit]' in the project's folder, or leave --base-quantization out."
+            f"4-bit base weights need bitsandbytes: {install('local,4bit')}, or leave "
+            "--base-quantization out."
         )
     if device.type not in _DEVICES:
         raise ConfigError(
@@ -116,6 +117,8 @@ _WHOLE: Final = (
     "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
     "take the model that they were made from, on a small GPU with --base-quantization 4bit."
 )
+_UNKNOWN: Final = "does not recognize this architecture"
+"""Part of what transformers says of a model_type that it does not have."""
 
 
 def load_base(
@@ -177,6 +180,11 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             f"The model in {source!r} needs more than is installed ({_first_line(error)}). {_WHOLE}"
         ) from error
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
+        if _UNKNOWN in str(error):
+            raise ConfigError(
+                f"The model in {source!r} is of a kind (model_type in config.json) that this "
+                "release of transformers does not know. Name another one."
+            ) from error
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
             f"again. ({_first_line(error)})"
@@ -293,7 +301,8 @@ def open_base(
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"device {device!r} cannot be used here: {error}. Try auto or cpu."
+            f"device {device!r} cannot be used here: {error}. Install a torch for this "
+            "GPU and its driver (pytorch.org/get-started says which), or give --device cpu."
         ) from error
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     fitting = "bfloat16" if place.type == "cuda" else "float32"

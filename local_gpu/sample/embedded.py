@@ -204,8 +204,8 @@ class EngineSize:
         if base.obstacle is not None:
             raise ConfigError(
                 f"The sampler in this process cannot serve {base.source!r}, which {base.obstacle}. "
-                "It learns and is scored here all the same, while vLLM samples it: run.py with "
-                "--sampler-urls http://HOST:PORT."
+                "It learns and is scored here all the same, while vLLM samples it: tinker-claw "
+                "with --sampler-urls http://HOST:PORT."
             )
         context = min(base.context_tokens, context_tokens or base.context_tokens)
         cache = kv_cache_tokens or context * 3 // 2

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.files import close_to_others, for_owner_only
+from tinker_claw.shipped import install
 
 if TYPE_CHECKING:
     from local_gpu.tinker.config import WireConfig
@@ -44,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(host: str, port: int, flags: dict[str, Any]) -> None:
     if missing := [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]:
-        raise ConfigError(
-            f"this needs {', '.join(missing)}; in the project's folder: "
-            "pip install -c constraints.txt -e '.[local]'"
-        )
+        raise ConfigError(f"this needs {', '.join(missing)}: {install('local')}")
     from local_gpu.tinker.config import check_exposure
 
     config = _config(flags)

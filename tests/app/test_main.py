@@ -131,6 +131,9 @@ def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
         assert learning_rate(automatic, str(tmp_path)) == pytest.approx(2.857e-4, rel=1e-3)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 2000}')
     assert learning_rate(automatic, str(tmp_path)) == pytest.approx(5e-4)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"no config\.json .* --learning-rate auto goes: put it"):
+        learning_rate(automatic, str(tmp_path))
 
 
 def test_sources() -> None:

@@ -126,12 +126,17 @@ def test_gateway_runs_on_a_laptop_without_torch(tmp_path: Path) -> None:
 def test_the_local_backend_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
     python = without_torch(tmp_path / "laptop")
     local = ("run.py", "--backend", "local", "--model-name", "demo")
-    for command in (local, ("-m", "local_gpu.tinker")):
+    demo = ("run.py", "demo", "--fast")
+    for command, extras in (
+        ((*local, "--port", "0"), "local"),
+        (("-m", "local_gpu.tinker", "--port", "0"), "local"),
+        (demo, "local,demo"),
+    ):
         done = subprocess.run(
-            [python, *command, "--port", "0"], cwd=ROOT, capture_output=True, text=True, timeout=120
+            [python, *command], cwd=ROOT, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 2
-        assert "needs torch, peft; in the project's folder: pip install -c" in done.stderr
+        assert f"needs torch, peft: pip install -c constraints.txt -e '.[{extras}]'" in done.stderr
         assert "Traceback" not in done.stderr
 
 

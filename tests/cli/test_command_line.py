@@ -27,10 +27,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--portt", "1"], "No such option '--portt'. (Did you mean one of: "),
         (["lgo", "turns"], "No such command 'lgo'."),
-        (["log", "turns", "--portt", "1"], "(run.py log --help says more)"),
+        (["log", "turns", "--portt", "1"], "(tinker-claw log --help says more)"),
         (
             ["log"],
-            "Choose from: turns, verdicts, feedback, samples, steps, versions (run.py log --help",
+            "Choose from: turns, verdicts, feedback, samples, steps, versions (tinker-claw log --",
         ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
@@ -56,13 +56,13 @@ def test_what_is_wrong_is_one_sentence(
     assert says in told.err
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", [name for name in main.COMMANDS if name != "demo"])
 def test_every_command_has_help_and_takes_the_flags_of_run_py(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main([name, "--help"]) == 0
     short = capsys.readouterr().out
-    assert short.startswith(f"Usage: run.py {name} ")
+    assert short.startswith(f"Usage: tinker-claw {name} ")
     assert "--help-all" in short
     assert "--batch-size" not in short
     assert main.main([name, "--help-all"]) == 0

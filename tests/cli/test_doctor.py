@@ -1,4 +1,4 @@
-"""`run.py doctor`: what is around the gateway, and what came of the last requests."""
+"""`tinker-claw doctor`: what is around the gateway, and what came of the last requests."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_openclaws_configuration_is_looked_at_and_left_alone(
 ) -> None:
     file = tmp_path / "openclaw.json"
     absent = openclaw_line(tmp_path, capsys)
-    assert absent.startswith(f"-    openclaw   no configuration at {file}: `python run.py openclaw")
+    assert absent.startswith(f"-    openclaw   no configuration at {file}: `tinker-claw openclaw")
     flags = (*DEMO, "--port", "30999")
     assert main.main(["openclaw-config", *flags, "--write", str(file)]) == 0
     capsys.readouterr()

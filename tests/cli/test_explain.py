@@ -1,4 +1,4 @@
-"""`run.py explain`: every state of a turn in its own words, over real ledgers."""
+"""`tinker-claw explain`: every state of a turn in its own words, over real ledgers."""
 
 from __future__ import annotations
 
@@ -278,6 +278,6 @@ def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
     world: tuple[Path, dict[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["explain", "999", "--data-dir", str(world[0])]) == 2
-    assert "has no turn 999; `python run.py log turns` lists them" in capsys.readouterr().err
+    assert "has no turn 999; `tinker-claw log turns` lists them" in capsys.readouterr().err
     assert main.main(["explain", "1", "--data-dir", str(tmp_path)]) == 2
     assert "holds no ledger; name the directory with --data-dir" in capsys.readouterr().err

@@ -356,7 +356,7 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
         "stay.\n"
         "Step 1 trained on 1 of them and made v1.\n"
         "What was learned from it stays learned, until you go back before it: "
-        "python run.py rollback v0\n"
+        "tinker-claw rollback v0\n"
     )
     asked = run("forget", "session", "a", directory=tmp_path)  # nobody answers
     assert asked.returncode == 1

@@ -1,4 +1,4 @@
-"""`run.py log` as a user and a script see it, over real ledgers, also while they are written."""
+"""`tinker-claw log` as users and scripts see it, over real ledgers, also while they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run.py openclaw-config`: what it prints, and what it does to a file, as its users run it."""
+"""`tinker-claw openclaw-config`: what it prints, and does to a file, as its users run it."""
 
 from __future__ import annotations
 

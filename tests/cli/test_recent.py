@@ -1,4 +1,4 @@
-"""What `run.py doctor` says of the last requests: each turn's end in words, and what they mean."""
+"""What `tinker-claw doctor` says of the last requests: each turn's end, and what they mean."""
 
 from __future__ import annotations
 
@@ -260,13 +260,13 @@ def test_a_judge_that_says_nothing_is_told_from_one_that_is_late(ledger: Ledger)
     for number in ids:
         ledger.turns.add_next_state(number, NextState("user", "thanks"))
     (late,) = advice(recent(ledger))
-    assert late.startswith("4 turns wait for the judge: `run.py status` says")
+    assert late.startswith("4 turns wait for the judge: `tinker-claw status` says")
     for number in ids:
         for _ in range(TRIES):
             ledger.judgements.add_in_vain(number, "I cannot rate that.")
     (silent,) = advice(recent(ledger))
     assert silent.startswith("4 of 4 main turns were set aside: three times the judge gave nothing")
-    assert f"`run.py explain {ids[-1]}` shows what it said" in silent
+    assert f"`tinker-claw explain {ids[-1]}` shows what it said" in silent
 
 
 def test_sampling_that_cannot_be_trained_and_fallbacks_are_explained(ledger: Ledger) -> None:

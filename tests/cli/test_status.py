@@ -1,4 +1,4 @@
-"""`run.py status` against a real gateway, and what it says when something is wrong."""
+"""`tinker-claw status` against a real gateway, and what it says when something is wrong."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_nobody_there_is_said_in_a_sentence(capsys: pytest.CaptureFixture[
         told = capsys.readouterr()
         assert told.out == ""
         assert f"No gateway answers at {free.removesuffix('/v1')} (" in told.err
-        assert "Start one with `python run.py`, or name the port" in told.err
+        assert "Start one with `tinker-claw`, or name the port" in told.err
         assert await ask(free, "--json") == 2
     assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
     assert main.main(["status", "--port", "0"]) == 2
@@ -251,8 +251,8 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             "ok",
             "ok",
             16,
-            "v3 as before; learning is held until you say from which version to go on (`run.py "
-            "rollback`); 16 samples are queued, none is lost.",
+            "v3 as before; learning is held until you say from which version to go on (`"
+            "tinker-claw rollback`); 16 samples are queued, none is lost.",
         ),
         (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
         (

@@ -1,4 +1,4 @@
-"""`run.py status` over a ledger: with a gateway, without one, as JSON and as a live view."""
+"""`tinker-claw status` over a ledger: with a gateway, without one, as JSON and as a live view."""
 
 from __future__ import annotations
 

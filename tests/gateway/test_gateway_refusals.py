@@ -18,7 +18,7 @@ WHAT = (
     "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
     "address without a path, and ANTHROPIC_MODEL to the model's name; OpenAI's Responses: POST "
     "/v1/responses. In Codex add a provider whose base_url is this address with /v1 at its end; "
-    "`python run.py openclaw-config` prints what belongs into OpenClaw's."
+    "`tinker-claw openclaw-config` prints what belongs into OpenClaw's."
 )
 
 

@@ -1,4 +1,7 @@
-"""A wheel, installed by itself: what is shipped beside the code is found in it, and works."""
+"""A wheel, installed by itself: what is shipped beside the code is found in it, and works.
+
+Rule: one wheel is built and installed for all; each test has an empty folder.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import ZipFile
 
 import httpx
 import pytest
@@ -18,7 +22,10 @@ import pytest
 from tests.lives import events_in, until
 from tests.processes import ROOT, Running
 from tests.talk import learn
+from tests.terminals import on_a_terminal
 from tinker_claw import shipped
+from tinker_claw.config.load import load
+from tinker_claw.errors import ConfigError
 
 _TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
 
@@ -29,19 +36,80 @@ def test_whatever_is_shipped_is_put_where_it_is_looked_for() -> None:
         assert target == f"tinker_claw/shipped/{path}"
         assert shipped.shipped(path) == ROOT / path
     files = (shipped.PRICES, shipped.CANARIES, shipped.DEMO_CANARIES, shipped.DEMO_JUDGE)
-    every = (*files, *shipped.MODELS.values())
-    assert {str(file.relative_to(ROOT)) for file in every} == set(packed)
+    for file in (*files, *shipped.MODELS.values()):
+        assert any(file.is_relative_to(ROOT / path) for path in packed), file
+
+
+def test_a_shipped_file_of_settings_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(["--config", "1x80GB"]).local.gpus == 1
+    for named in ("demo", "demo.toml", "configs/demo.toml"):
+        assert load(["--config", named]).run.model_name == "demo"
+    assert {"1x80GB", "demo", "two-nodes"} <= set(shipped.shipped_configs())
+    (tmp_path / "demo.toml").write_text("[run]\nmodel_name = 'mine'\n")
+    assert load(["--config", "demo.toml"]).run.model_name == "mine", "what is here goes first"
+    with pytest.raises(ConfigError, match=r"cannot be read .* go by their names alone: 1x24GB-4"):
+        load(["--config", "3x80GB"])
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment that has our wheel, and this environment's packages. Of the
+    checkout there is nothing."""
+    return _installed(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
-def test_the_demo_learns_from_a_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
-    """Its dependencies come from this environment; of the checkout there is nothing."""
-    python = _installed(tmp_path)
+def test_what_is_in_a_wheel(python: Path) -> None:
+    (wheel,) = python.parents[2].glob("*.whl")
+    with ZipFile(wheel) as packed:
+        names = packed.namelist()
+    shipped_at = "tinker_claw/shipped/"
+    inside = {name.removeprefix(shipped_at) for name in names if name.startswith(shipped_at)}
+    assert {"run.py", "examples/demo/__main__.py", "examples/demo/recipe/grammar.py"} <= inside
+    assert {str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.toml")} <= inside
+    assert {"tinker_claw/py.typed", "local_gpu/py.typed"} <= set(names)
+    page = {str(f.relative_to(ROOT)) for f in (ROOT / "tinker_claw/page").rglob("*.html*")}
+    assert page
+    assert page <= set(names)
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"tinker_claw", "local_gpu"}
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    assert wheel.stat().st_size < 8_000_000
+
+
+@pytest.mark.slow
+def test_from_an_empty_folder_a_wheel_shows_the_demo_learning_in_a_browser(
+    python: Path, tmp_path: Path
+) -> None:
+    """On a terminal, where the page stays open at the end."""
+    sizes = ("--steps", "1", "--sessions", "1", "--eval-prompts", "8")
+    demo = [python.with_name("tinker-claw"), "demo", *sizes]
+    with on_a_terminal(demo, tmp_path, _without_the_checkout()) as seen:
+        seen.until(r"Watch it learn, in a browser: (http://127\.0\.0\.1:\d+/ui)")
+        url = seen.match[1]
+        assert re.search(r"v\d+, \d+ steps from the base", httpx.get(url).text)
+        seen.until(r"Its page stays open until Ctrl-C: " + re.escape(url))
+        assert re.search(r"v[1-9]\d*, [1-9]\d* steps from the base", httpx.get(url).text)
+        assert (versions := httpx.get(f"{url}/versions")).status_code == 200
+        assert "v1" in versions.text
+        seen.types("\x03")
+        assert seen.ended() == 0
+    (out,) = (tmp_path / "runs").iterdir()
+    assert {"report.json", "curve.png", "server.log"} <= {file.name for file in out.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_gateway_learns_from_a_wheel(python: Path, tmp_path: Path) -> None:
     inside = _said(python, "-c", "from tinker_claw import shipped; print(shipped.MODEL_DIR)")
-    assert Path(inside.strip()).is_relative_to(tmp_path)
+    assert Path(inside.strip()).is_relative_to(python.parents[1])
     _said(python, "-c", "from tinker_claw.billing.prices import load; load()")
+    said = _said(python, "-c", "from tinker_claw.shipped import install; print(install('local'))")
+    assert said == "pip install 'tinker-claw[local]'\n"
     data, log = tmp_path / "data", tmp_path / "log"
-    flags = ["--model-name", "demo", "--backend", "local", "--port", "0"]
+    flags = ["--config", "configs/demo.toml", "--port", "0"]
     flags += ["--data-dir", str(data), "--batch-size", "4"]
     with log.open("wb") as out:
         process = subprocess.Popen(

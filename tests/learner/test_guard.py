@@ -469,8 +469,8 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"] == (
             "Replies have grown to 4 tokens from 2 (the newest 64 judged ones; 25% are accepted, "
-            "50% then). To go on from here: `python run.py rollback v1`; from before: an "
-            "earlier version (`python run.py versions`)"
+            "50% then). To go on from here: `tinker-claw rollback v1`; from before: an "
+            "earlier version (`tinker-claw versions`)"
         )
         assert "Replies come from policy v1 as before; learning is held until" in shown["meaning"]
         assert b'tinker_claw_guard{alarm="length"} 4.0' in w.telemetry.exposition()

@@ -97,7 +97,7 @@ def tell(
             "or stopping: try again, or stop it first"
         ) from error
     if not line:
-        raise UndoError("the gateway ended before it was done; look with `python run.py versions`")
+        raise UndoError("the gateway ended before it was done; look with `tinker-claw versions`")
     answer = json.loads(line)
     if "error" in answer:
         raise UndoError(answer["error"])

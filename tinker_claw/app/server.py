@@ -8,6 +8,7 @@ so that whoever has something to ask gets in. What a client does not take is not
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -52,6 +53,12 @@ QUEUED = 2048
 SEND_BYTES = 131_072
 """What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
 a reply to nobody would be sampled to its end."""
+
+_CURES: dict[int, str] = {
+    errno.EADDRINUSE: "stop what uses it, or choose another --port (0 takes a free one)",
+    errno.EACCES: "ports below 1024 are the system's: choose another --port",
+}
+"""What helps, by the error; with others the address itself is wrong."""
 
 
 class Connections(ServerState):
@@ -235,9 +242,10 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except OSError as error:
+        reason = (error.strerror or "").partition(" (while")[0]  # what Python did, it adds
         raise ConfigError(
-            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); stop what uses "
-            "it, or choose another --port (0 takes a free one)"
+            f"cannot listen on {host}:{port} ({reason}); "
+            + _CURES.get(error.errno or 0, "give an address of this machine as --host")
         ) from error
     # Accepted connections inherit both. Without it a small answer waits 40 ms to be acknowledged.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)

@@ -208,7 +208,7 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
         cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
         raise ConfigError(
             f"{', '.join(named)}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
-            f"{cure}. (`run.py doctor` also reckons with GPUs that are elsewhere: give it "
+            f"{cure}. (`tinker-claw doctor` also reckons with GPUs that are elsewhere: give it "
             "--gpu-memory-gb)"
         )
     return seen, first
@@ -254,7 +254,7 @@ def check_fit(settings: Settings) -> Arrangement:
     """
     arranged = arrange(settings)
     if (wrong := why_not(arranged)) is not None:
-        raise ConfigError(f"{wrong}. `run.py doctor` with these flags shows the sum")
+        raise ConfigError(f"{wrong}. `tinker-claw doctor` with these flags shows the sum")
     fit = arranged.fit
     log.info(
         "layout",

@@ -118,7 +118,7 @@ def _folder(name: str, flag: str, files: list[str]) -> str:
     if Path(name).is_file():
         raise ConfigError(f"{flag} {name} is a file, no folder; {_WANTED}. GGUF files are not read")
     if name.startswith(("/", "./", "../", "~")):
-        raise ConfigError(f"{flag} {name}: there is no such folder")
+        raise ConfigError(f"{flag} {name}: there is no such folder; {_WANTED}")
     return _download(name, files, flag)
 
 

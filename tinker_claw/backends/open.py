@@ -16,7 +16,7 @@ from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
-from tinker_claw.shipped import MODELS
+from tinker_claw.shipped import MODELS, install
 
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
@@ -39,15 +39,9 @@ async def check_backend(settings: Settings) -> None:
         return
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"--backend local needs {', '.join(missing)}; in the project's folder: "
-            "pip install -c constraints.txt -e '.[local]'"
-        )
+        raise ConfigError(f"--backend local needs {', '.join(missing)}: {install('local')}")
     if settings.local.base_quantization == "4bit" and find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "--base-quantization 4bit needs bitsandbytes; in the project's folder: "
-            "pip install -c constraints.txt -e '.[local,4bit]'"
-        )
+        raise ConfigError(f"--base-quantization 4bit needs bitsandbytes: {install('local,4bit')}")
 
 
 @asynccontextmanager
@@ -81,11 +75,21 @@ async def open_trainer(
 
 
 def learning_rate(settings: Settings, folder: str) -> float:
-    """The rate in force; `auto` asks the model's configuration for its hidden size."""
+    """The rate in force; `auto` asks the model's configuration for its hidden size.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     rate = settings.training.learning_rate
     if rate != "auto":
         return rate
-    config = _text_config(Path(folder) / "config.json")
+    try:
+        config = _text_config(Path(folder) / "config.json")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder} has no config.json that can be read, by which --learning-rate auto goes: "
+            "put it there, or give a number"
+        ) from error
     if "hidden_size" in config:
         return lora_learning_rate(config["hidden_size"], config.get("model_type", ""))
     from transformers import AutoConfig  # knows its other names; imports torch

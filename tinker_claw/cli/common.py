@@ -32,7 +32,7 @@ from tinker_claw.ledger.ledger import Ledger
 
 
 class Command(BaseModel):
-    """A command of run.py: the fields are its flags, and `run` does it.
+    """A command of tinker-claw: the fields are its flags, and `run` does it.
 
     The docstring is the command's help, and the title of a field stands for its value there.
     """
@@ -46,7 +46,7 @@ class Command(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From what stands on a command line, the flags of run.py included; None: not given.
+        """From what stands on a command line, the flags of tinker-claw included; None: not given.
 
         Raises:
             ConfigError: a value is none of its kind, or out of bounds; names the flag.
@@ -70,7 +70,7 @@ class Command(BaseModel):
 
     @cached_property
     def settings(self) -> Settings:
-        """As run.py would have them with the same flags.
+        """As tinker-claw would have them with the same flags.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -90,7 +90,7 @@ class LedgerCommand(Command):
 
     MORE: ClassVar[str] = (
         "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
-        "that run.py would use with the same flags."
+        "that tinker-claw would use with the same flags."
     )
 
     @cached_property
@@ -120,7 +120,7 @@ class LedgerCommand(Command):
         if not file.is_file():
             raise LedgerError(
                 f"{file.parent} holds no ledger; name the directory with --data-dir, or give "
-                "the flags that run.py was started with (--config, --model-name, --method)"
+                "the flags that tinker-claw was started with (--config, --model-name, --method)"
             )
         return file
 
@@ -217,8 +217,8 @@ def _get(settings: Settings, path: str) -> Any:
 
 def _waits() -> None:
     sys.stderr.write(
-        "Waiting for the gateway: a step in hand ends first, which may take minutes (`python "
-        "run.py status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.\n"
+        "Waiting for the gateway: a step in hand ends first, which may take minutes (`tinker-claw "
+        "status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.\n"
     )
     sys.stderr.flush()
 

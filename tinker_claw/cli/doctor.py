@@ -1,9 +1,9 @@
-"""`run.py doctor`: is all there that this command line needs, and what came of the last requests?
+"""`tinker-claw doctor`: is all there that these flags need, and what came of the last requests?
 
 Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
-run.py from starting is raised, what it can live with is a warning. Checks that stand on a failed
-one are left out. Nothing is started or changed, and no secret is repeated; against Tinker about
-fifty tokens are spent, and one state and one sampler are saved and deleted again.
+the gateway from starting is raised, what it can live with is a warning. Checks that stand on a
+failed one are left out. Nothing is started or changed, and no secret is repeated; against Tinker
+about fifty tokens are spent, and one state and one sampler are saved and deleted again.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from tinker_claw.shipped import MODELS
 
 
 class Doctor(Command):
-    """Say what is there, what is missing and what to do, for the flags that you would give run.py;
-    then what came of the last requests, also while the gateway runs.
+    """Say what is there, what is missing and what to do, for the flags of your start; then
+    what came of the last requests, also while the gateway runs.
 
     Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint is saved
     and deleted.
     """
 
     MORE: ClassVar[str] = (
-        "Exit status: 0 nothing keeps run.py from starting, 1 something does, 2 a flag is wrong."
+        "Exit status: 0 nothing keeps it from starting, 1 something does, 2 a flag is wrong."
     )
 
     last: int = Field(10, title="N", description="requests to show (default 10; 0 for none)", ge=0)
@@ -124,7 +124,7 @@ _CLOCK_WARNS_S = 10.0
 _CLOCK_FAILS_S = 300.0
 """From about here on short-lived keys are refused, and certificates that are new."""
 _PATIENCE_S = 5.0
-_PRINTS = "`python run.py openclaw-config` with these flags prints what belongs there"
+_PRINTS = "`tinker-claw openclaw-config` with these flags prints what belongs there"
 _CHECKS = {
     "backend": (),
     "memory": ("backend",),
@@ -146,8 +146,8 @@ _CHECKS = {
 
 @dataclass(slots=True)
 class Checks:
-    """One method each, and what earlier ones have found. What keeps run.py from starting, a check
-    raises."""
+    """One method each, and what earlier ones have found. What keeps the gateway from starting, a
+    check raises."""
 
     settings: Settings
     source: Source | None = None
@@ -186,7 +186,7 @@ class Checks:
             found.show(name)
         return not self.failed
 
-    # What run.py itself needs
+    # What the gateway itself needs
 
     async def backend(self) -> Finding:
         await check_backend(self.settings)
@@ -318,7 +318,7 @@ class Checks:
         if not causes:
             return Finding("none was lost: what follows a reply is known to follow it")
         state = "warn" if sum(causes.values()) >= _MANY_LOST * main else "ok"
-        more = "`python run.py explain TURN` says more of each"
+        more = "`tinker-claw explain TURN` says more of each"
         return Finding(f"{lost(causes)}; of {main} main turns", state, more)
 
     async def agreement(self) -> Finding:
@@ -335,7 +335,7 @@ class Checks:
         told = f"step {number}: sampler and trainer were {common.apart(metrics)} nats apart"
         if metrics["agrees"]:
             return Finding(f"{told}, which is rounding")
-        looks = "`python run.py status` says what to look at"
+        looks = "`tinker-claw status` says what to look at"
         return Finding(f"{told}, which is no rounding", "warn", looks)
 
     # What is around it
@@ -368,11 +368,11 @@ class Checks:
             elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
             return Finding(elsewhere, "warn", "see --data-dir")
         if health["status"] != "ok":
-            return Finding(f"{told} {state}", "warn", "`python run.py status` says why")
+            return Finding(f"{told} {state}", "warn", "`tinker-claw status` says why")
         return Finding(told)
 
     async def clock(self) -> Finding:
-        """Compared with servers that run.py asks anyway, and with the newest row of the ledger."""
+        """Compared with servers that are asked anyway, and with the newest row of the ledger."""
         judge = self.settings.judge.judge_url
         service = self.service if self.remote and "backend" not in self.failed else None
         told, worst = list[str](), 0.0

@@ -1,4 +1,4 @@
-"""`run.py explain TURN`: one turn from its request to the version that it helped to make.
+"""`tinker-claw explain TURN`: one turn from its request to the version that it helped to make.
 
 Rule: the user's words are shown here, on their own terminal, unless they say --no-text. The
 advantages with which a step trained a sample are told again from what the step recorded, by the
@@ -45,7 +45,7 @@ _COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."
 class Explain(LedgerCommand):
     """Tell what came of one turn, and why, also while the gateway runs."""
 
-    turn: Annotated[int, WORD] = Field(description="its id, as `run.py log turns` shows")
+    turn: Annotated[int, WORD] = Field(description="its id, as `tinker-claw log turns` shows")
     no_text: bool = Field(False, description="without what user, model and tools wrote")
 
     def run(self) -> int:
@@ -63,9 +63,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
     """
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None:
-        raise LedgerError(
-            f"{rows.path} has no turn {turn_id}; `python run.py log turns` lists them"
-        )
+        raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
     run = read_run_view(rows, training.batch_size)
     became = wrapped(outcome(turn, run).sentence)
     if turn.blanked == "forgotten":

@@ -1,4 +1,4 @@
-"""`run.py export`: turns as JSON lines, an adapter in PEFT's format, or a merged model.
+"""`tinker-claw export`: turns as JSON lines, an adapter in PEFT's format, or a merged model.
 
 Rule: nothing that is there is written over, and what is written appears whole or not at all.
 """
@@ -22,6 +22,7 @@ from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
+from tinker_claw.shipped import install
 
 
 class Export(LedgerCommand):
@@ -125,10 +126,7 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
     try:
         from local_gpu.model.export import export_merged
     except ModuleNotFoundError as error:
-        raise UndoError(
-            f"--merged needs {error.name}; in the project's folder: "
-            "pip install -c constraints.txt -e '.[local]'"
-        ) from error
+        raise UndoError(f"--merged needs {error.name}: {install('local')}") from error
     from tinker_claw.backends.model_files import source
 
     model = source(settings)

@@ -1,4 +1,4 @@
-"""`run.py forget` and `rejudge`: turns leave the ledger for good, or are judged again.
+"""`tinker-claw forget` and `rejudge`: turns leave the ledger for good, or are judged again.
 
 Rule: first it says what goes and what cannot be taken back that way: what was learned.
 """
@@ -72,7 +72,7 @@ class Forget(LedgerCommand):
         if self.user is not None:
             raise UndoError("--user goes with a session; turns are known by their numbers")
         if not self.which.isdecimal():
-            raise UndoError(f"{self.which!r} is no turn; `python run.py log turns` lists them")
+            raise UndoError(f"{self.which!r} is no turn; `tinker-claw log turns` lists them")
         return from_turn(int(self.which))
 
 
@@ -98,7 +98,7 @@ def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     ]
     stays = "What was learned from it stays learned"
     if possible:
-        back = f"python run.py rollback v{max(possible)}"
+        back = f"tinker-claw rollback v{max(possible)}"
         yield f"{stays}, until you go back before it: {back}"
     else:
         gone = "has no state to go back to any more"
@@ -119,8 +119,8 @@ class Rejudge(LedgerCommand):
     """Judge turns again that were set aside.
 
     Three times the judge gave nothing that could be read while it judged others: judge again after
-    its model, its prompt or its settings have changed, say. `run.py explain TURN` shows what came
-    of each try. A gateway that runs does it at once; else it holds from its next start on.
+    its model, its prompt or its settings have changed, say. `tinker-claw explain TURN` shows what
+    came of each try. A gateway that runs does it at once; else it holds from its next start on.
     """
 
     turns: Annotated[tuple[int, ...], WORD] = Field(
@@ -142,6 +142,6 @@ class Rejudge(LedgerCommand):
             named = ", ".join(f"turn {turn}" for turn in missing)
             raise UndoError(
                 f"not set aside, or its words are gone: {named}; "
-                "`python run.py explain TURN` says what became of it"
+                "`tinker-claw explain TURN` says what became of it"
             )
         return 0

@@ -1,4 +1,4 @@
-"""`run.py log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
+"""`tinker-claw log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
 
 Rule: no user's words without --full.
 """

@@ -1,7 +1,7 @@
 """The command line: words in, exit status out. Without a command it serves.
 
 Rule: a command is a class, imported when it is called; its fields are its flags, beside those of
-run.py.
+tinker-claw.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 from pydantic import Field
 
+from tinker_claw.cli import start
 from tinker_claw.cli.common import Command, note, write
 from tinker_claw.config.flags import WORD, parameters, section_of
 from tinker_claw.config.load import ELSEWHERE, flags, load_given
@@ -40,6 +41,7 @@ EXIT_UNREAD = 141
 
 
 COMMANDS = {
+    "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
     "service": ("set up", "service"),
@@ -66,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return shell_complete(program, {}, PROGRAM, _COMPLETES, asked)
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        with program.make_context("run.py", given) as context:
+        with program.make_context("tinker-claw", given) as context:
             return program.invoke(context)
     except click.exceptions.Exit as end:  # of --help
         return end.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "run.py"
+        path = error.ctx.command_path if error.ctx else "tinker-claw"
         told = " ".join(error.format_message().split())  # choices stand on lines of their own
         note(f"{told} ({path} --help says more)")
     except ClawError as error:
@@ -86,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(given: dict[str, Any]) -> int:
-    """What run.py does without a command."""
+    """What tinker-claw does without a command."""
     settings = load_given(given)
     import asyncio
     import atexit  # takes seconds with what follows: --help and wrong flags need none of it
@@ -99,7 +101,7 @@ def serve(given: dict[str, Any]) -> int:
     return 0
 
 
-# run.py and its commands, as click has them
+# tinker-claw and its commands, as click has them
 
 
 def _methods() -> Sequence[str]:
@@ -109,7 +111,7 @@ def _methods() -> Sequence[str]:
 
 
 class _Helped(click.Command):
-    """Flags of its own beside those of run.py, which only --help-all shows."""
+    """Flags of its own beside those of tinker-claw, which only --help-all shows."""
 
     whole = False
 
@@ -122,7 +124,7 @@ class _Helped(click.Command):
             is_eager=True,
             expose_value=False,
             callback=self._help_all,
-            help="show every flag, those of run.py, too",
+            help="show every flag, those of tinker-claw, too",
         )
         super().__init__(
             name,
@@ -170,12 +172,28 @@ class _Named(_Helped):
         return self._command.of(given).run()
 
 
-class Program(_Helped, click.Group):
-    """run.py: serves, or runs a command."""
+class _Demo(click.Command):
+    """Its flags are its own, --help among them."""
 
     def __init__(self) -> None:
         super().__init__(
-            "run.py",
+            "demo",
+            params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
+            help="See the shipped tiny model learn from a simulated user; no GPU, no key.",
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True},
+        )
+
+    def invoke(self, ctx: click.Context) -> int:
+        return start.demo(ctx.params["words"])
+
+
+class Program(_Helped, click.Group):
+    """tinker-claw: serves, or runs a command."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "tinker-claw",
             help=PURPOSE,
             options_metavar="[flags]",
             subcommand_metavar="[COMMAND]",
@@ -184,13 +202,18 @@ class Program(_Helped, click.Group):
         )
 
     def _without_command(self, **given: Any) -> int:
-        alone = click.get_current_context().invoked_subcommand is None
-        return serve(given) if alone else 0
+        if click.get_current_context().invoked_subcommand is not None:
+            return 0
+        if start.nothing_said(given):
+            return start.begin(serve)
+        return serve(given)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "demo":
+            return _Demo()
         return _Named(cmd_name) if cmd_name in COMMANDS else None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -198,14 +221,15 @@ class Program(_Helped, click.Group):
         groups = dict.fromkeys(group for group, _ in COMMANDS.values())
         rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
         if self.whole:
-            rows = [(name, _Named(name).get_short_help_str(_SENTENCE)) for name in COMMANDS]
+            found = {name: self.get_command(ctx, name) for name in COMMANDS}
+            rows = [(n, one.get_short_help_str(_SENTENCE)) for n, one in found.items() if one]
         else:
             with formatter.section("flags (--help-all shows every one)"):
                 known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
                 shown = [known[name] for name in COMMON]
                 # Of a switch its first name alone.
                 formatter.write_dl([(name.partition(" / ")[0], told) for name, told in shown])
-        with formatter.section("commands (COMMAND --help says more; without one, run.py serves)"):
+        with formatter.section("commands (COMMAND --help says more; without one it serves)"):
             formatter.write_dl(rows)
         if self.whole:
             super().format_options(ctx, formatter)

@@ -1,4 +1,4 @@
-"""`run.py openclaw-config`: what OpenClaw needs to know of this gateway, and whether it knows it.
+"""`tinker-claw openclaw-config`: what OpenClaw needs to know of this gateway, and if it knows it.
 
 Rule: it prints, and changes a file only where one is named with --write, and in it nothing but the
 provider; which model an agent uses is changed only with --primary. A secret stands only where it is
@@ -33,7 +33,7 @@ TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 
 
 
 class OpenclawConfig(Command):
-    """Print the provider block that points OpenClaw at the gateway that run.py starts with the same
+    """Print the provider block that points OpenClaw at the gateway of a start with the same
     flags. Nothing is changed without --write."""
 
     MORE: ClassVar[str] = "Exit status: 0 done, 2 a flag, a setting or the file is wrong."

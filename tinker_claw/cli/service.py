@@ -1,4 +1,4 @@
-"""`run.py service`: the gateway as a service of its user's own systemd.
+"""`tinker-claw service`: the gateway as a service of its user's own systemd.
 
 Rule: nothing needs root; no secret stands in the unit; what systemd runs is what was typed, in the
 folder where it was typed.
@@ -74,7 +74,7 @@ WantedBy=default.target
 class Service(Command):
     """Let systemd start the gateway whenever you log in, and again when it fails.
 
-    `install` takes the flags of run.py, and starts it with them from now on. What your environment
+    `install` takes the flags of a start, and starts it with them from now on. What your environment
     says of it, keys included, goes into a file that only you can read; where that file is there
     already, it is left as it is. `show` prints the unit and changes nothing, `status` says how it
     is, and `uninstall` ends it and leaves records and keys where they are.
@@ -141,7 +141,7 @@ class Service(Command):
         for verb in (["daemon-reload"], ["enable", UNIT], ["restart", UNIT]):
             _systemctl(*verb)
         yield from wrapped(
-            f"{file}: started now, and whenever you log in. `run.py status` says how it is, "
+            f"{file}: started now, and whenever you log in. `tinker-claw status` says how it is, "
             "`journalctl --user -u tinker-claw -f` shows its log; `loginctl enable-linger` lets it "
             "run while you are logged out, from the start of the machine on."
         )
@@ -226,7 +226,7 @@ def _runs() -> bool:
 
 def _systemctl(*words: str) -> None:
     """Raises ConfigError with what systemctl says, where it does not do it."""
-    elsewhere = "`run.py service show` prints the unit, for whatever else starts services here"
+    elsewhere = "`tinker-claw service show` prints the unit, for whatever else starts services here"
     try:
         done = subprocess.run(
             ["systemctl", "--user", *words], capture_output=True, text=True, check=False

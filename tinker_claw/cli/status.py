@@ -1,4 +1,4 @@
-"""`run.py status`: how the gateway that runs is, and how the run goes, from its ledger.
+"""`tinker-claw status`: how the gateway that runs is, and how the run goes, from its ledger.
 
 Rule: what is wrong, since when, and what that means to the user, before any figures.
 """
@@ -54,7 +54,7 @@ class Status(Command):
 
     MORE: ClassVar[str] = (
         "The gateway is the one at --host and --port. The data directory is that of --data-dir, "
-        "else the one that the gateway names; without a gateway the one that run.py would use with "
+        "else the one that the gateway names; without a gateway the one of a start with "
         "the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers "
         "(its ledger is shown all the same)."
     )
@@ -107,7 +107,7 @@ def _look(url: str, settings: Settings) -> _Look:
         health = ask(settings)
     except GatewayUnreachable as error:
         notes.append(
-            f"No gateway answers at {url} ({error}). Start one with `python run.py`, or name the "
+            f"No gateway answers at {url} ({error}). Start one with `tinker-claw`, or name the "
             "port of the one that runs with --port (its event `serving` says which)."
         )
     seen, directory = health or {}, settings.run.directory

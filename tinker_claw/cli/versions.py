@@ -1,4 +1,4 @@
-"""`run.py versions`, `pin`, `unpin` and `rollback`: what there is, what answers, what learns on.
+"""`tinker-claw versions`, `pin`, `unpin` and `rollback`: what is there, what answers, what learns.
 
 Rule: what lies on this machine is looked at; of what lies at a service nothing is claimed.
 """
@@ -116,7 +116,7 @@ class Pin(_AnswerCommand):
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
-        description="v3, say; `run.py versions` lists them"
+        description="v3, say; `tinker-claw versions` lists them"
     )
     half: bool = Field(False, description="one session in two only, to compare it with the newest")
 
@@ -150,7 +150,7 @@ class Rollback(_AnswerCommand):
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
-        description="v3, say; `run.py versions` says which have their state"
+        description="v3, say; `tinker-claw versions` says which have their state"
     )
 
     def run(self) -> int:

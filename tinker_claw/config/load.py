@@ -23,7 +23,7 @@ from tinker_claw.config.check import check
 from tinker_claw.config.flags import Completions, parameters
 from tinker_claw.config.settings import ENV_PREFIX, USERS, Settings, sections
 from tinker_claw.errors import ConfigError
-from tinker_claw.shipped import MODELS
+from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
 VARIABLES: Final = {
     "NUM_GPUS": "gpus",
@@ -51,9 +51,9 @@ def load(arguments: Sequence[str]) -> Settings:
         ConfigError: an unknown flag or key, a file that cannot be read, a value out of range: by
             name.
     """
-    command = click.Command("run.py", params=[*flags()], add_help_option=False)
+    command = click.Command("tinker-claw", params=[*flags()], add_help_option=False)
     try:
-        with command.make_context("run.py", list(arguments)) as context:
+        with command.make_context("tinker-claw", list(arguments)) as context:
             return load_given(context.params)
     except click.UsageError as error:
         raise ConfigError(error.format_message()) from error
@@ -71,7 +71,8 @@ def load_given(given: Mapping[str, Any]) -> Settings:
         section, _, name = destination.partition("__")
         if section and name and value is not None:
             by_section.setdefault(section, {})[name] = value
-    layers = (read_toml("--config", Path(path)) if path else {}, _read_environment(), by_section)
+    file = read_toml("--config", config_file(path)) if path else {}
+    layers = (file, _read_environment(), by_section)
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
@@ -86,7 +87,7 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         ["--config", CONFIG],
         type=click.Path(),
         metavar="FILE",
-        help="a TOML file that sets any of them",
+        help="a TOML file that sets any of them; a shipped one by its name alone (1x80GB)",
     )
     of_sections = (parameters(model, name, completions) for name, model in sections().items())
     return [file, *chain.from_iterable(of_sections)]
@@ -104,7 +105,10 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
+        cure = "mend the path, or leave it out"
+        if flag == "--config":
+            cure += f"; shipped files go by their names alone: {', '.join(shipped_configs())}"
+        raise ConfigError(f"{flag} {path} cannot be read ({error.strerror}): {cure}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag} {path} is not valid TOML: {error}") from error
     except RecursionError as error:
@@ -117,7 +121,7 @@ def _read_environment() -> dict[str, Any]:
         known = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
         if name.startswith(ENV_PREFIX) and not known:
             raise ConfigError(
-                f"environment: {name} names no setting (run.py --help-all lists them)"
+                f"environment: {name} names no setting (tinker-claw --help-all lists them)"
             )
     try:
         return EnvSettingsSource(Settings)()
@@ -175,5 +179,11 @@ def _named(location: tuple[int | str, ...]) -> str:
 
 def _reason(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
-        return "there is no such setting (run.py --help-all lists them)"
+        *outer, name = problem["loc"]
+        homes = [
+            f"[{section}]" for section, model in sections().items() if name in model.model_fields
+        ]
+        if homes and not outer:
+            return f"a file says it in a table; put it below {' or '.join(homes)}"
+        return "there is no such setting (tinker-claw --help-all lists them)"
     return str(problem["msg"])

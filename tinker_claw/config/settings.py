@@ -104,7 +104,7 @@ class Run(Section):
         "longest prompt and reply together; the model's unless set",
         unit="tokens",
         ge=16,
-        when="the GPUs do not hold the whole context (`run.py doctor` says what fits)",
+        when="the GPUs do not hold the whole context (`tinker-claw doctor` says what fits)",
     )
     seed: int = _setting(
         0,

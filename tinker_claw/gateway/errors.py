@@ -59,7 +59,7 @@ def what(formats: Sequence[Format]) -> str:
     spoken = "; ".join(wire.about for wire in formats)
     return (
         f"This is tinker-claw, which speaks {spoken}; "
-        "`python run.py openclaw-config` prints what belongs into OpenClaw's."
+        "`tinker-claw openclaw-config` prints what belongs into OpenClaw's."
     )
 
 

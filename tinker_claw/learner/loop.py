@@ -180,8 +180,8 @@ class Learner:
         if reason := self._parts.ledger.hold.reason:
             health.learner_is(
                 "held",
-                f"{reason[0].upper()}{reason[1:]}. To go on from here: `python run.py rollback "
-                f"v{newest}`; from before: an earlier version (`python run.py versions`)",
+                f"{reason[0].upper()}{reason[1:]}. To go on from here: `tinker-claw rollback "
+                f"v{newest}`; from before: an earlier version (`tinker-claw versions`)",
             )
         else:
             health.learner_is("observing" if self._observing else "waiting")

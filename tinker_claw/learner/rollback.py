@@ -192,5 +192,5 @@ class Rollback:
     def _version(self, version_id: int) -> PolicyVersion:
         version = self._ledger.steps.version(version_id)
         if version is None:
-            raise UndoError(f"there is no v{version_id}; `python run.py versions` lists them")
+            raise UndoError(f"there is no v{version_id}; `tinker-claw versions` lists them")
         return version

@@ -116,7 +116,7 @@ def _check_version(path: Path, version: int) -> None:
     if version < SCHEMA_VERSION:
         raise LedgerError(
             f"{path} was written by an older release (its schema is version {version}, this "
-            f"program's is {SCHEMA_VERSION}); start run.py with the flags of that run, which "
+            f"program's is {SCHEMA_VERSION}); start it with the flags of that run, which "
             "copies it and brings it up to date"
         )
     before = path.with_name(COPY)

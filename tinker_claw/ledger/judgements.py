@@ -19,7 +19,7 @@ from tinker_claw.types import StopReason, Verdict, Vote
 
 TRIES = 3
 """In vain; then a turn is set aside."""
-SET_ASIDE = "set aside: three times it could not be judged; `run.py rejudge` takes it up again"
+SET_ASIDE = "set aside: three times it could not be judged; `tinker-claw rejudge` takes it up again"
 """Stands as the reason why such a turn is not trained."""
 _LONGEST = 2000
 """Characters that are kept of what came of a try in vain."""

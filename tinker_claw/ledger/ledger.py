@@ -77,9 +77,10 @@ class Ledger:
         held = bool(stored) and self.steps.newest_version() is not None
         for key, value in run.items():
             if held and stored.get(key, value) != value:
+                flag = {"model": "model-name"}.get(key, key).replace("_", "-")
                 raise LedgerError(
-                    f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}; "
-                    f"use that {key} or another --data-dir"
+                    f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}: "
+                    f"give --{flag} {stored[key]}, or another --data-dir"
                 )
         if stored != stored | run:
             with self._db.transaction() as tx:

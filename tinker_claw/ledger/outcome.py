@@ -190,7 +190,7 @@ def _unjudged(turn: TurnView) -> Outcome:
         return Outcome(_JUDGE, f"It {_JUDGE}, {again}.")
     return Outcome(
         _JUDGE,
-        f"It {_JUDGE}. `python run.py status` says whether the judge works, waits for the service, "
+        f"It {_JUDGE}. `tinker-claw status` says whether the judge works, waits for the service, "
         "or is paused by the budget.",
     )
 
@@ -373,14 +373,14 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
     if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
         yield (
             f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `run.py explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `run.py rejudge` "
-            "takes them up again."
+            f"nothing that could be read. `tinker-claw explain {aside[-1].id}` shows what it said; "
+            "once that is mended, by --prm-max-tokens or another --judge-url, `tinker-claw "
+            "rejudge` takes them up again."
         )
     waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
     if _most(waiting, followed):
         yield (
-            f"{len(waiting)} turns wait for the judge: `run.py status` says whether the judge "
+            f"{len(waiting)} turns wait for the judge: `tinker-claw status` says whether the judge "
             "fails, waits for the service, or is paused by the budget."
         )
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]

@@ -284,7 +284,7 @@ def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
             whose = "" if user is None else f" of user {user}"
             raise UndoError(
                 f"{rows.path} has no session {which!r}{whose}; "
-                "`python run.py log turns` lists them by their numbers"
+                "`tinker-claw log turns` lists them by their numbers"
             )
         if len(found) > 1:
             several = ", ".join(f"{row['id']} (of {row['user']})" for row in found)
@@ -300,7 +300,7 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
     def find(rows: Rows) -> Forgetting:
         row = rows.row("SELECT session_id FROM turns WHERE id = ?", turn_id)
         if row is None:
-            raise UndoError(f"{rows.path} has no turn {turn_id}; `python run.py log turns` lists")
+            raise UndoError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists")
         return _forgetting(rows, row["session_id"], first=turn_id)
 
     return find

@@ -16,7 +16,7 @@ from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
 
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import Encoder, Prompt, PromptLayout
@@ -51,6 +51,11 @@ _LETTERS = 16
 """Of a token, at most, where a text is bounded before it is encoded."""
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
+_UNUSABLE = (
+    *(OSError, ValueError, TypeError, KeyError, AssertionError, ImportError),
+    RequestError,  # no chat template, say
+)
+"""What a tokenizer raises that cannot be used."""
 
 
 def family_of(model: str) -> str:
@@ -120,10 +125,11 @@ class Renderer:
             tokenizer = load(model)
             renderer = cls(tokenizer, config)
             renderer.prompt([{"role": "user", "content": "probe"}])
-        except (OSError, ValueError, TypeError, KeyError, AssertionError, ImportError) as error:
+        except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
-                f"({first_line(error)}); check --model-name, or choose another --renderer"
+                f"({first_line(error)}); check --model-name, name the tokenizer of a like model "
+                "with --tokenizer, or choose another --renderer"
             ) from error
         return renderer
 

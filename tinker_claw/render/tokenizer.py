@@ -163,7 +163,10 @@ class FileTokenizer:
 
 
 def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
-    backend = Tokenizer.from_file(str(file))
+    try:
+        backend = Tokenizer.from_file(str(file))
+    except Exception as error:  # it raises nothing more special
+        raise ValueError(f"{file} cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     listed: Mapping[str, Mapping[str, Any]] = config.get("added_tokens_decoder") or {}

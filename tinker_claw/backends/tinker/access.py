@@ -15,6 +15,7 @@ from typing import Final
 
 import tinker
 from tinker import types as sdk
+from tinker.lib.credentials import JsonCredentialStore, ManualKey, default_credentials_path
 
 from tinker_claw.backends.tinker.failures import (
     DEFAULT_URL,
@@ -28,9 +29,11 @@ from tinker_claw.errors import ConfigError
 
 KEY_VARIABLE: Final = "TINKER_API_KEY"
 URL_VARIABLE: Final = "TINKER_BASE_URL"
+_COMMAND_VARIABLE: Final = "TINKER_CREDENTIAL_CMD"
+_KEPT_AS: Final = "tinker-claw"
 _KEY_PREFIXES: Final = ("tml-", "eyJ")
 """Of keys, and of the short-lived tokens that an organisation may hand out instead."""
-_CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
+CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,9 @@ def address(base_url: str | None, key: str | None = None) -> Address:
         raise ConfigError(f"--base-url {url} is no address: it begins with http:// or https://")
     found = key or os.environ.get(KEY_VARIABLE)
     if not found:
-        if _sdk_has_another_source():
+        if source_of_key() is not None:
             return Address(url, None)
-        where = f"make one at {_CONSOLE} and" if url == DEFAULT_URL else "for a server of your own"
+        where = f"make one at {CONSOLE} and" if url == DEFAULT_URL else "for a server of your own"
         raise ConfigError(
             f"{KEY_VARIABLE} is not set: {where} export {KEY_VARIABLE}=tml-... ; "
             "or train on this machine with --backend local"
@@ -134,7 +137,40 @@ def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedMo
     return found
 
 
-def _sdk_has_another_source() -> bool:
-    """A credential command, or what `tinker auth login` stored."""
-    stored = Path.home() / ".tinker" / "credentials.json"
-    return bool(os.environ.get("TINKER_CREDENTIAL_CMD")) or stored.is_file()
+def source_of_key() -> str | None:
+    """Where a key is found: in a variable, by a credential command, or in what `tinker auth login`
+    stored; None: nowhere.
+
+    Raises:
+        ConfigError: what is stored cannot be read. The SDK would repeat what it holds.
+    """
+    for name in (KEY_VARIABLE, _COMMAND_VARIABLE):
+        if os.environ.get(name):
+            return name
+    path = default_credentials_path()
+    try:
+        return None if JsonCredentialStore(path).get_default_key() is None else str(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({type(error).__name__}): move it away, and `tinker auth "
+            f"login` makes it anew; or export {KEY_VARIABLE}=tml-..."
+        ) from error
+
+
+def keep(key: str) -> Path:
+    """Store a key where the SDK itself looks for one; returns the file, which is its owner's alone.
+
+    Raises:
+        ConfigError: it cannot be written, or what is there is no such file.
+    """
+    path = default_credentials_path()
+    store = JsonCredentialStore(path)
+    try:
+        store.add_key(_KEPT_AS, ManualKey(key=key, name=_KEPT_AS))
+        store.set_default(_KEPT_AS)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ConfigError(
+            f"{path} cannot be written ({reason}): mend that, or export {KEY_VARIABLE}=tml-..."
+        ) from error
+    return path

@@ -62,7 +62,7 @@ class ServiceLimits:
 
 
 async def offered(
-    settings: Settings, *, key: str | None = None, within_s: float = ServiceLimits.start_timeout_s
+    settings: Settings, *, key: str | None = None, within_s: float = ServiceLimits().start_timeout_s
 ) -> tuple[Address, ServedModel]:
     """Where the service is, and what it says of the model. Spends nothing.
 

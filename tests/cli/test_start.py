@@ -1,0 +1,221 @@
+"""`tinker-claw` on a terminal with nothing said, on a real one: what it asks, writes and starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from tests.ports import free_port
+from tests.processes import ROOT
+from tests.terminals import Terminal, on_a_terminal
+from tests.wire_servers import wire_process
+from tinker_claw.shipped import MODEL_DIR
+
+KEY = "tml-a-key-that-nobody-shall-read"
+MODEL = "Qwen/Qwen3-8B"
+OPENCLAW = '{\n  // mine\n  "gateway": {"port": 18789},\n}\n'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / ".openclaw").mkdir()
+    (tmp_path / ".openclaw" / "openclaw.json").write_text(OPENCLAW)
+    return tmp_path
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """A newcomer's, whose hub is what lies in their home."""
+    left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    own = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**kept, **own, "TINKER_TELEMETRY": "0", **more}
+
+
+@contextmanager
+def started(home: Path, **more: str) -> Iterator[Terminal]:
+    command = [sys.executable, ROOT / "run.py"]
+    with on_a_terminal(command, home, environment(home, **more)) as terminal:
+        yield terminal
+
+
+@contextmanager
+def service() -> Iterator[str]:
+    """Takes every key that begins with tml-a, and lists no model."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers.get("X-API-Key", "").startswith("tml-a")
+            body = b'{"supported_models": []}' if known else b"{}"
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def files(home: Path) -> Mapping[str, str]:
+    """By their paths, but for what the hub and the shell's programs keep there."""
+    found = (path for path in home.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    return {str(path.relative_to(home)): path.read_text() for path in found}
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [(), ("1",), ("1", KEY), ("2", "1")],
+    ids=["where", "key", "openclaw", "a key, after GPUs that are not there"],
+)
+def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, ...]) -> None:
+    before = files(home)
+    with service() as url, started(home, TINKER_BASE_URL=url, PATH="/usr/bin:/bin") as seen:
+        seen.until("1 to 3: ")
+        for answer in answered:
+            seen.types(f"{answer}\r")
+            seen.until("1 to 3: " if answer in ("2", KEY) else "not shown as you type: ")
+        seen.types("\x03")
+        assert seen.ended() == 130
+    assert files(home) == before
+    assert KEY not in seen.shown
+    assert "Traceback" not in seen.shown
+    if "2" in answered:
+        assert "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or" in seen.shown
+
+
+def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
+    before = files(home)
+    with service() as url, started(home, TINKER_BASE_URL=url) as seen:
+        for wrong, says in (("hello", "those begin with 'tml-'"), ("tml-wrong", "HTTP 401")):
+            seen.until("1 to 3: ")
+            seen.types("1\r")
+            seen.until("as you type: ")
+            seen.types(f"{wrong}\r")
+            seen.until(says)
+        seen.until("1 to 3: ")
+        seen.types("\x04")
+        assert seen.ended() == 130
+    assert files(home) == before
+
+
+def test_openclaws_broken_file_is_named_and_left_alone(home: Path) -> None:
+    file = home / ".openclaw" / "openclaw.json"
+    file.write_text("{")
+    port = {"TINKER_CLAW_GATEWAY__PORT": str(free_port())}
+    with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:
+        seen.until("1 to 3: ")
+        seen.types("1\r")
+        seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
+        seen.until(r"OpenClaw: .*openclaw.json is not valid JSON5, and is left alone")
+        seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
+        assert seen.ended() == 2
+    assert file.read_text() == "{"
+    assert ".tinker/credentials.json" not in files(home)
+
+
+@pytest.mark.slow
+def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> None:
+    on_the_hub(home)
+    port = free_port()
+    openclaw = home / ".openclaw" / "openclaw.json"
+    page = f"http://127.0.0.1:{port}/ui"
+    with wire_process(home / "box", "--name", MODEL) as box:
+        there = {"TINKER_BASE_URL": box.url, "TINKER_CLAW_GATEWAY__PORT": str(port)}
+        with started(home, **there) as seen:
+            seen.until("1 to 3: ")
+            seen.types("1\r")
+            seen.until("as you type: ")
+            seen.types(f"{KEY}\r")
+            seen.until("OpenClaw found at .*openclaw.json: write its provider")
+            seen.types("2\r")
+            seen.until(r"Kept the key in .*credentials.json, for you alone to read")
+            seen.until(r"Kept your answers in (\S+start.toml)")
+            kept = Path(seen.match[1])
+            seen.until(rf"tinker-claw --config {kept}")
+            seen.until(f"Its page, once it serves: {page}")
+            seen.until('"event": "serving"')
+            assert httpx.get(page).status_code == 200
+            seen.types("\x03")
+            assert seen.ended() == 0
+        assert KEY not in seen.shown
+
+        assert kept == home / ".config" / "tinker-claw" / "start.toml"
+        run = tomllib.loads(kept.read_text())["run"]
+        assert (run["backend"], run["model_name"]) == ("tinker", MODEL)
+        assert run["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
+        assert KEY not in kept.read_text()
+        secret = home / ".tinker" / "credentials.json"
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, kept)] == [0o600, 0o600]
+        text = openclaw.read_text()
+        assert "// mine" in text
+        assert f'"http://127.0.0.1:{port}/v1"' in text
+        assert '"primary": "tinker-claw/Qwen/Qwen3-8B"' in text
+
+        with started(home, **there) as seen:
+            seen.until(f"as answered before, in {kept}")
+            seen.until('"event": "serving"')
+            seen.types("\x03")
+            assert seen.ended() == 0
+        assert "1 to 3" not in seen.shown
+        assert openclaw.read_text() == text
+
+
+@pytest.mark.slow
+def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
+    (home / "bin").mkdir()
+    asked = home / "bin" / "nvidia-smi"
+    asked.write_text("#!/bin/sh\necho '0, Some GPU, 81920, 4, GPU-a'\n")
+    asked.chmod(0o755)
+    with started(home, PATH=f"{home / 'bin'}:/usr/bin:/bin") as seen:
+        seen.until(r"on GPUs of this machine \(80 GiB\)")
+        seen.types("2\r")
+        seen.until("There is no vLLM here, .* many times slower")
+        seen.until("OpenClaw found at")
+        seen.types("3\r")
+        seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
+        assert seen.ended() == 2
+    told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
+    assert told["run"]["backend"] == "local"
+    assert "spend" not in told
+    assert files(home)[".openclaw/openclaw.json"] == OPENCLAW
+
+
+@pytest.mark.slow
+def test_the_demo_is_an_answer_and_is_not_kept(home: Path) -> None:
+    with started(home) as seen:
+        seen.until("1 to 3: ")
+        seen.types("3\r")
+        seen.until("Watch it learn, in a browser: http://127.0.0.1:")
+        seen.types("\x03")
+        assert seen.ended() == 130
+    assert ".config/tinker-claw/start.toml" not in files(home)
+
+
+def on_the_hub(home: Path) -> None:
+    """The tokenizer that the real model's name leads to, as the hub's client keeps it."""
+    kept = home / ".cache" / "huggingface" / "hub" / f"models--{MODEL.replace('/', '--')}"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    (kept / "snapshots").mkdir()
+    (kept / "snapshots" / "abc").symlink_to(MODEL_DIR)
+    assert json.loads((kept / "snapshots" / "abc" / "config.json").read_text())

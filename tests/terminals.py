@@ -1,0 +1,83 @@
+"""Programs on a terminal of their own: what they show is read as it comes, and keys are typed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+PATIENCE_S = 400
+_MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+"""Colours and moves of the cursor."""
+
+
+class Terminal:
+    """A program and the terminal that it talks to."""
+
+    def __init__(self, process: subprocess.Popen[bytes], handle: int) -> None:
+        self.process, self._handle = process, handle
+        self.shown = ""
+        """All that was shown."""
+        self._read = 0
+        self.match: re.Match[str]
+        """What `until` has found."""
+
+    def until(self, pattern: str) -> str:
+        """Wait until something is shown that was not waited for before; returns all up to its
+        end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := re.search(pattern, self.shown[self._read :])) is None:
+            assert self._reads(deadline), f"{pattern!r} was not shown:\n{self.shown[-3000:]}"
+        self.match = found
+        before, self._read = self._read, self._read + found.end()
+        return self.shown[before : self._read]
+
+    def types(self, keys: str) -> None:
+        os.write(self._handle, keys.encode())
+
+    def ended(self) -> int:
+        """Wait for its end; the exit status, negative for a signal."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._reads(deadline):
+            pass
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def _reads(self, deadline: float) -> bool:
+        """Whether there was something; False: the program has ended, or is too slow."""
+        if not select.select([self._handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            raw = os.read(self._handle, 65536)
+        except OSError:  # nobody has the other end any more
+            return False
+        self.shown += _MOVES.sub("", raw.decode(errors="replace"))
+        return bool(raw)
+
+
+@contextmanager
+def on_a_terminal(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]
+) -> Iterator[Terminal]:
+    """Start it there; killed at the end if it still runs."""
+    handle, its = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command],  # so that Ctrl-C on this terminal reaches it
+        cwd=folder,
+        env={**environment, "TERM": "xterm", "COLUMNS": "200"},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+    )
+    os.close(its)
+    try:
+        yield Terminal(process, handle)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(handle)

@@ -1,0 +1,250 @@
+"""How a newcomer begins: `tinker-claw` with nothing said asks three questions and starts, and
+`tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
+
+Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered
+becomes a file of settings, without secrets, and the next such start asks nothing. A key goes where
+Tinker's own SDK looks for one; OpenClaw's file is changed by the command that does so. The demo is
+the program examples/demo, which lies in the checkout or in the wheel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from getpass import getpass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tinker_claw.cli import openclaw_file
+from tinker_claw.cli.common import note, room_beside, url_of, write
+from tinker_claw.config.load import CONFIG, load_given
+from tinker_claw.config.settings import ENV_PREFIX, Settings
+from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import install, shipped
+
+BUDGET_USD = 5
+"""Of a start at Tinker, whose owner has not yet seen what it costs."""
+_RUNS = f"{ENV_PREFIX}RUN__"
+_DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
+
+
+def demo(words: Sequence[str]) -> int:
+    """Play it with these flags, which are its own; returns the exit status.
+
+    Raises:
+        ConfigError: what trains or draws is not installed.
+        SystemExit: of --help, and of flags that do not exist.
+    """
+    if missing := [name for name in _DEMO_NEEDS if find_spec(name) is None]:
+        raise ConfigError(f"the demo needs {', '.join(missing)}: {install('local,demo')}")
+    sys.path.insert(0, str(shipped("examples").parent))
+    # By name: it stands above the product, which it starts as a child.
+    return import_module("examples.demo.__main__").main(words)
+
+
+def nothing_said(given: Mapping[str, Any]) -> bool:
+    """Somebody is there to ask, and neither a flag nor a variable says what is to run."""
+    there = sys.stdin.isatty() and sys.stdout.isatty()
+    said = any(value is not None for value in given.values())
+    return there and not said and not any(name.startswith(_RUNS) for name in os.environ)
+
+
+def answers_file() -> Path:
+    """Where the answers are kept."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(folder).expanduser() / "tinker-claw" / "start.toml"
+
+
+def begin(serve: Callable[[dict[str, Any]], int]) -> int:
+    """Ask, unless it was answered before, and start; returns the exit status.
+
+    Raises:
+        ConfigError: what was answered cannot be written, or started.
+    """
+    file = answers_file()
+    if file.is_file():
+        note(f"as answered before, in {file} (change it, or delete it to be asked again).")
+        return serve({CONFIG: str(file)})
+    try:
+        answers = _ask()
+    except EOFError:  # Ctrl-D
+        raise KeyboardInterrupt from None
+    if answers is None:
+        return demo(())
+    _remember(answers, file)
+    return serve({CONFIG: str(file)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    settings: Settings
+    key: str | None
+    """None: none is to be kept."""
+    openclaw: str | None
+    """What to write into its file: `provider`, or `primary`, too."""
+
+
+def _ask() -> _Answers | None:
+    """None: the demo."""
+    write(["Three questions, and it starts. Ctrl-C ends this, and nothing will have changed."])
+    while True:
+        place = _place()
+        if place == "demo":
+            return None
+        settings = load_given({"run__backend": place})
+        try:
+            key = _tinker(settings) if place == "tinker" else _local(settings)
+        except ConfigError as error:
+            write(["", str(error)])
+        else:
+            return _Answers(settings, key, _openclaw())
+
+
+def _place() -> str:
+    from local_gpu.plan.layout import visible
+
+    try:
+        gpus = visible()
+        seen = ", ".join(f"{gpu.total / 2**30:.0f} GiB" for gpu in gpus) or "none is seen here"
+    except ConfigError as error:
+        seen = str(error)
+    return _choose(
+        "Where is the model to run?",
+        {
+            "tinker": "at Tinker, Thinking Machines' service: needs a key, and costs money",
+            "local": f"on GPUs of this machine ({seen})",
+            "demo": "nowhere yet: show the demo, a tiny model that learns on this CPU",
+        },
+    )
+
+
+def _tinker(settings: Settings) -> str | None:
+    """A key that the service takes; None where the SDK finds one by itself.
+
+    Raises:
+        ConfigError: the service refuses the key, has no such model, or is not there.
+    """
+    from tinker_claw.backends.tinker.access import CONSOLE, source_of_key
+    from tinker_claw.backends.tinker.trainer import offered
+
+    key = None
+    if (found := source_of_key()) is not None:
+        write(["", f"The key: {found} has one; it is used, and kept nowhere else."])
+    else:
+        write(["", f"Your key of Tinker? {CONSOLE} makes one."])
+        key = getpass("It begins with tml- and is not shown as you type: ").strip()
+    asyncio.run(offered(settings, key=key))
+    return key
+
+
+def _local(settings: Settings) -> None:
+    """Raises ConfigError where there is nothing to run it on."""
+    from local_gpu.plan.layout import visible
+    from tinker_claw.backends.local import GET_VLLM, find_vllm
+    from tinker_claw.backends.open import check_backend
+
+    asyncio.run(check_backend(settings))
+    if not visible():
+        raise ConfigError(
+            "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or see the demo. What "
+            "fits GPUs that you do not have yet, `tinker-claw doctor --backend local "
+            "--gpu-memory-gb 80` says"
+        )
+    if find_vllm() is None:
+        slow = "so the gateway's own process samples, many times slower"
+        write(["", f"There is no vLLM here, {slow}. {GET_VLLM}"])
+
+
+def _openclaw() -> str | None:
+    """What to write of it: `provider`, `primary` or nothing."""
+    path = openclaw_file.usual_path()
+    try:
+        found = openclaw_file.read(path)
+    except ConfigError as error:
+        write(["", f"OpenClaw: {error}"])
+        return None
+    if found.was is None:
+        return None
+    answer = _choose(
+        f"OpenClaw found at {path}: write its provider? (A backup is made; the rest stays.)",
+        {
+            "provider": "yes, the provider; your agents keep their model",
+            "primary": "yes, and let your agents use it (agents.defaults.model.primary)",
+            "no": "no",
+        },
+    )
+    return None if answer == "no" else answer
+
+
+def _choose(question: str, choices: Mapping[str, str]) -> str:
+    """Ask until one of the numbers is given."""
+    keys = list(choices)
+    write(["", question, *(f"  {n}  {told}" for n, told in enumerate(choices.values(), 1))])
+    while True:
+        given = input(f"1 to {len(keys)}: ").strip()
+        if given.isdecimal() and 1 <= int(given) <= len(keys):
+            return keys[int(given) - 1]
+
+
+def _remember(answers: _Answers, file: Path) -> None:
+    """Raises ConfigError: something cannot be written."""
+    settings = answers.settings
+    write([""])
+    if answers.key is not None:
+        from tinker_claw.backends.tinker.access import keep
+
+        kept = keep(answers.key)
+        write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
+    with room_beside(file) as room:
+        (room / "new").write_text(_written(settings, file))
+        (room / "new").rename(file)
+    write([f"Kept your answers in {file}. The same start by hand:"])
+    write([f"    tinker-claw --config {file}"])
+    if answers.openclaw is not None:
+        from tinker_claw.cli.openclaw import OpenclawConfig
+
+        path, primary = openclaw_file.usual_path(), answers.openclaw == "primary"
+        try:
+            OpenclawConfig.of({CONFIG: str(file), "write": path, "primary": primary}).run()
+        except ConfigError as error:  # OpenClaw's trouble, not the gateway's
+            note(str(error))
+    write([f"Its page, once it serves: {url_of(settings)}/ui", ""])
+
+
+def _written(settings: Settings, file: Path) -> str:
+    run = settings.run
+    lines = [
+        f"# What was answered on {time.strftime('%Y-%m-%d')}. Change what you like, or delete the",
+        "# file, and `tinker-claw` asks again. The same start by hand:",
+        f"#     tinker-claw --config {file}",
+        "",
+        "[run]",
+        f"model_name = {json.dumps(run.model_name)}",
+        f"method = {json.dumps(run.method)}",
+        f"backend = {json.dumps(run.backend)}",
+        f"data_dir = {json.dumps(str(run.directory.absolute()))}",
+    ]
+    if run.backend == "tinker" and _can_keep_a_budget(settings):
+        told = "learning stops there, serving goes on: raise it, or leave it out"
+        lines += ["", "[spend]", f"budget_usd = {BUDGET_USD}  # {told}"]
+    return "\n".join(lines) + "\n"
+
+
+def _can_keep_a_budget(settings: Settings) -> bool:
+    """The price is known, which it is not of somebody's own server."""
+    from tinker_claw.billing.budget import check_budget, price_in_force
+
+    spend = settings.spend.model_copy(update={"budget_usd": BUDGET_USD})
+    wanted = settings.model_copy(update={"spend": spend})
+    try:
+        check_budget(wanted, price_in_force(wanted))
+    except ConfigError:
+        return False
+    return True
