@@ -92,10 +92,13 @@ class Progress:
 
     @property
     def behind(self) -> bool:
-        """A step has all its samples, and is not taken yet."""
+        """A step has all its samples, and is being taken.
+
+        A learner that waits although it has enough waits for other users: they have to talk.
+        """
         return (
             self.health is not None
-            and self.health.learner not in ("held", "failed")
+            and self.health.learner not in ("held", "failed", "waiting")
             and self.health.samples_waiting >= self.health.batch_size
         )
 

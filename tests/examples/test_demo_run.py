@@ -543,3 +543,16 @@ def test_ctrl_c_ends_the_server_too_and_shows_what_was_reached(tmp_path: Path) -
 def test_a_gauge_without_a_figure_is_passed_over() -> None:
     told = "# TYPE a gauge\na NaN\n# TYPE tinker_claw_hints counter\ntinker_claw_hints_total 3\n"
     assert figures_from(told).hints == 3
+
+
+@pytest.mark.parametrize(
+    ("learner", "waiting", "behind"),
+    [("training", 16, True), ("training", 15, False), ("waiting", 40, False), ("held", 40, False)],
+)
+def test_users_wait_for_a_step_and_not_for_a_learner_that_waits_for_users(
+    tmp_path: Path, learner: str, waiting: int, behind: bool
+) -> None:
+    """Of several users each has a share of a batch: one who is over it waits for the others."""
+    progress = Progress(Options(out=tmp_path))
+    progress.saw(Health("ok", 3, waiting, 16, learner, None))
+    assert progress.behind is behind

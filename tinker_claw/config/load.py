@@ -87,7 +87,7 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         ["--config", CONFIG],
         type=click.Path(),
         metavar="FILE",
-        help="a TOML file that sets any of them; a shipped one by its name alone (1x80GB)",
+        help="a TOML file of settings, or a shipped one (1x80GB)",
     )
     of_sections = (parameters(model, name, completions) for name, model in sections().items())
     return [file, *chain.from_iterable(of_sections)]
