@@ -294,6 +294,18 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
         assert len(world.turns()) == 1
 
 
+def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: Path) -> None:
+    """The service had the prompt in its cache, and says so when nobody waits any more."""
+    ledger = Ledger(tmp_path)
+    spending = Spending(PRICE, ledger.spend, Telemetry(None))
+    with spending.paying("judge") as account:
+        account.add(Usage(prefill=40))
+    account.add(Usage(prefill=-30, cached=30, sampled=5))
+    assert ledger.spend.total().usage == Usage(prefill=10, cached=30, sampled=5)
+    assert spending.spent_usd == ledger.spend.total().usd == 5
+    ledger.close()
+
+
 class Full(SpendTable):
     """The disk is full, until it is not."""
 
