@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
-from local_gpu.learn import passes
+from local_gpu.learn import memory, passes
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.memory import passes_in_memory
 from local_gpu.model.load import load_base, open_base
@@ -444,6 +444,18 @@ def test_model_that_does_not_say_how_wide_it_is_is_trained_all_the_same(
         with pytest.raises(ModelFileError, match="cannot be told from its config"):
             counted(base.module)
         LearningCore(LocalConfig(model="tiny", root=tmp_path), base)
+
+
+def test_files_that_a_container_has_read_take_nothing_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("100000\n")
+    (tmp_path / "memory.current").write_text("90000\n")
+    assert memory.free_bytes(torch.device("cpu")) == 10_000
+    stat = "anon 20000\ninactive_file 60000\nactive_file 5000\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert memory.free_bytes(torch.device("cpu")) == 75_000
 
 
 def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
