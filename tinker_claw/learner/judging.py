@@ -394,8 +394,8 @@ class Judging:
         not in time, holds nothing up."""
         if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
             return  # pressed before anything followed
-        if self._heard.trouble:
-            return  # one turn at a time asks, and it is one that needs an answer
+        if self._heard.trouble or not self._parts.spending.has_room_to_judge:
+            return  # that is left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):
             async with asyncio.timeout(CHECK_S), self._parts.spending.room_to_judge():
                 judgement = await self._answered(turn, state)
