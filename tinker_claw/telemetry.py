@@ -319,11 +319,15 @@ class Telemetry:
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
-        """Tokens that a service billed; without a price there are no dollars."""
+        """Tokens that a service billed; without a price there are no dollars.
+
+        A counter only rises, so what is taken back of an earlier bill stays in it: the ledger has
+        the exact sums.
+        """
         for kind, tokens in asdict(usage).items():
-            self._billed.labels(kind, purpose).inc(tokens)
+            self._billed.labels(kind, purpose).inc(max(0, tokens))
         if usd is not None:
-            self._usd.labels(purpose).inc(usd)
+            self._usd.labels(purpose).inc(max(0.0, usd))
 
     def verdict(
         self, *, turn: int, value: int | None, votes: tuple[int | None, ...], hints: int

@@ -10,6 +10,7 @@ the same order; only the first reads and writes files, and counts memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -39,7 +40,13 @@ from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
-from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError
+from tinker_claw.errors import (
+    BackendError,
+    ClawError,
+    ConfigError,
+    ModelFileError,
+    RequestError,
+)
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 T = TypeVar("T")
@@ -96,14 +103,15 @@ class LearningCore:
         )
         tokens = config.micro_batch_tokens
         if base.device.type == "cpu" and self._world.size == 1:
-            self._checkpointing, fitting = passes_in_memory(
-                counted(base.module),
-                free=free_bytes(base.device),
-                width=base.dtype.itemsize,
-                checkpointing=config.checkpointing,
-                context_tokens=context,
-            )
-            tokens = tokens or fitting
+            with suppress(ModelFileError):  # else as where memory is no worry
+                self._checkpointing, fitting = passes_in_memory(
+                    counted(base.module),
+                    free=free_bytes(base.device),
+                    width=base.dtype.itemsize,
+                    checkpointing=config.checkpointing,
+                    context_tokens=context,
+                )
+                tokens = tokens or fitting
         count = sum(p.numel() for p in base.module.parameters())
         adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
         self._facts = Facts(

@@ -24,6 +24,7 @@ _SHARE: Final = 0.5
 """Of what is free after loading; the rest is for samplers and for passes."""
 _UNSAID: Final = 8 << 30
 """Taken for what is free on a system that does not say."""
+_GROUP: Final = Path("/sys/fs/cgroup")
 _MIB: Final = 1 << 20
 
 
@@ -101,6 +102,10 @@ def _free_here() -> Iterator[int]:
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # no such group, or one without an end
-        group = Path("/sys/fs/cgroup")
-        most = int((group / "memory.max").read_text())
-        yield max(0, most - int((group / "memory.current").read_text()))
+        most, taken = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # What was read from files counts, and is dropped where room is wanted: the weights were.
+        with suppress(OSError):
+            for line in (_GROUP / "memory.stat").read_text().splitlines():
+                name, size = line.split()
+                taken -= int(size) if name in ("active_file", "inactive_file") else 0
+        yield max(0, most - taken)

@@ -72,7 +72,23 @@ def model_size(source: str) -> ModelSize:
 
 
 def counted(module: Any) -> ModelSize:
-    """Size up a transformers causal LM."""
+    """Size up a transformers causal LM.
+
+    Raises:
+        ModelFileError: its config.json does not say how wide its layers are, or of each another
+            width.
+    """
+    try:
+        return _counted(module)
+    except (AttributeError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        kind = module.config.model_type
+        raise ModelFileError(
+            f"What a model of the kind {kind} takes of memory cannot be told from its config.json. "
+            f"({(str(error) or type(error).__name__).splitlines()[0]})"
+        ) from error
+
+
+def _counted(module: Any) -> ModelSize:
     from torch import nn
 
     text = module.config.get_text_config()

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeSampler, FakeTrainer, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
-from tests.learner.test_loop import Says
+from tests.learner.test_loop import Says, world
 from tinker_claw.billing.budget import DAY_S, Budget, Spending
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.meter import bill
@@ -22,11 +23,13 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.judge.judge import Judge
+from tinker_claw.learner import judging
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, SpendTable
 from tinker_claw.methods import build
@@ -292,6 +295,40 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
             while world.ledger.spend.total().usage.prefill == total.prefill:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert len(world.turns()) == 1
+
+
+async def test_check_of_the_judge_waits_for_no_room_and_pauses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget has room for a step, and not for judging a turn beside it."""
+    monkeypatch.setattr(judging, "CHECKED", 1.0)
+    ahead: Any = SimpleNamespace(judge_turn=Usage(sampled=1), train_usd=3.0)
+
+    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
+        return Spending(PRICE, ledger.spend, telemetry, Budget(3.5, None, lambda: ahead))
+
+    async with world(tmp_path, method="binary", spending=spending, running=False) as w:
+        turn = w.turn("YES")
+        w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
+        task = asyncio.create_task(w.judging.run())
+        await w.settled()
+        task.cancel()
+        assert w.says.asked == 0
+        assert w.ledger.samples.waiting() == 1
+        async with asyncio.timeout(10), w.spending.room_to_step(Usage(trained=3)):
+            pass
+
+
+def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: Path) -> None:
+    """The service had the prompt in its cache, and says so when nobody waits any more."""
+    ledger = Ledger(tmp_path)
+    spending = Spending(PRICE, ledger.spend, Telemetry(None))
+    with spending.paying("judge") as account:
+        account.add(Usage(prefill=40))
+    account.add(Usage(prefill=-30, cached=30, sampled=5))
+    assert ledger.spend.total().usage == Usage(prefill=10, cached=30, sampled=5)
+    assert spending.spent_usd == ledger.spend.total().usd == 5
+    ledger.close()
 
 
 class Full(SpendTable):

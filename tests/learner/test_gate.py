@@ -240,6 +240,8 @@ class LosingTrainer(FakeTrainer):
         super().__init__(bills=bills)
         self.falls = falls
         self.slow = self.broken = 0
+        self.failures = 1000
+        """Of one that is broken."""
         self.sick_at: Tokens = ()
         self.sick: BackendError | None = None
         """Of whatever is asked with this prompt."""
@@ -263,7 +265,7 @@ class LosingTrainer(FakeTrainer):
             published.logprobs = _never  # type: ignore[method-assign]
         if number >= 0 and self.broken:
             self.broken -= 1
-            published.fail_logprobs = 1000
+            published.fail_logprobs = self.failures
         return published
 
 
@@ -452,6 +454,18 @@ async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
         assert w.policy.current.version.id == 0
         four(w)
         await w.version(1)
+
+
+async def test_version_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    """As where a server has only just loaded it."""
+    trainer = LosingTrainer(0.0)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        asked = gated(w.parts).questions()
+        trainer.broken, trainer.failures = 1, sum(len(q.replies) for q in asked)
+        four(w)
+        await w.version(1)
+        assert not any(errors(w))
+        assert not gated(w.parts).findings()
 
 
 async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:

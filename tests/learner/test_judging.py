@@ -21,13 +21,15 @@ from tinker_claw.errors import JudgeError
 from tinker_claw.learner import judging as judging_module
 from tinker_claw.learner.guard import Ruling, contradiction
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.scoring import HintScorer, Lesson
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Message, Verdict
+from tinker_claw.types import HintScores, Message, Verdict
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
@@ -312,6 +314,29 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
         assert w.ledger._db.one("SELECT reward FROM samples") == 1.0
 
 
+async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_nobody(
+    tmp_path: Path,
+) -> None:
+    room = asyncio.Event()
+
+    class Poor(Spending):
+        @asynccontextmanager
+        async def room_to_judge(self) -> AsyncGenerator[None]:
+            await room.wait()
+            yield
+
+    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
+        return Poor(Price(), ledger.spend, telemetry)
+
+    async with world(tmp_path, spending=spending) as w:
+        turn = w.turn("NO")
+        await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
+        w.ledger.forget(from_turn(turn))
+        room.set()
+        await w.until(lambda: not w.judging._in_hand)
+        assert w.says.asked == 0
+
+
 async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
     """By its number alone a set of 7 and 8 would begin with the 8."""
     asked = list[str]()
@@ -379,3 +404,27 @@ async def test_check_of_the_judge_holds_nothing_up(
         assert says.asked == 2
         assert w.ledger._db.one("SELECT COUNT(*) FROM samples WHERE reward = 1") == 2
         assert not w.ledger.judgements.opinions(10, 0)
+
+
+@pytest.mark.parametrize("trouble", [None, "it is down"])
+async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str | None
+) -> None:
+    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
+    taught = list[int]()
+    teach = HintScorer.teach
+
+    async def counted(self: HintScorer, lesson: Lesson, policy: Policy) -> HintScores | None:
+        taught.append(lesson.turn.id)
+        return await teach(self, lesson, policy)
+
+    monkeypatch.setattr(HintScorer, "teach", counted)
+    async with world(tmp_path, running=False) as w:
+        turn = w.turn("NO, HOW about less")
+        w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(-1.0, "say less"))
+        w.judging._heard.down = trouble
+        judging = asyncio.create_task(w.judging.run())
+        await w.settled()
+        judging.cancel()
+        assert taught == [turn]
+        assert w.ledger.judgements.asked(turn) == (trouble is None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from copy import copy
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,13 +25,15 @@ from local_reference import (
     warmed,
 )
 from safetensors.torch import load_file
+from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
-from local_gpu.learn import passes
+from local_gpu.learn import memory, passes
+from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.memory import passes_in_memory
-from local_gpu.model.load import load_base
+from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import clone
-from local_gpu.plan.memory import ModelSize
+from local_gpu.plan.memory import ModelSize, counted
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
@@ -422,6 +425,37 @@ async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_no
     finally:
         await later.aclose()
     assert again.logprobs == in_hand.logprobs
+
+
+def test_model_that_does_not_say_how_wide_it_is_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n has another width in each layer."""
+    of = PretrainedConfig.get_text_config
+
+    def unlike(self: PretrainedConfig, *args: Any, **more: Any) -> Any:
+        found = copy(of(self, *args, **more))
+        vars(found)["intermediate_size"] = [8, 16]
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PretrainedConfig, "get_text_config", unlike)
+        base = open_base(str(tiny_model(tmp_path)), device="cpu", dtype="float32", threads=None)
+        with pytest.raises(ModelFileError, match="cannot be told from its config"):
+            counted(base.module)
+        LearningCore(LocalConfig(model="tiny", root=tmp_path), base)
+
+
+def test_files_that_a_container_has_read_take_nothing_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("100000\n")
+    (tmp_path / "memory.current").write_text("90000\n")
+    assert memory.free_bytes(torch.device("cpu")) == 10_000
+    stat = "anon 20000\ninactive_file 60000\nactive_file 5000\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert memory.free_bytes(torch.device("cpu")) == 75_000
 
 
 def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:

@@ -201,6 +201,14 @@ class Spending:
         budget = self._budget
         return self._room(budget.forecast().judge_turn if budget else Usage(), then_a_step=True)
 
+    @property
+    def has_room_to_judge(self) -> bool:
+        """Whether there is that room now: a wait would pause all, also for what need not be."""
+        if self._budget is None:
+            return True
+        need = self._known(self._price.usd(self._budget.forecast().judge_turn))
+        return self._fits(need + self._step_usd())
+
     def room_to_teach(self, expected: Usage) -> AbstractAsyncContextManager[None]:
         """Wait until the budget has room for so many tokens, and for the step after them."""
         return self._room(expected, then_a_step=True)

@@ -131,7 +131,7 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
     if known.audit is not None:
         yield f"The auditor's verdict is {vote(known.audit)}."
     method = METHODS.get(run.names.get("method", ""))
-    asked = turn.source == "judge" or turn.votes
+    asked = turn.source == "judge"  # of the others it may not have been asked for one
     if asked and not known.hints and (method is None or Signal.HINT in method.needs):
         yield "The judge found no hint in it."
     used = known.teacher.hint if known.teacher else None

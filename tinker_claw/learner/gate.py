@@ -479,14 +479,19 @@ class Gate:
         answers: Answers = {}
         told = list[str]()
         try:
-            try:
-                answers = await heard(questions, candidate)
-            except (OutageError, _LateError):
-                raise
-            except BackendError as error:
-                # Where the one that serves can be asked, it is the weights.
-                await heard(questions, serving.sampler)
-                told.append(f"it does not answer: {error}")
+            for again in (False, True):
+                try:
+                    answers = await heard(questions, candidate)
+                    break
+                except (OutageError, _LateError):
+                    raise
+                except BackendError as error:
+                    # Where the one that serves can be asked, it is the weights, unless it passes: a
+                    # server has only just loaded them.
+                    if again:
+                        told.append(f"it does not answer: {error}")
+                    else:
+                        known = await heard(questions, serving.sampler) | known
             unknown = [q for q in questions if q.key not in known and q.key in answers]
             known |= await heard(unknown, serving.sampler)
         except OutageError:

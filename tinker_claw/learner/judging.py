@@ -356,6 +356,7 @@ class Judging:
             verdict = await self._ask(turn)
         elif self._is_checked(turn):
             await self._check_judge(turn)
+            verdict = judgements.verdict(turn_id) or verdict  # with the judge's votes
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
@@ -393,6 +394,8 @@ class Judging:
         not in time, holds nothing up."""
         if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
             return  # pressed before anything followed
+        if self._heard.trouble or not self._parts.spending.has_room_to_judge:
+            return  # that is left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):
             async with asyncio.timeout(CHECK_S), self._parts.spending.room_to_judge():
                 judgement = await self._answered(turn, state)
@@ -417,6 +420,7 @@ class Judging:
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
     async def _answered(self, turn: Turn, state: NextState) -> Judgement:
+        self._check(turn.id)  # there was a wait for the budget
         redact, began = self._redact, time.time()
         with (
             self._parts.health.backend.watching("judging"),
