@@ -78,10 +78,11 @@ WantedBy=default.target
 class Service(Command):
     """Let systemd start the gateway whenever you log in, and again when it fails.
 
-    `install` takes the flags of a start, and starts it with them from now on. What your environment
-    says of it, keys included, goes into a file that only you can read; where that file is there
-    already, it is left as it is. `show` prints the unit and changes nothing, `status` says how it
-    is, and `uninstall` ends it and leaves records and keys where they are.
+    `install` takes the flags of a start, and starts it with them from now on; without any it goes
+    by what was answered on a terminal. What your environment says of it, keys included, goes into
+    a file that only you can read; where that file is there already, it is left as it is. `show`
+    prints the unit and changes nothing, `status` says how it is, and `uninstall` ends it and
+    leaves records and keys where they are.
     """
 
     MORE: ClassVar[str] = (
