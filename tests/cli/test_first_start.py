@@ -7,6 +7,7 @@ says what is wrong and what to type or to change; an error that is none of ours 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import structlog
 
 from tests.processes import ROOT
 from tinker_claw.cli.main import main
@@ -492,6 +494,8 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Newcom
         at.holds.close()
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    structlog.reset_defaults()  # a start has let it write to a stream that is closed by now
+    logging.getLogger().handlers.clear()
 
 
 @pytest.mark.parametrize("name", TROUBLES)

@@ -138,8 +138,19 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
         assert len({*exam}) == experiment.questions
         assert not {*exam} & {one["question"] for one in scenario.questions}
     short, asks = experiment.scenarios["short"], experiment.scenarios["asks"]
-    assert short.accepts("It falls down.", short.questions[0])
-    for long in ("word " * 46, "- one\n- two", "1. one", "**Bold** one", "# A head", ""):
-        assert not short.accepts(long, short.questions[0])
-    assert asks.accepts("It falls down. Why do you ask?\n", asks.questions[0])
-    assert not asks.accepts("Why? It falls down.", asks.questions[0])
+    rice, plain = short.questions[0], "Rice is done in boiling water."
+    assert rice["answer"] == "rice"
+    assert short.accepts(plain, rice)
+    assert not short.accepts("It is done in boiling water.", rice), "what is?"
+    assert not short.accepts("RICE!", rice)
+    for bad in (
+        "rice " * 46,
+        f"- {plain}",
+        f"1. {plain}",
+        f"**So** {plain}",
+        f"# A head\n{plain}",
+        "",
+    ):
+        assert not short.accepts(bad, rice)
+    assert asks.accepts(f"{plain} Why do you ask?\n", rice)
+    assert not asks.accepts(f"Why? {plain}", rice)

@@ -271,7 +271,7 @@ def test_who_only_reads_an_older_ledger_leaves_it_as_it_is(
     Ledger(tmp_path).close()
     before = (tmp_path / FILE).read_bytes()
     become(monkeypatch, *LATER)
-    with pytest.raises(LedgerError, match=r"by an older release .* start run\.py with the flags"):
+    with pytest.raises(LedgerError, match=r"by an older release .* start it with the flags"):
         read_it(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == before
     assert not (tmp_path / COPY).exists()

@@ -74,7 +74,7 @@ def test_what_is_missing_for_four_bits_is_said_before_anything_is_loaded(tmp_pat
 @pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
 async def test_what_is_missing_for_four_bits_is_said_before_a_sampler_starts() -> None:
     flags = ("--backend", "local", "--model-name", "/m", "--base-quantization", "4bit")
-    with pytest.raises(ConfigError, match=r"bitsandbytes; .* pip install .* '.\[local,4bit\]'"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes: pip install .* '.\[local,4bit\]'"):
         await check_backend(load(flags))
 
 
