@@ -105,6 +105,18 @@ def test_the_unit_has_what_was_typed_and_no_secret(home: Home) -> None:
     assert sorted(home.path.iterdir()) == sorted([home.path / "bin", home.told, home.folder])
 
 
+def test_without_flags_it_goes_by_what_was_answered_before(home: Home) -> None:
+    answers = home.path / ".config" / "tinker-claw" / "start.toml"
+    answers.parent.mkdir(parents=True)
+    answers.write_text('[run]\nmodel_name = "demo"\nbackend = "local"\ndata_dir = "/srv/mine"\n')
+    for flags, typed in (((), [f"--config={answers}"]), (FLAGS[:2], ["--model-name=demo"])):
+        done = home.run("show", *flags)
+        assert done.returncode == 0, done.stderr
+        service = read(done.stdout)["Service"]
+        assert command(service["ExecStart"])[2:] == typed
+        assert ("/srv/mine" in words(service["ReadWritePaths"])) == (not flags)
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not there")
 def test_systemd_finds_nothing_wrong_with_the_unit(home: Home) -> None:
     done = home.run("install", *FLAGS)
@@ -120,17 +132,18 @@ def test_systemd_finds_nothing_wrong_with_the_unit(home: Home) -> None:
 
 
 def test_install_keeps_keys_from_others_and_tells_systemd(home: Home) -> None:
-    done = home.run("install", *FLAGS, TINKER_API_KEY=SECRET, TINKER_CLAW_TRAINING__BATCH_SIZE="4")
+    said = {"TINKER_CLAW_TRAINING__BATCH_SIZE": "4", "WANDB_API_KEY": "of a tracker"}
+    done = home.run("install", *FLAGS, TINKER_API_KEY=SECRET, **said)
     assert done.returncode == 0, done.stderr
-    assert "TINKER_API_KEY, TINKER_CLAW_TRAINING__BATCH_SIZE" in done.stdout
+    assert "TINKER_API_KEY, TINKER_CLAW_TRAINING__BATCH_SIZE, WANDB_API_KEY" in done.stdout
     assert stat.S_IMODE(home.keys.stat().st_mode) == 0o600
-    said = subprocess.run(
+    read_back = subprocess.run(
         ["sh", "-c", f". '{home.keys}'; printf %s \"$TINKER_API_KEY\""],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout == SECRET, "a shell reads such a line as systemd does"
+    assert read_back.stdout == SECRET, "a shell reads such a line as systemd does"
     told = home.told.read_text().splitlines()
     unit = "tinker-claw.service"
     assert told[-3:] == ["--user daemon-reload", f"--user enable {unit}", f"--user restart {unit}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -29,9 +30,10 @@ OPENCLAW = '{\n  // mine\n  "gateway": {"port": 18789},\n}\n'
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    (tmp_path / ".openclaw").mkdir()
-    (tmp_path / ".openclaw" / "openclaw.json").write_text(OPENCLAW)
-    return tmp_path
+    home = tmp_path / "crab-\N{CRAB}"
+    (home / ".openclaw").mkdir(parents=True)
+    (home / ".openclaw" / "openclaw.json").write_text(OPENCLAW)
+    return home
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -131,6 +133,24 @@ def test_openclaws_broken_file_is_named_and_left_alone(home: Path) -> None:
         assert seen.ended() == 2
     assert file.read_text() == "{"
     assert ".tinker/credentials.json" not in files(home)
+    told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
+    assert told["run"]["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
+
+
+@pytest.mark.parametrize("folder", ["~nobody-has-this-name", "/" + "x" * 300])
+def test_a_home_that_cannot_be_looked_into_is_a_sentence(home: Path, folder: str) -> None:
+    with started(home, XDG_CONFIG_HOME=folder) as seen:
+        seen.until(r"tinker-claw: answers cannot be kept in \S+ \(.*\): mend HOME or XDG_CONFIG")
+        assert seen.ended() == 2
+    assert "Traceback" not in seen.shown
+
+
+def test_with_its_streams_closed_nothing_is_asked(home: Path) -> None:
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(ROOT / "run.py")]
+    done = subprocess.run(
+        [*closed, "--batch-size=0"], env=environment(home), stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, "training.batch_size" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.slow

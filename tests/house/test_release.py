@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,13 @@ def context(folder: Path) -> Path:
             folder.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def test_docker_is_given_whatever_the_wheel_takes(tmp_path: Path) -> None:
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel, folder = hatch["targets"]["wheel"], context(tmp_path / "src")
+    paths = [*wheel["packages"], *wheel["force-include"]]
+    assert [path for path in paths if not (folder / path).exists()] == []
 
 
 _SYSTEM = ("/usr", "/etc", "/opt", "/bin", "/lib", "/lib64", "/sbin")

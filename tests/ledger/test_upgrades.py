@@ -128,6 +128,26 @@ def test_upgrades_that_were_made_are_not_made_again(
     assert version_of(tmp_path / COPY) == 2
 
 
+async def test_retention_that_is_stopped_half_way_leaves_no_copy_of_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old(tmp_path)
+    become(monkeypatch, *LATER)
+    ledger = Ledger(tmp_path)
+    assert await ledger.trim(0.0, None) == 0
+    assert (tmp_path / COPY).exists(), "nothing was old enough"
+
+    def stopped(*_: object) -> Any:
+        raise LedgerError("stopped before pages are overwritten")
+
+    monkeypatch.setattr("tinker_claw.ledger.ledger.trim", lambda *_: iter((1,)))  # one went
+    monkeypatch.setattr("tinker_claw.ledger.ledger.overwritten", stopped)
+    with pytest.raises(LedgerError, match="stopped"):
+        await ledger.trim(0.0, None)
+    assert not (tmp_path / COPY).exists()
+    ledger.close()
+
+
 DYING = """
 import os, signal, sqlite3, sys
 from pathlib import Path

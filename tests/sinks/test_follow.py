@@ -136,6 +136,16 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
     told.ledger.close()
 
 
+def test_of_what_a_library_has_printed_the_end_is_read_alone(tmp_path: Path) -> None:
+    output = tmp_path / "log"
+    output.touch()
+    assert reporting._last_line(output) == ""
+    with output.open("r+b") as printed:
+        printed.seek(1 << 40)  # no memory holds that
+        printed.write(b"\nOSError: the disk is full\n")
+    assert reporting._last_line(output) == "OSError: the disk is full"
+
+
 async def test_a_sink_that_hangs_is_killed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,10 @@ async def test_histograms_are_those_of_the_conventions(
 
 
 async def test_an_error_is_a_span_and_what_is_private_is_none(
-    tmp_path: Path, renderer: Renderer, collector: Collector
+    tmp_path: Path,
+    renderer: Renderer,
+    collector: Collector,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken = FakeSampler(Script(spell(renderer, "fine"), fail_after=0))
     async with traced(tmp_path, renderer, broken) as (world, _):
@@ -190,7 +193,10 @@ async def test_an_error_is_a_span_and_what_is_private_is_none(
         assert (await world.ask("hi", headers=private)).status_code == 200
         nonsense = {"traceparent": f"00-{SECRET}-{SECRET}-01", "tracestate": "=,=;" * 40}
         assert (await world.ask("hi there", headers=nonsense)).status_code == 200
-    failed, well = collector.spans
+        called = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": SECRET}
+        assert (await world.ask("hi you", headers=called)).status_code == 200
+    failed, well, _ = collector.spans
+    assert SECRET not in caplog.text, "the SDK repeats what it cannot read"
     assert failed.status.code == Status.STATUS_CODE_ERROR
     assert values(failed)["error.type"] == "SamplerError"
     assert well.status.code == Status.STATUS_CODE_UNSET

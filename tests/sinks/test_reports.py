@@ -48,6 +48,16 @@ def test_a_run_keeps_its_id_wherever_it_lies(tmp_path: Path) -> None:
     assert reports(tmp_path / "moved")[0].id == ids[0]
 
 
+def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.step(told.sampled("a", 1)[1])
+    before = reports(tmp_path)[0]
+    told.ledger.pin.to(1, half=True)
+    told.ledger.hold.because("the guard found something")
+    assert reports(tmp_path)[0] == before, "a tracker would begin a second run, with every step"
+    told.ledger.close()
+
+
 def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics: dict[str, Any] = {
         **{"reward_mean": None, "grad_norm": float("nan"), "rate": 1e-4, "told": SECRET},
@@ -94,5 +104,5 @@ def test_sinks_are_named_with_commas_and_known() -> None:
 
 def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGES, "wandb", "surely-nobody-has-this")
-    with pytest.raises(ConfigError, match=r"pip install 'tinker-claw\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[wandb\]'"):
         base.check_installed(("wandb",))

@@ -26,6 +26,8 @@ END_S: Final = 5.0
 """What a sink may take to end when the gateway stops; then it is killed."""
 _LONGEST: Final = 300
 """Characters of a failure in the log."""
+_TAIL: Final = 8192
+"""Bytes at the end of its output in which it stands."""
 
 
 async def report(name: str, directory: Path) -> None:
@@ -80,5 +82,7 @@ async def _end(name: str, process: Process) -> None:
 
 def _last_line(output: Path) -> str:
     """Of a failure, that is the error of Python's traceback."""
-    lines = output.read_text(errors="replace").strip().splitlines()
+    with output.open("rb") as printed:  # however much a library has printed there
+        printed.seek(max(0, output.stat().st_size - _TAIL))
+        lines = printed.read(_TAIL).decode(errors="replace").strip().splitlines()
     return lines[-1][:_LONGEST] if lines else ""

@@ -204,7 +204,7 @@ class Program(_Helped, click.Group):
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
             return 0
-        if start.nothing_said(given):
+        if start.can_ask() and start.nothing_said(given):
             return start.begin(serve)
         return serve(given)
 

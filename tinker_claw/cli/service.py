@@ -12,20 +12,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import click
 
 from tinker_claw.cli.common import Command, wrapped, write
+from tinker_claw.cli.start import answers_file, nothing_said
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import VARIABLES, flags
+from tinker_claw.config.load import CONFIG, VARIABLES, flags
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import is_locked
 
 UNIT = "tinker-claw.service"
 STOP_S = 70
 """A gateway ends after 55 s at the latest."""
-_CARRIED: Final = ("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES)
+_CARRIED: Final = (
+    *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES),
+    *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
+)
 """How variables begin that a start may have gone by, in whatever letters."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")
 """The service has these for itself, unless something lies there that it needs."""
@@ -74,10 +78,11 @@ WantedBy=default.target
 class Service(Command):
     """Let systemd start the gateway whenever you log in, and again when it fails.
 
-    `install` takes the flags of a start, and starts it with them from now on. What your environment
-    says of it, keys included, goes into a file that only you can read; where that file is there
-    already, it is left as it is. `show` prints the unit and changes nothing, `status` says how it
-    is, and `uninstall` ends it and leaves records and keys where they are.
+    `install` takes the flags of a start, and starts it with them from now on; without any it goes
+    by what was answered on a terminal. What your environment says of it, keys included, goes into
+    a file that only you can read; where that file is there already, it is left as it is. `show`
+    prints the unit and changes nothing, `status` says how it is, and `uninstall` ends it and
+    leaves records and keys where they are.
     """
 
     MORE: ClassVar[str] = (
@@ -86,6 +91,14 @@ class Service(Command):
     )
 
     do: Annotated[Literal["install", "show", "status", "uninstall"], WORD]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Where no flag is typed, a start goes by what was answered on a terminal."""
+        if nothing_said(given):
+            file, answered = answers_file()
+            given = {**given, CONFIG: str(file)} if answered else given
+        return super().of(given)
 
     def run(self) -> int:
         if self.do == "show":

@@ -50,16 +50,33 @@ def demo(words: Sequence[str]) -> int:
 
 
 def nothing_said(given: Mapping[str, Any]) -> bool:
-    """Somebody is there to ask, and neither a flag nor a variable says what is to run."""
-    there = sys.stdin.isatty() and sys.stdout.isatty()
-    said = any(value is not None for value in given.values())
-    return there and not said and not any(name.startswith(_RUNS) for name in os.environ)
+    """Neither a flag nor a variable says what is to run."""
+    said = any(value is not None for name, value in given.items() if "__" in name)
+    return not said and not any(name.startswith(_RUNS) for name in os.environ)
 
 
-def answers_file() -> Path:
-    """Where the answers are kept."""
+def can_ask() -> bool:
+    """Somebody is there."""
+    # A stream that was closed before the start is None.
+    return all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
+
+
+def answers_file() -> tuple[Path, bool]:
+    """Where the answers are kept, and whether there are any.
+
+    Raises:
+        ConfigError: there is no home, or it cannot be looked into.
+    """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(folder).expanduser() / "tinker-claw" / "start.toml"
+    try:
+        file = Path(folder).expanduser() / "tinker-claw" / "start.toml"
+        return file, file.is_file()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ConfigError(
+            f"answers cannot be kept in {folder} ({reason}): mend HOME or XDG_CONFIG_HOME, or say "
+            "what to run with flags (tinker-claw --help)"
+        ) from error
 
 
 def begin(serve: Callable[[dict[str, Any]], int]) -> int:
@@ -68,8 +85,8 @@ def begin(serve: Callable[[dict[str, Any]], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be written, or started.
     """
-    file = answers_file()
-    if file.is_file():
+    file, answered = answers_file()
+    if answered:
         note(f"as answered before, in {file} (change it, or delete it to be asked again).")
         return serve({CONFIG: str(file)})
     try:
@@ -203,7 +220,7 @@ def _remember(answers: _Answers, file: Path) -> None:
         kept = keep(answers.key)
         write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
     with room_beside(file) as room:
-        (room / "new").write_text(_written(settings, file))
+        (room / "new").write_text(_written(settings, file), encoding="utf-8")
         (room / "new").rename(file)
     write([f"Kept your answers in {file}. The same start by hand:"])
     write([f"    tinker-claw --config {file}"])
@@ -229,7 +246,7 @@ def _written(settings: Settings, file: Path) -> str:
         f"model_name = {json.dumps(run.model_name)}",
         f"method = {json.dumps(run.method)}",
         f"backend = {json.dumps(run.backend)}",
-        f"data_dir = {json.dumps(str(run.directory.absolute()))}",
+        f"data_dir = {json.dumps(str(run.directory.absolute()), ensure_ascii=False)}",
     ]
     if run.backend == "tinker" and _can_keep_a_budget(settings):
         told = "learning stops there, serving goes on: raise it, or leave it out"

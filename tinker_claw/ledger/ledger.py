@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Database, Rows, Writer, beside
+from tinker_claw.ledger.database import Database, Rows, Writer, beside, drop_copy
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
@@ -114,6 +114,8 @@ class Ledger:
         def work(writer: Writer) -> Iterator[int]:
             dropped = 0
             for some in trim(writer, before, most_bytes):
+                if some:  # before a pause, in which it may be stopped
+                    drop_copy(self.path)
                 dropped += some
                 yield some
             if dropped:

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Rows
+from tinker_claw.shipped import install
 
 FOLDER: Final = "sinks"
 """In the data directory: what sinks keep there, and what their libraries print."""
@@ -41,7 +42,7 @@ class Run:
     """Whose steps they are."""
 
     id: str
-    """The ledger's, always the same."""
+    """The ledger's, always the same: of what a run is bound to, and of when it began."""
     name: str
     """Of its data directory."""
     folder: Path
@@ -90,8 +91,7 @@ def check_installed(names: tuple[str, ...]) -> None:
             version(PACKAGES[name])
         except PackageNotFoundError as error:
             raise ConfigError(
-                f"--report-to {name} needs a package that is not installed: "
-                f"pip install 'tinker-claw[{name}]'"
+                f"--report-to {name} needs a package that is not installed: {install(name)}"
             ) from error
 
 
@@ -99,13 +99,14 @@ def read_run(rows: Rows) -> Run:
     """The run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
     known = {row[0]: row[1] for row in rows.rows("SELECT key, value FROM meta")}
+    config = {key: known[key] for key in keys if key in known}  # pins and holds come and go
     began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
     directory = rows.path.parent.absolute()
     return Run(
-        id=hashlib.sha256(f"{began} {known}".encode()).hexdigest()[:16],
+        id=hashlib.sha256(f"{began} {config}".encode()).hexdigest()[:16],
         name=directory.name,
         folder=directory / FOLDER,
-        config={key: known[key] for key in keys if key in known},
+        config=config,
     )
 
 

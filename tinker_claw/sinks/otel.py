@@ -57,6 +57,8 @@ class Traces:
 
         # Of every attempt that fails it has a line; that nothing was sent is an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
+        # It would repeat what a client has sent as tracestate.
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         resource, place = _resource(), urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
         self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
