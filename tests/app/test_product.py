@@ -59,7 +59,7 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         metrics = httpx.get(running.url.removesuffix("/v1") + "/metrics").text
         assert 'tinker_claw_steps_total{status="committed"} 1.0' in metrics
         page, turn = running.url.removesuffix("/v1") + "/ui", min(rows(data, TRAINED))[0]
-        assert "v1, 1 steps from the base" in httpx.get(page).text
+        assert "v1, 1 step from the base" in httpx.get(page).text
         shown = httpx.get(f"{page}/turns/{turn}").text
         assert re.search(r'class="(up|down)-[123]" title="[-+]', shown), "by its advantages"
         assert running.stop() == 0
