@@ -74,6 +74,8 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
         "SEARCH turns USING INTEGER PRIMARY KEY (rowid=?)",
         # What their users accepted later.
         "SEARCH later USING INDEX turns_by_session (session_id=? AND kind=? AND idx>?)",
+        # Which version began an episode, one turn of each.
+        "SEARCH turns USING INDEX turns_by_session (session_id=? AND kind=?)",
     }
 
 
