@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ def on_a_terminal(
 ) -> Iterator[Terminal]:
     """Start it there; killed at the end if it still runs."""
     handle, its = pty.openpty()
+    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         ["setsid", "--ctty", *command],  # so that Ctrl-C on this terminal reaches it
         cwd=folder,
@@ -74,6 +77,7 @@ def on_a_terminal(
         stdout=its,
         stderr=its,
     )
+    signal.signal(signal.SIGINT, before)
     os.close(its)
     try:
         yield Terminal(process, handle)
