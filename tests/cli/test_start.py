@@ -173,7 +173,7 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             kept = Path(seen.match[1])
             seen.until(rf"tinker-claw --config {kept}")
             seen.until(f"Its page, once it serves: {page}")
-            seen.until('"event": "serving"')
+            seen.until(r"\[info +\] serving")
             assert httpx.get(page).status_code == 200
             seen.types("\x03")
             assert seen.ended() == 0
@@ -193,7 +193,7 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
 
         with started(home, **there) as seen:
             seen.until(f"as answered before, in {kept}")
-            seen.until('"event": "serving"')
+            seen.until(r"\[info +\] serving")
             seen.types("\x03")
             assert seen.ended() == 0
         assert "1 to 3" not in seen.shown
