@@ -87,13 +87,18 @@ class Codex(Agent):
         """As docs/requests.md says."""
         (home / "workspace").mkdir(parents=True)
         (home / ".codex").mkdir()
+        # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
+        # it takes for a temporary folder, as all homes of tests are.
+        (home / "temporary").mkdir()
         (home / ".codex" / "config.toml").write_text(
             f'model = "{model}"\nmodel_provider = "tinker-claw"\nweb_search = "disabled"\n'
             f'[model_providers.tinker-claw]\nname = "tinker-claw"\nbase_url = "{base_url}"\n'
             'env_key = "TINKER_CLAW_KEY"\nwire_api = "responses"\n'
         )
         return cls(
-            installed(f"codex-{CODEX}", f"@openai/codex@{CODEX}"), home, {"TINKER_CLAW_KEY": key}
+            installed(f"codex-{CODEX}", f"@openai/codex@{CODEX}"),
+            home,
+            {"TINKER_CLAW_KEY": key, "TMPDIR": str(home / "temporary")},
         )
 
     def _command(self, message: str) -> list[str]:
