@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -467,6 +468,26 @@ async def test_overview_is_read_once_for_all_who_look(
         shown = await asyncio.gather(*(opened.get("") for _ in range(5)))
         assert {answer.status_code for answer in shown} == {200}
         assert len(times) == 1
+
+
+async def test_pages_are_made_one_after_the_other_with_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, really = list[tuple[float, float]](), read.read_turns
+
+    def slow(*args: Any) -> Any:
+        began = time.monotonic()
+        time.sleep(0.05)
+        found = really(*args)
+        spans.append((began, time.monotonic()))
+        return found
+
+    monkeypatch.setattr(read, "read_turns", slow)
+    async with page(tmp_path) as opened:
+        shown = await asyncio.gather(*(opened.get("/turns") for _ in range(3)))
+        assert {answer.status_code for answer in shown} == {200}
+    for (began, ended), (following, _) in pairwise(spans):
+        assert following - ended >= min(3 * (ended - began), 0.5) * 0.99
 
 
 async def test_long_list_of_versions_has_pages(tmp_path: Path) -> None:

@@ -55,8 +55,10 @@ _HEADERS: Final = {
 }
 _MOST_BYTES: Final = 4096
 """Of a form."""
-_AT_ONCE: Final = 2
-"""Readers of the ledger: whoever reloads in a hurry waits for themselves."""
+_PAUSE: Final = 3.0
+"""After a page, in the times that it took to make: whoever reloads in a hurry waits for
+themselves, and serving has the rest of the processor."""
+_LONGEST_PAUSE_S: Final = 0.5
 FRESH_S = 2.0
 """So long all who look are shown the same overview: its sums take a third of a second of a
 processor where there are 100,000 turns."""
@@ -133,8 +135,9 @@ def create_page(deps: PageDeps) -> list[Route]:
 class _Page:
     def __init__(self, deps: PageDeps) -> None:
         self._deps = deps
-        self._readers = asyncio.Semaphore(_AT_ONCE)
-        self._one_overview = asyncio.Lock()
+        self._one_page = asyncio.Lock()
+        self._next_at = 0.0
+        """When another page may be made."""
         self._seen: tuple[float, Record | None] = 0.0, None
         """When the figures of the overview were read, and what they were."""
         self._templates = Environment(
@@ -162,11 +165,24 @@ class _Page:
                         status=HTTPStatus.FORBIDDEN,
                         code="forbidden",
                     )
+                if request.method == "GET":
+                    return await self._in_turn(lambda: serve(request, visitor))
                 return await serve(request, visitor)
             except ClawError as error:
                 return self._failed(error, visitor)
 
         return Route(ROOT + key[1], answered, methods=[key[0]])
+
+    async def _in_turn(self, make: Callable[[], Awaitable[Response]]) -> Response:
+        """One page after the other, and a pause that each has earned."""
+        async with self._one_page:
+            await asyncio.sleep(self._next_at - monotonic())
+            began = monotonic()
+            try:
+                return await make()
+            finally:
+                ended = monotonic()
+                self._next_at = ended + min(_PAUSE * (ended - began), _LONGEST_PAUSE_S)
 
     def _refuse_others(self, request: Request) -> None:
         host, headers, deps = request.headers.get("host", ""), request.headers, self._deps
@@ -200,15 +216,14 @@ class _Page:
             with reading(self._deps.ledger) as ledger, ledger.moment():
                 return look(ledger)
 
-        async with self._readers:
-            try:
-                return await asyncio.to_thread(there)
-            except LedgerError as error:
-                log.error("page.unread", error=str(error))
-                raise RequestError(
-                    "The page cannot read the ledger at the moment; the gateway's log says why.",
-                    status=HTTPStatus.SERVICE_UNAVAILABLE,
-                ) from error
+        try:
+            return await asyncio.to_thread(there)
+        except LedgerError as error:
+            log.error("page.unread", error=str(error))
+            raise RequestError(
+                "The page cannot read the ledger at the moment; the gateway's log says why.",
+                status=HTTPStatus.SERVICE_UNAVAILABLE,
+            ) from error
 
     async def _form(self, request: Request) -> dict[str, str]:
         """The fields of a form that one of our pages has shown to this visitor."""
@@ -291,11 +306,10 @@ class _Page:
             health = {"status": self._deps.health()["status"]}
             return self._html("mine.html", visitor, health=health, turns=turns)
         training, health = self._deps.training, self._deps.health()
-        async with self._one_overview:
-            at, seen = self._seen
-            if seen is None or monotonic() - at >= FRESH_S:
-                seen = await self._read(lambda rows: read.read_overview(rows, training))
-                self._seen = monotonic(), seen
+        at, seen = self._seen
+        if seen is None or monotonic() - at >= FRESH_S:
+            seen = await self._read(lambda rows: read.read_overview(rows, training))
+            self._seen = monotonic(), seen
         return self._html("overview.html", visitor, health=health, seen=seen, gate_is=training.gate)
 
     async def turns(self, request: Request, visitor: Visitor) -> Response:
