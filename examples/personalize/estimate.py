@@ -59,7 +59,7 @@ def left(experiment: Experiment, out: Path, missing: Sequence[Run]) -> str:
     if step is None and experiment.served == "demo":
         step = DEMO_STEP_S
     if step is None:
-        return "a time that is not known before the first run has ended"
+        return "a time that is not known before a run has learned to its end"
     seconds = sum(
         DEMO_START_S
         + (0 if run.condition == TOLD else step * experiment.steps * len(experiment.cast(run)))
