@@ -46,4 +46,6 @@ USER 10001:10001
 
 FROM base AS gateway
 COPY --from=packages /venv /venv
+# Said, so that `docker run --tty` asks nothing.
+ENV TINKER_CLAW_RUN__BACKEND=tinker
 USER 10001:10001

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE_S = 400
@@ -48,6 +48,20 @@ class Terminal:
         while self._reads(deadline):
             pass
         return self.process.wait(timeout=PATIENCE_S)
+
+    def interrupted(self) -> int:
+        """Press Ctrl-C until it ends, as people do; the exit status. Python does not see one that
+        comes between a prompt and the read behind it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with suppress(OSError):  # nobody has the other end any more
+                self.types("\x03")
+            pressed = time.monotonic()
+            while self._reads(pressed + 5.0):
+                pass
+            if self.process.poll() is not None:
+                break
+        return self.process.wait(timeout=1.0)
 
     def _reads(self, deadline: float) -> bool:
         """Whether there was something; False: the program has ended, or is too slow."""

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any, TypeAlias
 
 from faults import App, Receive, Scope, Send, _body, _replay
@@ -135,3 +138,29 @@ def _is_json(headers: list[tuple[bytes, bytes]]) -> bool:
 def _with_length(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes, bytes]]:
     kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
     return [*kept, (b"content-length", str(len(body)).encode())]
+
+
+@contextmanager
+def answering(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
+    """The address of a server that says one status and one thing to everything, by the key alone:
+    it is no Tinker, or one whose account has something amiss."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, told = answer(self.headers.get("X-API-Key", ""))
+            body = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -6,23 +6,19 @@ Over real HTTP; where a server has to be strange, it is Python's own HTTP server
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from backends import CONTEXT
 from faults import Fault
 from tinker import TinkerError
-from tinker_dialects import Flattened, OtherPaths
+from tinker_dialects import Flattened, OtherPaths, answering
 from tinkers import KEY, NAME, served, settings, start_tinker
 
 from tests.ports import deaf_port
@@ -102,33 +98,9 @@ async def test_no_network_is_told_at_once() -> None:
     assert "no address" in await refusal(base_url="box:8000")
 
 
-class Strange(BaseHTTPRequestHandler):
-    status = 404
-    body: Any = "nothing here"
-
-    def answer(self) -> None:
-        body = json.dumps(self.body).encode()
-        self.send_response(self.status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = answer
-    do_POST = answer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def strange(status: int) -> Iterator[str]:
+def strange(status: int) -> AbstractContextManager[str]:
     """A server that answers everything with one status."""
-    answering = type("Answering", (Strange,), {"status": status})
-    with ThreadingHTTPServer(("127.0.0.1", 0), answering) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return answering(lambda _: (status, "nothing here"))
 
 
 async def test_web_server_that_is_not_tinker_is_told_apart() -> None:

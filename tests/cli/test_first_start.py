@@ -17,16 +17,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import structlog
 
 from tests.processes import ROOT
+from tests.tinker_dialects import answering
 from tinker_claw.cli.main import main
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.shipped import MODEL_DIR
@@ -450,31 +449,10 @@ def look_before_a_start(at: Newcomer) -> Sequence[str]:
     return ("log", "turns", *DEMO)
 
 
-@contextmanager
-def service(status: int) -> Iterator[str]:
+def service(status: int) -> AbstractContextManager[str]:
     """A service that answers so, and has one model."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = [{"model_name": "Qwen/Qwen3-8B", "max_context_length": 40960}]
-            body = json.dumps({"supported_models": known}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    known = {"model_name": "Qwen/Qwen3-8B", "max_context_length": 40960}
+    return answering(lambda _: (status, {"supported_models": [known]}))
 
 
 @pytest.fixture

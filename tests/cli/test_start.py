@@ -9,10 +9,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -20,6 +18,7 @@ import pytest
 from tests.ports import free_port
 from tests.processes import ROOT
 from tests.terminals import Terminal, on_a_terminal
+from tests.tinker_dialects import answering
 from tests.wire_servers import wire_process
 from tinker_claw.shipped import MODEL_DIR
 
@@ -38,7 +37,7 @@ def home(tmp_path: Path) -> Path:
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """A newcomer's, whose hub is what lies in their home."""
-    left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH")
+    left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     own = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return {**kept, **own, "TINKER_TELEMETRY": "0", **more}
@@ -51,31 +50,11 @@ def started(home: Path, **more: str) -> Iterator[Terminal]:
         yield terminal
 
 
-@contextmanager
-def service() -> Iterator[str]:
+def service() -> AbstractContextManager[str]:
     """Takes every key that begins with tml-a, and lists no model."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            known = self.headers.get("X-API-Key", "").startswith("tml-a")
-            body = b'{"supported_models": []}' if known else b"{}"
-            self.send_response(200 if known else 401)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return answering(
+        lambda key: (200, {"supported_models": []}) if key[:5] == "tml-a" else (401, {})
+    )
 
 
 def files(home: Path) -> Mapping[str, str]:
@@ -96,8 +75,7 @@ def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, 
         for answer in answered:
             seen.types(f"{answer}\r")
             seen.until("1 to 3: " if answer in ("2", KEY) else "not shown as you type: ")
-        seen.types("\x03")
-        assert seen.ended() == 130
+        assert seen.interrupted() == 130
     assert files(home) == before
     assert KEY not in seen.shown
     assert "Traceback" not in seen.shown
@@ -143,6 +121,13 @@ def test_a_home_that_cannot_be_looked_into_is_a_sentence(home: Path, folder: str
         seen.until(r"tinker-claw: answers cannot be kept in \S+ \(.*\): mend HOME or XDG_CONFIG")
         assert seen.ended() == 2
     assert "Traceback" not in seen.shown
+
+
+def test_where_ci_runs_it_nothing_is_asked(home: Path) -> None:
+    with started(home, CI="true", TINKER_CLAW_TRAINING__BATCH_SIZE="0") as seen:
+        seen.until("training.batch_size")
+        assert seen.ended() == 2
+    assert "1 to 3" not in seen.shown
 
 
 def test_with_its_streams_closed_nothing_is_asked(home: Path) -> None:
@@ -198,6 +183,19 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             assert seen.ended() == 0
         assert "1 to 3" not in seen.shown
         assert openclaw.read_text() == text
+
+        # Nobody has to be there again, and the other commands mean the same gateway.
+        away = {"env": environment(home, **there), "cwd": home, "text": True, "timeout": 300}
+        run_py = [sys.executable, str(ROOT / "run.py")]
+        looked = subprocess.run([*run_py, "versions"], stdout=subprocess.PIPE, **away)
+        assert (looked.returncode, "v0" in looked.stdout) == (0, True), looked.stdout
+        refused = subprocess.run(
+            run_py,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            **away | {"env": environment(home, TINKER_CLAW_TRAINING__BATCH_SIZE="0")},
+        )
+        assert f"as answered before, in {kept}" in refused.stderr
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def some(change: Callable[[int], Answer], keys: Sequence[str] = KEYS) -> dict[st
     ("worse", "told"),
     [
         (replace(WELL, likely=-1.2), "canaries are 0.20 nats less likely"),
-        (replace(WELL, ends=-0.2), "end 0.19 nats less surely"),
+        (replace(WELL, ends=-0.2), "end with 0.17 less probability"),
         (replace(WELL, tokens=40), "times as long"),
         (replace(WELL, tokens=5), "times shorter"),
         (replace(WELL, nats=0.6), "0.40 nats a token less decided"),
@@ -116,6 +116,8 @@ def test_loss_that_may_be_chance_is_none() -> None:
     before = some(lambda n: WELL)
     one_alone = some(lambda n: replace(WELL, likely=-6.0) if n == 0 else WELL)
     assert lost(one_alone, before) == [], "0.42 in the mean, all of it by one question of twelve"
+    seldom = [some(lambda n, ends=ends: replace(WELL, ends=ends)) for ends in (-1.8, -2.1)]
+    assert lost(seldom[1], seldom[0]) == [], "what is rarely done anyway: 0.17 and 0.12"
     few = dict(list(some(lambda n: replace(WELL, likely=-9.0)).items())[: FEWEST - 1])
     assert lost(few, before) == []
     assert lost(some(lambda n: replace(WELL, likely=None)), before) == []

@@ -8,6 +8,7 @@ choose parts of it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import textwrap
@@ -22,13 +23,15 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import load_given
-from tinker_claw.config.settings import DEFAULT_USER, Settings
+from tinker_claw.config.load import CONFIG, load_given
+from tinker_claw.config.settings import DEFAULT_USER, ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, is_locked
 from tinker_claw.ledger.ledger import Ledger
 
 # Commands
+
+_RUNS = f"{ENV_PREFIX}RUN__"
 
 
 class Command(BaseModel):
@@ -75,7 +78,42 @@ class Command(BaseModel):
         Raises:
             ConfigError: a setting is wrong.
         """
-        return load_given(self._given)
+        return load_given(as_answered(self._given))
+
+
+def nothing_said(given: Mapping[str, Any]) -> bool:
+    """Neither a flag nor a variable says what is to run."""
+    said = any(value is not None for name, value in given.items() if "__" in name)
+    return not said and not any(name.startswith(_RUNS) for name in os.environ)
+
+
+def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """These flags; where none is typed, what was answered on a terminal at the first start."""
+    if not nothing_said(given):
+        return given
+    try:
+        file, answered = answers_file()
+    except ConfigError:  # whoever has no home has answered nothing
+        return given
+    return {**given, CONFIG: str(file)} if answered else given
+
+
+def answers_file() -> tuple[Path, bool]:
+    """Where the answers are kept, and whether there are any.
+
+    Raises:
+        ConfigError: there is no home, or it cannot be looked into.
+    """
+    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    try:
+        file = Path(folder).expanduser() / "tinker-claw" / "start.toml"
+        return file, file.is_file()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ConfigError(
+            f"answers cannot be kept in {folder} ({reason}): mend HOME or XDG_CONFIG_HOME, or say "
+            "what to run with flags (tinker-claw --help)"
+        ) from error
 
 
 def _shown(model: type[BaseModel], name: str | int) -> str:

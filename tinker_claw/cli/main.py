@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import getdoc
 from typing import Annotated, Any, Literal
@@ -19,9 +19,9 @@ from click.shell_completion import get_completion_class, shell_complete
 from pydantic import Field
 
 from tinker_claw.cli import start
-from tinker_claw.cli.common import Command, note, write
+from tinker_claw.cli.common import Command, as_answered, note, nothing_said, write
 from tinker_claw.config.flags import WORD, parameters, section_of
-from tinker_claw.config.load import ELSEWHERE, flags, load_given
+from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
 from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_USAGE
 
 
-def serve(given: dict[str, Any]) -> int:
+def serve(given: Mapping[str, Any]) -> int:
     """What tinker-claw does without a command."""
     settings = load_given(given)
     import asyncio
@@ -204,9 +204,12 @@ class Program(_Helped, click.Group):
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
             return 0
-        if start.can_ask() and start.nothing_said(given):
+        known = as_answered(given)
+        if known is not given:
+            note(f"as answered before, in {known[CONFIG]} (delete it to be asked again).")
+        elif start.can_ask() and nothing_said(given):
             return start.begin(serve)
-        return serve(given)
+        return serve(known)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -12,14 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import click
 
-from tinker_claw.cli.common import Command, wrapped, write
-from tinker_claw.cli.start import answers_file, nothing_said
+from tinker_claw.cli.common import Command, as_answered, wrapped, write
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import CONFIG, VARIABLES, flags
+from tinker_claw.config.load import VARIABLES, flags
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import is_locked
 
@@ -92,14 +91,6 @@ class Service(Command):
 
     do: Annotated[Literal["install", "show", "status", "uninstall"], WORD]
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """Where no flag is typed, a start goes by what was answered on a terminal."""
-        if nothing_said(given):
-            file, answered = answers_file()
-            given = {**given, CONFIG: str(file)} if answered else given
-        return super().of(given)
-
     def run(self) -> int:
         if self.do == "show":
             write([self.unit().rstrip()])
@@ -119,7 +110,7 @@ class Service(Command):
                 raise ConfigError(f"systemd takes no folder with a name like {str(path)!r}")
         places = (Path(sys.executable), program, folder, *writable)
         shared = any(path.is_relative_to(tmp) for path in places for tmp in _TEMPORARY)
-        command = [sys.executable, str(program), *_typed(self._given)]
+        command = [sys.executable, str(program), *_typed(as_answered(self._given))]
         return _TEMPLATE.format(
             unit=UNIT,
             folder=_specified(str(folder)),

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.cli import openclaw_file
-from tinker_claw.cli.common import note, room_beside, url_of, write
+from tinker_claw.cli.common import answers_file, note, room_beside, url_of, write
 from tinker_claw.config.load import CONFIG, load_given
-from tinker_claw.config.settings import ENV_PREFIX, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import install, shipped
 
 BUDGET_USD = 5
 """Of a start at Tinker, whose owner has not yet seen what it costs."""
-_RUNS = f"{ENV_PREFIX}RUN__"
 _DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
 
 
@@ -49,46 +48,21 @@ def demo(words: Sequence[str]) -> int:
     return import_module("examples.demo.__main__").main(words)
 
 
-def nothing_said(given: Mapping[str, Any]) -> bool:
-    """Neither a flag nor a variable says what is to run."""
-    said = any(value is not None for name, value in given.items() if "__" in name)
-    return not said and not any(name.startswith(_RUNS) for name in os.environ)
-
-
 def can_ask() -> bool:
     """Somebody is there."""
+    if os.environ.get("CI"):  # some give a terminal that nobody sits at
+        return False
     # A stream that was closed before the start is None.
     return all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def answers_file() -> tuple[Path, bool]:
-    """Where the answers are kept, and whether there are any.
+def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
+    """Ask, and start; returns the exit status.
 
     Raises:
-        ConfigError: there is no home, or it cannot be looked into.
+        ConfigError: what was answered cannot be kept, or started.
     """
-    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    try:
-        file = Path(folder).expanduser() / "tinker-claw" / "start.toml"
-        return file, file.is_file()
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ConfigError(
-            f"answers cannot be kept in {folder} ({reason}): mend HOME or XDG_CONFIG_HOME, or say "
-            "what to run with flags (tinker-claw --help)"
-        ) from error
-
-
-def begin(serve: Callable[[dict[str, Any]], int]) -> int:
-    """Ask, unless it was answered before, and start; returns the exit status.
-
-    Raises:
-        ConfigError: what was answered cannot be written, or started.
-    """
-    file, answered = answers_file()
-    if answered:
-        note(f"as answered before, in {file} (change it, or delete it to be asked again).")
-        return serve({CONFIG: str(file)})
+    file, _ = answers_file()
     try:
         answers = _ask()
     except EOFError:  # Ctrl-D

@@ -257,6 +257,14 @@ def _fall(after: float | None, before: float | None) -> float | None:
     return max(-_MOST, min(_MOST, before - after))
 
 
+def _less_often(after: float | None, before: float | None) -> float | None:
+    """In probability: what a model rarely does it may do more rarely still, by chance, and the
+    logprob of that swings by much."""
+    if after is None or before is None:
+        return None
+    return math.exp(before) - math.exp(after)
+
+
 def _longer(before: Answer, after: Answer) -> float:
     return math.log((after.tokens + 1) / (before.tokens + 1))
 
@@ -281,11 +289,11 @@ FIGURES = (
     ),
     Figure(
         "stop",
-        lambda before, after: _fall(after.ends, before.ends),
+        lambda before, after: _less_often(after.ends, before.ends),
         (_CANARY, _OWN),
         step=0.1,
         window=_NEVER,
-        told="right replies end {lost:.2f} nats less surely",
+        told="right replies end with {lost:.2f} less probability",
     ),
     Figure(
         "length",
