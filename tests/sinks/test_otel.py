@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
 from tests.stories import SECRET, Told
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.sinks import otel
@@ -237,3 +237,9 @@ def test_a_step_is_a_span_and_sent_again_the_same_one(tmp_path: Path, collector:
     collector.status = 400
     with pytest.raises(ClawError, match="did not take"):
         otel.Opened(run).write(first)
+
+
+def test_a_variable_that_the_sdk_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "-1")
+    with pytest.raises(ConfigError, match=r"OTEL_BSP_\.\.\. \(schedule_delay_millis must be pos"):
+        otel.Traces("http://127.0.0.1:1")

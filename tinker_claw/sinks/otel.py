@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from cachetools import LRUCache
 
 import tinker_claw
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.sinks.base import Report, Run
 from tinker_claw.telemetry import Judged, Served
 
@@ -46,7 +46,11 @@ class Traces:
     """Spans and histograms of requests; see `telemetry.Traces`."""
 
     def __init__(self, url: str) -> None:
-        """`url`: where the gateway listens."""
+        """`url`: where the gateway listens.
+
+        Raises:
+            ConfigError: one of OpenTelemetry's variables has a value that its SDK refuses.
+        """
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.metrics import MeterProvider
@@ -64,7 +68,14 @@ class Traces:
         self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
         self._sender = TraceContextTextMapPropagator()
         self._tracing = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        try:
+            batches = BatchSpanProcessor(OTLPSpanExporter())
+        except ValueError as error:
+            raise ConfigError(
+                f"--report-to otel: OpenTelemetry's SDK refuses one of the variables OTEL_BSP_... "
+                f"({str(error).rstrip('.')}): mend it, or unset it"
+            ) from error
+        self._tracing.add_span_processor(batches)
         self._tracer = self._tracing.get_tracer("tinker_claw", tinker_claw.__version__)
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
         self._metering = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
