@@ -4,7 +4,7 @@ the fault of its turns."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -289,21 +289,21 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
         assert len(asked) < 20
 
 
-async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_question(
-    tmp_path: Path,
-) -> None:
-    room = asyncio.Event()
-
+def poor_until(room: asyncio.Event) -> Callable[[Ledger, Telemetry], Spending]:
     class Poor(Spending):
         @asynccontextmanager
         async def room_to_judge(self) -> AsyncGenerator[None]:
             await room.wait()
             yield
 
-    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        return Poor(Price(), ledger.spend, telemetry)
+    return lambda ledger, telemetry: Poor(Price(), ledger.spend, telemetry)
 
-    async with world(tmp_path, spending=spending) as w:
+
+async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_question(
+    tmp_path: Path,
+) -> None:
+    room = asyncio.Event()
+    async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
         await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
         given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
@@ -318,17 +318,7 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_
     tmp_path: Path,
 ) -> None:
     room = asyncio.Event()
-
-    class Poor(Spending):
-        @asynccontextmanager
-        async def room_to_judge(self) -> AsyncGenerator[None]:
-            await room.wait()
-            yield
-
-    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        return Poor(Price(), ledger.spend, telemetry)
-
-    async with world(tmp_path, spending=spending) as w:
+    async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
         await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
         w.ledger.forget(from_turn(turn))
