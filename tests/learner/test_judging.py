@@ -371,6 +371,7 @@ async def test_judge_is_asked_of_one_in_four_replies_that_the_user_has_judged(
         verdicts = [w.ledger.judgements.verdict(turn) for turn in turns]
         assert all(verdict and verdict.value == 1 for verdict in verdicts), "the user counts"
         assert not any(w.ledger.judgements.hints(turn) for turn in turns)
+        assert w.says.asked == len(opinions), "for a verdict, and for no hint that would be dropped"
 
 
 async def test_check_of_the_judge_holds_nothing_up(

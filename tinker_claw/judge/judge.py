@@ -119,16 +119,22 @@ class Judge:
         """So many are asked for, of one turn."""
         return self._m * (2 if self._hint_candidates else 1)
 
-    async def judge(self, request: str, reply: str, state: NextState) -> Judgement:
+    async def judge(
+        self, request: str, reply: str, state: NextState, *, hints: bool = True
+    ) -> Judgement:
         """Ask about one turn. What was accepted needs no hint, and what tools return gives none
         unless the settings say so: whoever can write a web page could write one.
+
+        Args:
+            hints: whether any are of use.
 
         Raises:
             JudgeError: no endpoint could be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
         verdict_prompt = verdict_messages(request, reply, state, self._prompts)
-        hears = self._hint_candidates and (state.role == "user" or self._hints_from == "any")
+        hears = hints and (state.role == "user" or self._hints_from == "any")
+        hears = hears and self._hint_candidates > 0
         hint_prompt = hint_messages(request, reply, state, self._prompts) if hears else None
         try:
             async with asyncio.TaskGroup() as group:

@@ -398,8 +398,7 @@ class Judging:
             return  # that is left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):
             async with asyncio.timeout(CHECK_S), self._parts.spending.room_to_judge():
-                judgement = await self._answered(turn, state)
-                self._record(turn.id, replace(judgement, hint_answers=(), hints=()))
+                self._record(turn.id, await self._answered(turn, state, hints=False))
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
@@ -414,12 +413,16 @@ class Judging:
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
+        said = judgement.verdict
+        self._parts.telemetry.verdict(
+            turn=turn.id, value=said.value, votes=said.votes, hints=len(judgement.hints)
+        )
         if judgement.unread is None:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
         # What was said outright meanwhile goes before it.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
-    async def _answered(self, turn: Turn, state: NextState) -> Judgement:
+    async def _answered(self, turn: Turn, state: NextState, *, hints: bool = True) -> Judgement:
         self._check(turn.id)  # there was a wait for the budget
         redact, began = self._redact, time.time()
         with (
@@ -430,6 +433,7 @@ class Judging:
                 redact(turn.request_text),
                 redact(turn.reply_text),
                 replace(state, text=redact(state.text)),
+                hints=hints,
             )
         if (traces := self._parts.telemetry.traces) is not None:
             said, seconds = judgement.verdict, time.time() - began
@@ -487,9 +491,6 @@ class Judging:
             audit_ballots=_ballots(
                 judgement.audit_answers, judgement.audit.votes if judgement.audit else (), redact
             ),
-        )
-        self._parts.telemetry.verdict(
-            turn=turn_id, value=verdict.value, votes=verdict.votes, hints=len(judgement.hints)
         )
 
     async def _taught(
