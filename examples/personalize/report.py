@@ -256,6 +256,7 @@ def _alarms(found: figures.Alarms) -> str:
         f"alarms: {sum(found.holds.values())} holds of learning"
         + (f" ({held})" if held else "")
         + f", and {found.refused} versions that the gate refused. "
+        + ("What a version had lost indeed counts as one, too. " if found.false else "")
         + warnings
     )
 

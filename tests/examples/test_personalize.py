@@ -519,8 +519,8 @@ def test_false_alarms_are_those_of_runs_in_which_nobody_lies(
     content = report.contents(tiny(), tmp_path, "")
     assert content["alarms"] == (
         f"In 400 steps of 2 honest runs there were {1 + refused} false alarms: 1 holds of learning "
-        f"(length 1), and {refused} versions that the gate refused. Steps before which there was a "
-        "warning: length 3."
+        f"(length 1), and {refused} versions that the gate refused. What a version had lost indeed "
+        "counts as one, too. Steps before which there was a warning: length 3."
     )
     report.write(tiny(), tmp_path, "")
     assert content["alarms"] in (tmp_path / report.PAGE).read_text()
