@@ -220,5 +220,5 @@ def bench_on(url: str, folder: Path, shape: Shape) -> Bench:
         url=url,
         renderer=Renderer.load(str(MODEL_DIR), "qwen3"),
         folder=folder,
-        cfg=Training(batch_size=shape.turns, opd_topk=4),
+        cfg=Training(batch_size=shape.turns, opd_topk=4, gate="off"),  # it would hold turns out
     )

@@ -17,7 +17,7 @@ from tests.talk import HELLO, rows
 @pytest.mark.slow
 def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with product(data) as running:
+    with product(data, "--gate=off") as running:  # it would hold out one of the sixteen
         place = running.url.removesuffix("/v1") + "/v1/feedback"
 
         def session(number: int) -> None:
