@@ -60,7 +60,7 @@ def service() -> AbstractContextManager[str]:
 def files(home: Path) -> Mapping[str, str]:
     """By their paths, but for what the hub and the shell's programs keep there."""
     found = (path for path in home.rglob("*") if path.is_file() and ".cache" not in path.parts)
-    return {str(path.relative_to(home)): path.read_text() for path in found}
+    return {str(path.relative_to(home)): path.read_text(errors="replace") for path in found}
 
 
 @pytest.mark.parametrize(
