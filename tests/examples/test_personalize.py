@@ -661,7 +661,11 @@ def test_time_and_cost_are_told_before_it_starts(tmp_path: Path) -> None:
     settings.write_text('[run]\nmodel_name = "Qwen/Qwen3-8B"\n')
     played = replaced(load(FOLDER / "real.toml"), config=settings)
     told = "\n".join(estimate.lines(played, tmp_path / "none", played.runs()))
-    for part in ("not known before the first run", "steps at about $", "plays the users is asked"):
+    for part in (
+        "not known before a run has learned",
+        "steps at about $",
+        "plays the users is asked",
+    ):
         assert part in told, told
     assert "scores is asked" in told
 

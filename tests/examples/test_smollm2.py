@@ -137,7 +137,7 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
         exam = scenario.exam(experiment.questions).questions()[: experiment.questions]
         assert len({*exam}) == experiment.questions
         assert not {*exam} & {one["question"] for one in scenario.questions}
-    short, asks = experiment.scenarios["short"], experiment.scenarios["asks"]
+    short, paragraph = (experiment.scenarios[name] for name in ("short", "paragraph"))
     rice, plain = short.questions[0], "Rice is done in boiling water."
     assert rice["answer"] == "rice"
     assert short.accepts(plain, rice)
@@ -152,5 +152,11 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
         "",
     ):
         assert not short.accepts(bad, rice)
-    assert asks.accepts(f"{plain} Why do you ask?\n", rice)
-    assert not asks.accepts(f"Why? {plain}", rice)
+    assert paragraph.accepts(f"{plain} " * 9 + "\n", rice), "however long"
+    for bad in (
+        f"{plain}\n\nEnjoy!",
+        f"- {plain}",
+        f"**So** {plain}",
+        "It is done in boiling water.",
+    ):
+        assert not paragraph.accepts(bad, rice)
